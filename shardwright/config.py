@@ -1,0 +1,44 @@
+"""Settings that cross layers: the options of a plan, limits, and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: The mesh name in emitted modules; nobody's own mesh may carry it (XLA aborts on a clash).
+MESH_NAME = "shardwright_mesh"
+
+#: custom-call target that `shardwright.annotate` lowers to. `backend_config` holds
+#: its pins as `dimension:axis` items joined by commas; `-` is "not split",
+#: `*` is "split somewhere": `0:data,1:-,2:*`.
+ANNOTATION_TARGET = "shardwright.annotate"
+
+#: Axes of a dimension, `True` for "split over some axis", `None` for "not split".
+Pin = str | tuple[str, ...] | bool | None
+
+#: Dimension → pin, for one tensor. A dimension left out is free.
+Pins = Mapping[int, Pin]
+
+#: The named strategies that `force=` accepts.
+FORCED_STRATEGIES = ("data", "tensor", "mixed", "fsdp", "replicated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What the user may ask of a plan; every default means "you decide".
+
+    mesh: sizes of one or two axes by name, in order (`{"data": 2, "model": 4}`); None searches.
+    force: one of `FORCED_STRATEGIES`, or pins by argument name (`{"params['wte']": {0: "model"}}`,
+        shell wildcards allowed).
+    argument_axes / output_axes: exact axes per dimension, by flat argument or output
+        number; how one program is planned to fit arrays that already lie on the servers.
+        They need `mesh`.
+    argument_names / output_names: pytree paths for messages and reports.
+    """
+
+    mesh: Mapping[str, int] | None = None
+    force: str | Mapping[str, Pins] | None = None
+    argument_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    output_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    argument_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()

@@ -1,0 +1,154 @@
+"""Every error that Shardwright raises on purpose.
+
+One flat family under `ShardwrightError`. An error says what is wrong, where
+(line, tensor, field, address) and what to do about it, and carries a stable
+`code` by which it crosses the wire and comes back as the same class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ShardwrightError(Exception):
+    """Base class: `message` says what, `where` says where, `remedy` says what to do."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, where: str = "", remedy: str = "") -> None:
+        self.message = message
+        self.where = where
+        self.remedy = remedy
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text}\n  remedy: {self.remedy}" if self.remedy else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.where, self.remedy))
+
+
+def _rebuild(cls: type[ShardwrightError], message: str, where: str, remedy: str) -> ShardwrightError:
+    return cls(message, where=where, remedy=remedy)
+
+
+class HloSyntaxError(ShardwrightError):
+    """HLO text that cannot be read; `where` is `line:column`, the message shows a caret."""
+
+    code = "hlo_syntax"
+
+
+class UnsupportedProgramError(ShardwrightError):
+    """The user's function holds something that cannot travel to a server (a host callback, …)."""
+
+    code = "unsupported_program"
+
+
+class OptionError(ShardwrightError):
+    """An option has a wrong value, or names a feature that this version does not have."""
+
+    code = "option"
+
+
+class AnnotationError(ShardwrightError):
+    """A pin on a tensor that cannot hold; names the tensor, its shape, its line and why."""
+
+    code = "annotation"
+
+
+class PlanError(ShardwrightError):
+    """No plan could be made, or a plan file does not fit the program it is used with."""
+
+    code = "plan"
+
+
+class PlanCheckError(PlanError):
+    """The plan checker found a plan that breaks a rule: a defect of ours, never run."""
+
+    code = "plan_check"
+
+
+class ClusterConfigError(ShardwrightError):
+    """A cluster file that is missing, malformed, unsafe, or differs between nodes."""
+
+    code = "cluster_config"
+
+
+class CompilationError(ShardwrightError):
+    """XLA refused the planned program."""
+
+    code = "compilation"
+
+
+class CompilationAbortedError(CompilationError):
+    """XLA ended its process while compiling the planned program; only a child died."""
+
+    code = "compilation_aborted"
+
+
+class PlatformError(ShardwrightError):
+    """The installed jax/jaxlib lacks something that Shardwright needs."""
+
+    code = "platform"
+
+
+class ServerUnavailableError(ShardwrightError):
+    """The server cannot be reached, or went away."""
+
+    code = "server_unavailable"
+
+
+class AuthenticationError(ShardwrightError):
+    """The server refused the token or the certificate."""
+
+    code = "authentication"
+
+
+class DeadlineError(ShardwrightError):
+    """A call did not finish within its deadline."""
+
+    code = "deadline"
+
+
+class SessionError(ShardwrightError):
+    """The session is unknown, closed, or was lost together with its arrays."""
+
+    code = "session"
+
+
+class ArrayError(ShardwrightError):
+    """A remote array that does not exist: released, donated, or never written."""
+
+    code = "array"
+
+
+class WorkerLostError(ShardwrightError):
+    """A worker died or left; its share of the session's arrays is gone."""
+
+    code = "worker_lost"
+
+
+class ResourceLimitError(ShardwrightError):
+    """A message, a program or a session exceeds a limit of the server."""
+
+    code = "resource_limit"
+
+
+class ExecutionError(ShardwrightError):
+    """A step failed while it ran on the workers."""
+
+    code = "execution"
+
+
+class InternalError(ShardwrightError):
+    """A defect of Shardwright; the message holds what a bug report needs."""
+
+    code = "internal"
+
+
+def _family(cls: type[ShardwrightError]) -> list[type[ShardwrightError]]:
+    return [cls, *(member for child in cls.__subclasses__() for member in _family(child))]
+
+
+ERRORS_BY_CODE: dict[str, type[ShardwrightError]] = {cls.code: cls for cls in _family(ShardwrightError)}

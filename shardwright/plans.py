@@ -1,0 +1,301 @@
+"""The Plan: how each tensor of a program is laid out over a mesh, and what that costs.
+
+Frozen data, produced by the planner, checked by `planner.verify`, put into
+StableHLO by `xla.emit`, dispatched by the server. It holds, per instruction,
+the sharding of every operand **as used** and of every result, because XLA
+needs both to do what was meant (a constraint on the result alone does not fix
+how an operation is computed).
+
+Units: bytes and seconds, in the names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from shardwright.errors import PlanError
+
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding
+
+#: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
+PLAN_FORMAT = "1.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """One axis of the device mesh: its name and its number of devices."""
+
+    name: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise PlanError(f"mesh axis name {self.name!r} is not an identifier")
+        if self.size < 1:
+            raise PlanError(f"mesh axis {self.name!r} has size {self.size}; sizes start at 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Devices laid out row-major over named axes: the last axis varies fastest."""
+
+    axes: tuple[MeshAxis, ...]
+
+    def __post_init__(self) -> None:
+        names = [axis.name for axis in self.axes]
+        if len(set(names)) != len(names):
+            raise PlanError(f"mesh axis names repeat: {', '.join(names)}")
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Mesh:
+        return cls(axes=tuple(MeshAxis(name=name, size=size) for name, size in sizes.items()))
+
+    @property
+    def device_count(self) -> int:
+        return prod(axis.size for axis in self.axes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {axis.name: axis.size for axis in self.axes}
+
+    def size(self, names: tuple[str, ...]) -> int:
+        """Devices along the named axes together."""
+        sizes = self.sizes
+        return prod(sizes[name] for name in names)
+
+    def __str__(self) -> str:
+        return " × ".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSharding:
+    """The axes each dimension of one array is split over, major first.
+
+    `unreduced` names axes over which the value is still a partial sum.
+    An axis appears at most once in `dims` and `unreduced` together.
+    """
+
+    dims: tuple[tuple[str, ...], ...]
+    unreduced: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        used = [axis for dim in self.dims for axis in dim] + list(self.unreduced)
+        if len(set(used)) != len(used):
+            raise PlanError(f"a mesh axis is used twice in sharding {self}")
+
+    @classmethod
+    def replicated(cls, rank: int) -> TensorSharding:
+        return cls(((),) * rank)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that split a dimension."""
+        return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def is_replicated(self) -> bool:
+        return not self.unreduced and not any(self.dims)
+
+    def shard_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+        """Dimensions of one device's shard, in elements, rounded up where uneven."""
+        return tuple(-(-size // mesh.size(axes)) for size, axes in zip(shape, self.dims, strict=True))
+
+    def __str__(self) -> str:
+        dims = ", ".join("·".join(dim) if dim else "-" for dim in self.dims)
+        return f"[{dims}]" + (f" partial over {'·'.join(self.unreduced)}" if self.unreduced else "")
+
+
+#: Shardings of a value's array leaves, depth first (one for an array, several for a tuple).
+ValueSharding = tuple[TensorSharding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionPlan:
+    """How one instruction is computed.
+
+    operands: sharding of each operand as this instruction uses it.
+    result: sharding of its result.
+    partial: axes the local results are summed (or max-ed, …) over to give `result`;
+        an all-reduce, or a reduce-scatter where `result` is split over the axis.
+    reason: why it is replicated, where no rule allows more; else empty.
+    """
+
+    computation: str
+    name: str
+    opcode: str
+    operands: tuple[ValueSharding, ...]
+    result: ValueSharding
+    partial: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariablePlan:
+    """A parameter or an output leaf of the program, as it is stored between steps.
+
+    `stored_shape` is `shape` with every dimension padded up to a multiple of the
+    devices it is split over; the program sees the logical part only.
+    `alias` is the output leaf (of a parameter) or the parameter (of an output)
+    that shares the buffer, or None.
+    """
+
+    number: int
+    name: str
+    element_type: str
+    shape: tuple[int, ...]
+    sharding: TensorSharding
+    stored_shape: tuple[int, ...]
+    alias: int | None = None
+
+    @property
+    def is_padded(self) -> bool:
+        return self.shape != self.stored_shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCollective:
+    """A collective the plan expects XLA to insert.
+
+    kind: all-reduce, all-gather, reduce-scatter, all-to-all or collective-permute.
+    instruction: the instruction whose result or operand makes it necessary.
+    cause: in words, e.g. `partial sum of dot.5` or `mul.3 wants operand 0 as [data, -]`.
+    payload_bytes: bytes of the full array of one device group (an all-gather's result,
+        an all-reduce's operand), once.
+    wire_bytes: bytes one device puts on the wire, once (ring algorithm).
+    count: executions a step (trip counts of loops multiplied in).
+    time_s: seconds a step, all executions.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    instruction: str
+    cause: str
+    payload_bytes: int
+    wire_bytes: int
+    count: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSummary:
+    """Predicted seconds of one step, and the certified lower bound of the search.
+
+    `bound_scope` says which objective and which choices the bound covers.
+    """
+
+    compute_s: float
+    communication_s: float
+    lower_bound_s: float
+    bound_scope: str
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.communication_s
+
+    @property
+    def gap(self) -> float:
+        """(plan − bound) / plan; 0 is proven optimal within the scope."""
+        return max(0.0, 1.0 - self.lower_bound_s / self.step_s) if self.step_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySummary:
+    """Predicted bytes on one device: the peak is arguments + outputs not aliased + temporaries."""
+
+    arguments_bytes: int
+    outputs_bytes: int  # not aliased to an argument
+    temporaries_bytes: int  # peak of live intermediate values
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.arguments_bytes + self.outputs_bytes + self.temporaries_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A mesh the search priced: seconds a step, or why it was left out."""
+
+    mesh: Mesh
+    step_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checked parallelization of one HLO module over one mesh.
+
+    Made by `shardwright.plan` or a server. `hlo_text` travels beside the JSON
+    (it may be absent in a plan read back without it; `emit` then needs it).
+    """
+
+    module_name: str
+    hlo_sha256: str
+    mesh: Mesh
+    hardware: str  # name of the hardware profile the costs come from
+    origin: str  # "search", or "forced: data", …
+    instructions: tuple[InstructionPlan, ...]
+    parameters: tuple[VariablePlan, ...]
+    outputs: tuple[VariablePlan, ...]
+    collectives: tuple[PlannedCollective, ...]
+    cost: CostSummary
+    memory: MemorySummary
+    candidates: tuple[Candidate, ...] = ()
+    notes: tuple[str, ...] = ()
+    planning_s: float = 0.0
+    hlo_text: str | None = field(default=None, compare=False, repr=False)
+
+    # ---- serialization -------------------------------------------------
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The plan as JSON (schema: docs/plan-schema.json); without the HLO text."""
+        from shardwright.plan_json import encode
+
+        return json.dumps(encode(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str, *, hlo_text: str | None = None) -> Plan:
+        """Read `to_json`'s text; raises PlanError naming the field that is wrong,
+        or that `hlo_text` is not the program the plan was made for."""
+        from shardwright.plan_json import decode
+
+        return decode(text, hlo_text)
+
+    # ---- what a user does with a plan ----------------------------------
+    def explain(self) -> str:
+        """A report for people: layout per tensor, collectives, bytes, memory, candidates."""
+        from shardwright.report.text import explain_plan
+
+        return explain_plan(self)
+
+    def emit(self) -> str:
+        """StableHLO with Shardy constraints: compiles anywhere, without Shardwright.
+
+        Raises PlanError where the HLO text is absent.
+        """
+        from shardwright.xla import emit_stablehlo
+
+        return emit_stablehlo(self.require_hlo(), self)
+
+    def shardings(self, devices: Any = None) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+        """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`),
+        for the user's own `jax.jit`. Raises PlanError where too few devices are there."""
+        from shardwright.xla import named_shardings
+
+        return named_shardings(self, devices)
+
+    def require_hlo(self) -> str:
+        if self.hlo_text is None:
+            raise PlanError(
+                f"the plan of {self.module_name} came without its HLO text",
+                remedy="pass hlo_text= to Plan.from_json, or --hlo FILE on the command line",
+            )
+        return self.hlo_text
+
+    def as_dict(self) -> dict[str, Any]:
+        from shardwright.plan_json import encode
+
+        return encode(self)

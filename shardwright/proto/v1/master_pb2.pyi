@@ -1,0 +1,366 @@
+from shardwright.proto.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("client_version",)
+    CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    client_version: str
+    def __init__(self, client_version: _Optional[str] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("index", "data_address", "first_device", "device_count")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    data_address: str
+    first_device: int
+    device_count: int
+    def __init__(self, index: _Optional[int] = ..., data_address: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ...) -> None: ...
+
+class OpenSessionReply(_message.Message):
+    __slots__ = ("session_id", "server_version", "cluster_name", "platform", "nodes", "chunk_bytes", "jax_version")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    server_version: str
+    cluster_name: str
+    platform: str
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    chunk_bytes: int
+    jax_version: str
+    def __init__(self, session_id: _Optional[str] = ..., server_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., chunk_bytes: _Optional[int] = ..., jax_version: _Optional[str] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class CloseSessionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UploadProgramRequest(_message.Message):
+    __slots__ = ("session_id", "chunk")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    chunk: bytes
+    def __init__(self, session_id: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class UploadProgramReply(_message.Message):
+    __slots__ = ("program_id",)
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    program_id: str
+    def __init__(self, program_id: _Optional[str] = ...) -> None: ...
+
+class PinnedLayout(_message.Message):
+    __slots__ = ("number", "dimensions")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    dimensions: _containers.RepeatedCompositeFieldContainer[_common_pb2.DimensionAxes]
+    def __init__(self, number: _Optional[int] = ..., dimensions: _Optional[_Iterable[_Union[_common_pb2.DimensionAxes, _Mapping]]] = ...) -> None: ...
+
+class ForcedPin(_message.Message):
+    __slots__ = ("name_pattern", "dimension", "axes")
+    NAME_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    DIMENSION_FIELD_NUMBER: _ClassVar[int]
+    AXES_FIELD_NUMBER: _ClassVar[int]
+    name_pattern: str
+    dimension: int
+    axes: str
+    def __init__(self, name_pattern: _Optional[str] = ..., dimension: _Optional[int] = ..., axes: _Optional[str] = ...) -> None: ...
+
+class PlanProgramRequest(_message.Message):
+    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    FORCED_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    FORCED_PINS_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENT_LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENT_NAMES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_NAMES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    program_id: str
+    mesh: _containers.RepeatedCompositeFieldContainer[_common_pb2.MeshAxis]
+    forced_strategy: str
+    forced_pins: _containers.RepeatedCompositeFieldContainer[ForcedPin]
+    argument_layouts: _containers.RepeatedCompositeFieldContainer[PinnedLayout]
+    output_layouts: _containers.RepeatedCompositeFieldContainer[PinnedLayout]
+    argument_names: _containers.RepeatedScalarFieldContainer[str]
+    output_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PlanProgress(_message.Message):
+    __slots__ = ("phase", "detail", "incumbent_s", "lower_bound_s", "elapsed_s")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    INCUMBENT_S_FIELD_NUMBER: _ClassVar[int]
+    LOWER_BOUND_S_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    detail: str
+    incumbent_s: float
+    lower_bound_s: float
+    elapsed_s: float
+    def __init__(self, phase: _Optional[str] = ..., detail: _Optional[str] = ..., incumbent_s: _Optional[float] = ..., lower_bound_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ...) -> None: ...
+
+class PlanResult(_message.Message):
+    __slots__ = ("plan_id",)
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    plan_id: str
+    def __init__(self, plan_id: _Optional[str] = ...) -> None: ...
+
+class PlanProgramReply(_message.Message):
+    __slots__ = ("progress", "result", "plan_chunk")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    progress: PlanProgress
+    result: PlanResult
+    plan_chunk: bytes
+    def __init__(self, progress: _Optional[_Union[PlanProgress, _Mapping]] = ..., result: _Optional[_Union[PlanResult, _Mapping]] = ..., plan_chunk: _Optional[bytes] = ...) -> None: ...
+
+class LoadPlanRequest(_message.Message):
+    __slots__ = ("session_id", "plan_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    plan_id: str
+    def __init__(self, session_id: _Optional[str] = ..., plan_id: _Optional[str] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("phase", "elapsed_s")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    elapsed_s: float
+    def __init__(self, phase: _Optional[str] = ..., elapsed_s: _Optional[float] = ...) -> None: ...
+
+class ObservedCollective(_message.Message):
+    __slots__ = ("kind", "payload_bytes", "wire_bytes", "group_size", "group_count", "executions", "instruction", "op_name", "groups")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    OP_NAME_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    payload_bytes: int
+    wire_bytes: int
+    group_size: int
+    group_count: int
+    executions: int
+    instruction: str
+    op_name: str
+    groups: str
+    def __init__(self, kind: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., group_size: _Optional[int] = ..., group_count: _Optional[int] = ..., executions: _Optional[int] = ..., instruction: _Optional[str] = ..., op_name: _Optional[str] = ..., groups: _Optional[str] = ...) -> None: ...
+
+class LoadResult(_message.Message):
+    __slots__ = ("executable_id", "collectives", "arguments_bytes", "outputs_bytes", "temporaries_bytes", "aliased_bytes", "compile_s")
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPORARIES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALIASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_S_FIELD_NUMBER: _ClassVar[int]
+    executable_id: str
+    collectives: _containers.RepeatedCompositeFieldContainer[ObservedCollective]
+    arguments_bytes: int
+    outputs_bytes: int
+    temporaries_bytes: int
+    aliased_bytes: int
+    compile_s: float
+    def __init__(self, executable_id: _Optional[str] = ..., collectives: _Optional[_Iterable[_Union[ObservedCollective, _Mapping]]] = ..., arguments_bytes: _Optional[int] = ..., outputs_bytes: _Optional[int] = ..., temporaries_bytes: _Optional[int] = ..., aliased_bytes: _Optional[int] = ..., compile_s: _Optional[float] = ...) -> None: ...
+
+class LoadPlanReply(_message.Message):
+    __slots__ = ("progress", "result")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    progress: LoadProgress
+    result: LoadResult
+    def __init__(self, progress: _Optional[_Union[LoadProgress, _Mapping]] = ..., result: _Optional[_Union[LoadResult, _Mapping]] = ...) -> None: ...
+
+class InlineArray(_message.Message):
+    __slots__ = ("array_id", "layout", "data")
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    array_id: int
+    layout: _common_pb2.ArrayLayout
+    data: bytes
+    def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class RunStepsRequest(_message.Message):
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    INLINE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    READ_BACK_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    executable_id: str
+    arguments: _containers.RepeatedScalarFieldContainer[int]
+    outputs: _containers.RepeatedScalarFieldContainer[int]
+    inline_arguments: _containers.RepeatedCompositeFieldContainer[InlineArray]
+    released: _containers.RepeatedScalarFieldContainer[int]
+    read_back: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReadBack(_message.Message):
+    __slots__ = ("array_id", "type", "data")
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    array_id: int
+    type: _common_pb2.ArrayType
+    data: bytes
+    def __init__(self, array_id: _Optional[int] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class RunStepsReply(_message.Message):
+    __slots__ = ("number", "error", "values", "run_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: _common_pb2.Error
+    values: _containers.RepeatedCompositeFieldContainer[ReadBack]
+    run_s: float
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ...) -> None: ...
+
+class ReleaseArraysRequest(_message.Message):
+    __slots__ = ("session_id", "array_ids")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    array_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReleaseArraysReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnloadPlanRequest(_message.Message):
+    __slots__ = ("session_id", "executable_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    executable_id: str
+    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ...) -> None: ...
+
+class UnloadPlanReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node", "state", "generation", "detail")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    state: str
+    generation: int
+    detail: str
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("session_id", "last_step", "array_count", "array_bytes", "executable_count")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    last_step: int
+    array_count: int
+    array_bytes: int
+    executable_count: int
+    def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions")
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    server_version: str
+    jax_version: str
+    cluster_name: str
+    platform: str
+    state: str
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    def __init__(self, server_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ...) -> None: ...
+
+class PutArrayHeader(_message.Message):
+    __slots__ = ("session_id", "array_id", "layout", "devices")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    array_id: int
+    layout: _common_pb2.ArrayLayout
+    devices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., devices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PutArrayRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PutArrayHeader
+    chunk: bytes
+    def __init__(self, header: _Optional[_Union[PutArrayHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class PutArrayReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchArrayRequest(_message.Message):
+    __slots__ = ("session_id", "array_id", "devices")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    array_id: int
+    devices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., array_id: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchArrayReply(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,227 @@
+from shardwright.proto.v1 import common_pb2 as _common_pb2
+from shardwright.proto.v1 import master_pb2 as _master_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DaemonHello(_message.Message):
+    __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address")
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_HASH_FIELD_NUMBER: _ClassVar[int]
+    SHARDWRIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_index: int
+    cluster_hash: str
+    shardwright_version: str
+    jax_version: str
+    coordinator_address: str
+    def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
+
+class ExecutorExited(_message.Message):
+    __slots__ = ("generation", "exit_code", "last_lines")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    LAST_LINES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    exit_code: int
+    last_lines: str
+    def __init__(self, generation: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_lines: _Optional[str] = ...) -> None: ...
+
+class SupervisorEvent(_message.Message):
+    __slots__ = ("hello", "exited", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    EXITED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: DaemonHello
+    exited: ExecutorExited
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[DaemonHello, _Mapping]] = ..., exited: _Optional[_Union[ExecutorExited, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StartExecutor(_message.Message):
+    __slots__ = ("generation", "coordinator_address", "process_count", "process_id")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    coordinator_address: str
+    process_count: int
+    process_id: int
+    def __init__(self, generation: _Optional[int] = ..., coordinator_address: _Optional[str] = ..., process_count: _Optional[int] = ..., process_id: _Optional[int] = ...) -> None: ...
+
+class StopExecutor(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class Shutdown(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class SupervisorCommand(_message.Message):
+    __slots__ = ("start", "stop", "refused", "shutdown", "heartbeat")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    start: StartExecutor
+    stop: StopExecutor
+    refused: Refused
+    shutdown: Shutdown
+    heartbeat: Heartbeat
+    def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class ExecutorHello(_message.Message):
+    __slots__ = ("node_index", "generation", "data_address", "device_count", "platform", "device_kind", "device_memory_bytes")
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_KIND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    node_index: int
+    generation: int
+    data_address: str
+    device_count: int
+    platform: str
+    device_kind: str
+    device_memory_bytes: int
+    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., platform: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class CommandDone(_message.Message):
+    __slots__ = ("sequence", "error", "values", "run_s")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    error: _common_pb2.Error
+    values: _containers.RepeatedCompositeFieldContainer[_master_pb2.ReadBack]
+    run_s: float
+    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ...) -> None: ...
+
+class ExecutorEvent(_message.Message):
+    __slots__ = ("hello", "done", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: ExecutorHello
+    done: CommandDone
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class OpenWorkerSession(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class CloseWorkerSession(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ProgramChunk(_message.Message):
+    __slots__ = ("executable_id", "chunk")
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    executable_id: str
+    chunk: bytes
+    def __init__(self, executable_id: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class LoadProgram(_message.Message):
+    __slots__ = ("session_id", "executable_id", "is_serialized", "arguments", "outputs", "donated")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_SERIALIZED_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    DONATED_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    executable_id: str
+    is_serialized: bool
+    arguments: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    donated: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class UnloadProgram(_message.Message):
+    __slots__ = ("session_id", "executable_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    executable_id: str
+    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ...) -> None: ...
+
+class RunStep(_message.Message):
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    INLINE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    READ_BACK_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    executable_id: str
+    arguments: _containers.RepeatedScalarFieldContainer[int]
+    outputs: _containers.RepeatedScalarFieldContainer[int]
+    inline_arguments: _containers.RepeatedCompositeFieldContainer[_master_pb2.InlineArray]
+    released: _containers.RepeatedScalarFieldContainer[int]
+    read_back: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[_master_pb2.InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReleaseWorkerArrays(_message.Message):
+    __slots__ = ("session_id", "array_ids")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    array_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExecutorCommand(_message.Message):
+    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "shutdown", "heartbeat")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    open: OpenWorkerSession
+    close: CloseWorkerSession
+    chunk: ProgramChunk
+    load: LoadProgram
+    unload: UnloadProgram
+    run: RunStep
+    release: ReleaseWorkerArrays
+    shutdown: Shutdown
+    heartbeat: Heartbeat
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
