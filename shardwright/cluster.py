@@ -1,0 +1,412 @@
+"""The cluster file: which machines take part, their devices, and the links between them.
+
+The known shape is `{"master": {"ip", "port", "gpu_ids"}, "workers": [{…}, …]}`;
+everything else is optional (`cluster.schema.json` documents each key). Task 0 is
+the master and a worker too, unless `"coordinator_only": true`. A node with neither
+`gpu_ids` nor `platform` runs CPU devices.
+
+Units: bytes, seconds. No JAX here: a cluster is described without being touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import ClusterConfigError
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+#: Hardware profile of a platform where the file names none.
+DEFAULT_HARDWARE = {"cpu": "cpu", "cuda": "a100", "tpu": "v5e"}
+
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Speed of a link between two devices, one way."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float | None = None  # None: the hardware profile's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """What protects a cluster's ports: PEM files of this node, and the authority that signed them."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    @property
+    def has_tls(self) -> bool:
+        return self.certificate is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """One machine: task `index` (0 is the master) and the devices it contributes.
+
+    port: the control port; 0 in an embedded cluster means "any free one".
+    data_port: the port that arrays travel through; None means "any free one".
+    device_count: 0 for a master that only coordinates.
+    """
+
+    index: int
+    ip: str
+    port: int
+    data_port: int | None = None
+    device_count: int
+    gpu_ids: tuple[int, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """`ip:port`, an IPv6 address in brackets."""
+        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.ip)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A validated cluster; devices are numbered node by node, in task order.
+
+    memory_bytes_per_device, intra_node, inter_node: None means the hardware profile's.
+    """
+
+    name: str
+    nodes: tuple[ClusterNode, ...]
+    platform: str = "cpu"
+    hardware: str = "cpu"
+    memory_bytes_per_device: int | None = None
+    intra_node: Link | None = None
+    inter_node: Link | None = None
+    security: Security | None = None
+    insecure: bool = False
+    token: str | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read a cluster file. Raises ClusterConfigError with file, field, problem and remedy in one line."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise _error(path, "the file does not exist", "see cluster_configs/ for examples") from None
+        except UnicodeDecodeError:
+            raise _error(path, "the file is not UTF-8 text", "save it as UTF-8 JSON") from None
+        except OSError as error:
+            raise _error(path, f"the file cannot be read ({error.strerror})", "check path and permissions") from None
+        return cls.from_json(text, source=str(path), directory=path.parent)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "cluster file", directory: Path | None = None) -> Cluster:
+        """Read a cluster from JSON text; paths inside it are relative to `directory`."""
+        return _read(_parse_json(text, source), source, directory or Path())
+
+    @classmethod
+    def local(cls, devices: int = 8) -> Cluster:
+        """One CPU node on loopback, on ports that are free when it starts: the embedded server's cluster."""
+        if isinstance(devices, bool) or devices < 1:
+            raise ClusterConfigError(f"a cluster needs at least one device, not {devices}", remedy="pass devices=8")
+        return cls(name="local", nodes=(ClusterNode(index=0, ip="127.0.0.1", port=0, device_count=devices),))
+
+    @property
+    def master(self) -> ClusterNode:
+        return self.nodes[0]
+
+    @property
+    def workers(self) -> tuple[ClusterNode, ...]:
+        """The nodes that contribute devices, in task order."""
+        return tuple(node for node in self.nodes if node.device_count)
+
+    @property
+    def device_count(self) -> int:
+        return sum(node.device_count for node in self.nodes)
+
+    @property
+    def is_loopback(self) -> bool:
+        return all(node.is_loopback for node in self.nodes)
+
+    @cached_property
+    def device_nodes(self) -> tuple[int, ...]:
+        """Per device, in order, the task that owns it."""
+        return tuple(node.index for node in self.nodes for _ in range(node.device_count))
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 (hex) of what the file means, not of how it is written.
+
+        Nodes compare it when they join. A token counts through its own hash; certificates
+        do not count, because each node has its own.
+        """
+        meaning = self.describe()
+        del meaning["name"]
+        meaning["token"] = hashlib.sha256(self.token.encode()).hexdigest() if self.token else None
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """The cluster as JSON-able data, without secrets."""
+
+        def link(speed: Link | None) -> dict[str, float | None] | None:
+            if speed is None:
+                return None
+            return {"bandwidth_bytes_per_s": speed.bandwidth_bytes_per_s, "latency_s": speed.latency_s}
+
+        return {
+            "name": self.name,
+            "platform": self.platform,
+            "hardware": self.hardware,
+            "device_count": self.device_count,
+            "memory_bytes_per_device": self.memory_bytes_per_device,
+            "links": {"intra_node": link(self.intra_node), "inter_node": link(self.inter_node)},
+            "insecure": self.insecure,
+            "tls": self.security is not None and self.security.has_tls,
+            "nodes": [
+                {
+                    "task": node.index,
+                    "ip": node.ip,
+                    "port": node.port,
+                    "data_port": node.data_port,
+                    "device_count": node.device_count,
+                    "gpu_ids": list(node.gpu_ids),
+                }
+                for node in self.nodes
+            ],
+        }
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address only reaches this machine: 127.0.0.0/8, ::1 or localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+# ---- reading -----------------------------------------------------------
+
+
+def _error(source: str | Path, message: str, remedy: str, *, field: str = "") -> ClusterConfigError:
+    return ClusterConfigError(message, where=f"{source}: {field}" if field else str(source), remedy=remedy)
+
+
+def _parse_json(text: str, source: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise _error(source, f"key {key!r} appears twice in one object", "keep one of them")
+        return dict(pairs)
+
+    try:
+        data = json.loads(text, object_pairs_hook=unique)
+    except (json.JSONDecodeError, RecursionError) as error:
+        where = f"{source}:{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else source
+        what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise _error(where, f"not valid JSON: {what}", "mend the JSON there") from None
+    if not isinstance(data, dict):
+        raise _error(source, f"expected a JSON object, found {type(data).__name__}", 'start with {"master": …')
+    return data
+
+
+def _read(data: dict[str, Any], source: str, directory: Path) -> Cluster:
+    from shardwright.cluster_schema import check_schema
+
+    check_schema(data, source)
+    platform = _platform(data, source)
+    nodes = _nodes(data, source, platform)
+    _check_addresses(data, nodes, source)
+    token, security = _security(data, source, directory)
+    _check_protection(nodes, token, security, data.get("insecure", False), source)
+    links = data.get("links", {})
+    return Cluster(
+        name=data.get("name", Path(source).stem),
+        nodes=nodes,
+        platform=platform,
+        hardware=data.get("hardware", DEFAULT_HARDWARE[platform]),
+        memory_bytes_per_device=_memory_bytes(data, source),
+        intra_node=_link(links.get("intra_node")),
+        inter_node=_link(links.get("inter_node")),
+        security=security,
+        insecure=data.get("insecure", False),
+        token=token,
+    )
+
+
+def _field(index: int) -> str:
+    return "master" if index == 0 else f"workers[{index - 1}]"
+
+
+def _contributing(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    """(task, node object) of the nodes that contribute devices."""
+    first = [] if data.get("coordinator_only") else [(0, data["master"])]
+    return first + list(enumerate(data.get("workers", []), start=1))
+
+
+def _platform(data: Mapping[str, Any], source: str) -> str:
+    """The one platform of all nodes that contribute devices."""
+    contributing = _contributing(data)
+    if not contributing:
+        raise _error(
+            source,
+            "no node contributes a device: the master only coordinates and there are no workers",
+            "add workers, or drop coordinator_only",
+            field="coordinator_only",
+        )
+    default = data.get("platform")
+    found: dict[str, int] = {}
+    for index, node in contributing:
+        platform = node.get("platform") or default or ("cuda" if node.get("gpu_ids") else "cpu")
+        found.setdefault(platform, index)
+    if len(found) > 1:
+        kinds = ", ".join(f"{platform} at {_field(index)}" for platform, index in found.items())
+        raise _error(source, f"the nodes run different platforms ({kinds})", "use one platform in one cluster file")
+    return next(iter(found))
+
+
+def _nodes(data: Mapping[str, Any], source: str, platform: str) -> tuple[ClusterNode, ...]:
+    return tuple(
+        _node(index, node, source, platform, contributes=index > 0 or not data.get("coordinator_only", False))
+        for index, node in enumerate([data["master"], *data.get("workers", [])])
+    )
+
+
+def _node(index: int, node: Mapping[str, Any], source: str, platform: str, *, contributes: bool) -> ClusterNode:
+    field = _field(index)
+    gpu_ids = tuple(node.get("gpu_ids", ()))
+    devices = node.get("devices")
+    if platform == "cuda":
+        if contributes and not gpu_ids:
+            raise _error(source, "a CUDA node needs its GPUs", 'add "gpu_ids": [0, …]', field=f"{field}.gpu_ids")
+        if devices is not None and devices != len(gpu_ids):
+            problem = f"devices is {devices}, but gpu_ids names {len(gpu_ids)}"
+            raise _error(source, problem, "drop devices: gpu_ids says it", field=f"{field}.devices")
+        count = len(gpu_ids)
+    else:
+        if gpu_ids and contributes:
+            problem = f"gpu_ids on a node with platform {platform}"
+            raise _error(source, problem, 'drop gpu_ids, or set "platform": "cuda"', field=f"{field}.gpu_ids")
+        if platform == "tpu" and contributes and devices is None:
+            raise _error(source, "a TPU node needs its chip count", 'add "devices": 8', field=f"{field}.devices")
+        count = devices or 1
+    return ClusterNode(
+        index=index,
+        ip=node["ip"],
+        port=node["port"],
+        data_port=node.get("data_port"),
+        device_count=count if contributes else 0,
+        gpu_ids=gpu_ids if contributes else (),
+    )
+
+
+def _check_addresses(data: Mapping[str, Any], nodes: tuple[ClusterNode, ...], source: str) -> None:
+    """Every address is one that others can dial, and no two ports of a machine are the same."""
+    taken: dict[tuple[str, int], str] = {}
+    for node in nodes:
+        field = _field(node.index)
+        _check_host(node.ip, source, f"{field}.ip")
+        host = "loopback" if node.ip.lower() in ("localhost", "127.0.0.1", "::1") else node.ip.lower()
+        for key, port in (("port", node.port), ("data_port", node.data_port)):
+            if port is None:
+                continue
+            other = taken.setdefault((host, port), f"{field}.{key}")
+            if other != f"{field}.{key}":
+                problem = f"{node.ip}:{port} is already taken by {other}"
+                raise _error(source, problem, "give each node of a machine its own port", field=f"{field}.{key}")
+        if node.is_loopback != nodes[0].is_loopback:
+            problem = f"{node.ip} and the master's {nodes[0].ip} cannot reach each other: one of them is loopback"
+            raise _error(source, problem, "give both an address of the same network", field=f"{field}.ip")
+
+
+def _check_host(host: str, source: str, field: str) -> None:
+    try:
+        unspecified = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        looks_numeric = re.fullmatch(r"[0-9.]+", host) is not None
+        if looks_numeric or not _HOST_NAME.fullmatch(host):
+            problem = f"{host!r} is neither an IP address nor a host name"
+            raise _error(source, problem, "write the address only; the port has its own key", field=field) from None
+        return
+    if unspecified:
+        problem = f"{host} is not an address that other nodes can dial"
+        raise _error(source, problem, "write the address that the others reach this machine by", field=field)
+
+
+def _security(data: Mapping[str, Any], source: str, directory: Path) -> tuple[str | None, Security | None]:
+    keys = data.get("security")
+    if keys is None:
+        return None, None
+    if "token" in keys and "token_file" in keys:
+        raise _error(source, "both token and token_file are given", "keep one of them", field="security")
+    if ("certificate" in keys) != ("key" in keys):
+        missing = "key" if "certificate" in keys else "certificate"
+        problem = "certificate and key belong together"
+        raise _error(source, problem, f"add security.{missing}", field=f"security.{missing}")
+    if "ca" in keys and "certificate" not in keys:
+        raise _error(source, "a ca without certificate and key", "add both, or drop ca", field="security.ca")
+    token = keys.get("token")
+    if "token_file" in keys:
+        token = _read_token(directory / keys["token_file"], source)
+    paths = {key: directory / keys[key] for key in ("certificate", "key", "ca") if key in keys}
+    return token, Security(**paths)
+
+
+def _read_token(path: Path, source: str) -> str:
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'})"
+        raise _error(
+            source, problem, "create it on every node, with the same token", field="security.token_file"
+        ) from None
+    if not token:
+        raise _error(source, f"{path} is empty", "put the shared token into it", field="security.token_file")
+    return token
+
+
+def _check_protection(
+    nodes: tuple[ClusterNode, ...], token: str | None, security: Security | None, insecure: bool, source: str
+) -> None:
+    """Ports that other machines can reach need TLS and a token, or the user's word that they do not."""
+    if insecure:
+        return
+    open_node = next((node for node in nodes if not node.is_loopback), None)
+    if open_node is None or (security is not None and security.has_tls and token):
+        return
+    missing = "security.token" if security is not None and security.has_tls else "security.certificate and security.key"
+    problem = f"{open_node.ip} is reachable from other machines, but the file has no {missing}"
+    remedy = 'add security {"token_file", "certificate", "key"}, or set "insecure": true on a network you trust'
+    raise _error(source, problem, remedy, field=f"{_field(open_node.index)}.ip")
+
+
+def _memory_bytes(data: Mapping[str, Any], source: str) -> int | None:
+    if "memory_bytes" in data and "memory_gib" in data:
+        problem = "both memory_bytes and memory_gib are given"
+        raise _error(source, problem, "keep one of them", field="memory_gib")
+    if "memory_gib" in data:
+        return int(data["memory_gib"] * 2**30)
+    memory: int | None = data.get("memory_bytes")
+    return memory
+
+
+def _link(data: Mapping[str, float] | None) -> Link | None:
+    if data is None:
+        return None
+    latency_us = data.get("latency_us")
+    return Link(
+        bandwidth_bytes_per_s=data["bandwidth_gb_per_s"] * 1e9,
+        latency_s=None if latency_us is None else latency_us * 1e-6,
+    )

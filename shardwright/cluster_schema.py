@@ -1,0 +1,101 @@
+"""Checks a cluster file against `cluster.schema.json` and words each finding for its reader."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import ClusterConfigError
+
+_SCHEMA_PATH = Path(__file__).with_name("cluster.schema.json")
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON schema of cluster files."""
+    loaded: dict[str, Any] = json.loads(_SCHEMA_PATH.read_text(encoding="utf-8"))
+    return loaded
+
+
+def check_schema(data: Mapping[str, Any], source: str) -> None:
+    """Raise ClusterConfigError for the first key or value that the schema does not allow."""
+    from jsonschema import Draft202012Validator
+
+    findings = sorted(Draft202012Validator(schema()).iter_errors(data), key=lambda error: [str(p) for p in error.path])
+    if not findings:
+        return
+    finding = findings[0]
+    path = _field_path(finding.absolute_path)
+    message, remedy, key = _words(finding)
+    field = ".".join(part for part in (path, key) if part)
+    raise ClusterConfigError(message, where=f"{source}: {field}" if field else source, remedy=remedy)
+
+
+def _field_path(parts: Iterable[str | int]) -> str:
+    """`workers[1].port` for ("workers", 1, "port")."""
+    path = ""
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _words(finding: Any) -> tuple[str, str, str]:
+    """(what is wrong, what to do, the key to add to the path) of one jsonschema error."""
+    match finding.validator:
+        case "additionalProperties":
+            return _unknown_key(finding)
+        case "required":
+            key = next(key for key in finding.validator_value if key not in finding.instance)
+            return "the key is missing", f'add "{key}"', key
+        case "type":
+            expected = finding.validator_value
+            return f"expected {_article(expected)}, found {json.dumps(finding.instance)}", "change the value", ""
+        case "enum":
+            known = ", ".join(finding.validator_value)
+            near = difflib.get_close_matches(str(finding.instance), finding.validator_value, n=1)
+            remedy = f'use "{near[0]}"' if near else f"use one of {known}"
+            return f"{json.dumps(finding.instance)} is not one of {known}", remedy, ""
+        case "minimum" | "maximum" | "exclusiveMinimum":
+            low = finding.schema.get("minimum", finding.schema.get("exclusiveMinimum", 0))
+            high = finding.schema.get("maximum")
+            span = (
+                f"between {low} and {high}" if high else f"at least {low}" if "minimum" in finding.schema else "above 0"
+            )
+            return f"{finding.instance} is out of range", f"use a number {span}", ""
+        case "minLength":
+            return "the text is empty", "fill it in, or drop the key", ""
+        case "uniqueItems":
+            return f"{json.dumps(finding.instance)} names a device twice", "list each device once", ""
+        case _:
+            return str(finding.message), "see shardwright/cluster.schema.json", ""
+
+
+def _article(expected: str) -> str:
+    return f"{'an' if expected[0] in 'aeiou' else 'a'} {expected}"
+
+
+def _unknown_key(finding: Any) -> tuple[str, str, str]:
+    known = list(finding.schema["properties"])
+    key = next(key for key in finding.instance if key not in known)
+    near = difflib.get_close_matches(key, known, n=1)
+    if near:
+        return f"unknown key {key!r}", f"did you mean {near[0]!r}?", ""
+    home = next((place for place, keys in _homes().items() if key in keys and keys != known), None)
+    if home:
+        return f"unknown key {key!r} here", f"move it {home}", ""
+    return f"unknown key {key!r}", f"the keys here are {', '.join(known)}", ""
+
+
+def _homes() -> dict[str, list[str]]:
+    """Where each known key belongs, in words."""
+    top = schema()["properties"]
+    return {
+        "to the top level": list(top),
+        "into master or a worker": list(schema()["$defs"]["node"]["properties"]),
+        "into security": list(top["security"]["properties"]),
+        "into links": list(top["links"]["properties"]),
+    }
