@@ -15,11 +15,12 @@ AutoParallel's one-axis strategies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from shardwright.errors import InternalError
-from shardwright.hlo import Instruction
+from shardwright.hlo import ArrayShape, Instruction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,8 @@ class Factor:
 
     name: for people, unique in its rule.
     size: elements; a mesh axis (or a product of axes) may take the factor only
-        if its number of devices divides `size`.
+        if its number of devices divides `size`. Every dimension the factor names
+        has this size, or a multiple of it (a reshape that merges or splits).
     operands: per array leaf of all operands in order, the dimension the factor
         splits, or None where that leaf is used whole.
     results: the same, per array leaf of the result.
@@ -49,15 +51,23 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """The factors of one instruction; `reason` says why there are none, or what was left out."""
+    """The factors of one instruction; `reason` says why there are none, or what was left out.
+
+    leafwise: the instruction only hands leaves on (tuple, get-tuple-element, while, …), so a mesh axis
+        may take one factor per leaf, each leaf choosing for itself. False everywhere else.
+    """
 
     factors: tuple[Factor, ...]
     reason: str = ""
+    leafwise: bool = False
 
 
 RuleFunction = Callable[[Instruction], OpRule]
 
 RULES: dict[str, RuleFunction] = {}
+
+#: Opcodes that are only ever replicated, with the reason. Filled by `only_replicated`.
+REPLICATED: dict[str, str] = {}
 
 
 def strategy_rule(*opcodes: str) -> Callable[[RuleFunction], RuleFunction]:
@@ -65,12 +75,23 @@ def strategy_rule(*opcodes: str) -> Callable[[RuleFunction], RuleFunction]:
 
     def register(function: RuleFunction) -> RuleFunction:
         for opcode in opcodes:
-            if opcode in RULES:
-                raise InternalError(f"opcode {opcode} has two strategy rules")
+            _refuse_second(opcode)
             RULES[opcode] = function
         return function
 
     return register
+
+
+def only_replicated(reason: str, *opcodes: str) -> None:
+    """Register opcodes that have no factors, with the one reason they share."""
+    for opcode in opcodes:
+        _refuse_second(opcode)
+        REPLICATED[opcode] = reason
+
+
+def _refuse_second(opcode: str) -> None:
+    if opcode in RULES or opcode in REPLICATED:
+        raise InternalError(f"opcode {opcode} has two strategy rules")
 
 
 def replicated(reason: str) -> OpRule:
@@ -78,9 +99,68 @@ def replicated(reason: str) -> OpRule:
     return OpRule(factors=(), reason=reason)
 
 
+def operand_leaves(instruction: Instruction) -> tuple[ArrayShape, ...]:
+    """Array leaves of all operands, in order: what `Factor.operands` counts over."""
+    return tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
+
+
+def factor(
+    instruction: Instruction,
+    name: str,
+    operands: Mapping[int, int],
+    results: Mapping[int, int],
+    reduction: str | None = None,
+) -> Factor | None:
+    """The factor that splits dimension `d` of leaf `i` for each `{i: d}`; None where its size is 1.
+
+    Its size is the greatest common divisor of the dimensions it names: blocks of that many
+    equal, contiguous parts exist in all of them.
+    """
+    inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
+    size = 0
+    for leaves, dims in ((inputs, operands), (outputs, results)):
+        for leaf, dim in dims.items():
+            size = gcd(size, leaves[leaf].dimensions[dim])
+    if size <= 1:
+        return None
+    return Factor(
+        name=name,
+        size=size,
+        operands=tuple(operands.get(i) for i in range(len(inputs))),
+        results=tuple(results.get(i) for i in range(len(outputs))),
+        reduction=reduction,
+    )
+
+
+def rule(factors: Iterable[Factor | None], reason: str = "", *, leafwise: bool = False) -> OpRule:
+    """An OpRule of those factors that exist; `reason` says which dimensions were left out and why."""
+    return OpRule(factors=tuple(f for f in factors if f is not None), reason=reason, leafwise=leafwise)
+
+
 def rule_of(instruction: Instruction) -> OpRule:
-    """The factors of `instruction`; replicated, with a reason, where no rule is known."""
+    """The factors of `instruction`; replicated, with a reason, where no rule is known.
+
+    Never raises: an instruction whose attributes contradict its shapes is replicated too.
+    """
     function = RULES.get(instruction.opcode)
     if function is None:
-        return replicated(f"no strategy rule for opcode {instruction.opcode}")
-    return function(instruction)
+        return replicated(REPLICATED.get(instruction.opcode, f"no strategy rule for opcode {instruction.opcode}"))
+    try:
+        found = function(instruction)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return replicated(f"its attributes do not fit its shapes ({type(error).__name__}: {error})")
+    return _without_dynamic(instruction, found)
+
+
+def _without_dynamic(instruction: Instruction, found: OpRule) -> OpRule:
+    """Drop factors over dimensions whose size is only known at run time: no even split exists."""
+    inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
+    if not any(leaf.dynamic and any(leaf.dynamic) for leaf in (*inputs, *outputs)):
+        return found
+    kept = tuple(f for f in found.factors if not _splits_dynamic(f, inputs, outputs))
+    return OpRule(factors=kept, reason="a dimension has a size known only at run time", leafwise=found.leafwise)
+
+
+def _splits_dynamic(found: Factor, inputs: tuple[ArrayShape, ...], outputs: tuple[ArrayShape, ...]) -> bool:
+    pairs = [*zip(inputs, found.operands, strict=True), *zip(outputs, found.results, strict=True)]
+    return any(dim is not None and leaf.dynamic and leaf.dynamic[dim] for leaf, dim in pairs)

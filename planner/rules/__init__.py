@@ -1,0 +1,16 @@
+"""Strategy rules: for every opcode the ways to split it over one mesh axis, or why there are none."""
+
+from shardwright.planner.rules import (  # noqa: F401 - importing registers the rules
+    control_flow,
+    convolution,
+    data_movement,
+    dot,
+    elementwise,
+    indexing,
+    reduction,
+    tuples,
+)
+from shardwright.planner.rules.base import Factor, OpRule, rule_of, strategy_rule
+from shardwright.planner.rules.denied import denied
+
+__all__ = ["Factor", "OpRule", "denied", "rule_of", "strategy_rule"]

@@ -1,0 +1,20 @@
+"""Instructions that call computations: what is carried keeps its sharding, the rest is planned inside."""
+
+from __future__ import annotations
+
+from shardwright.hlo import Instruction
+from shardwright.planner.rules.base import OpRule, only_replicated, strategy_rule
+from shardwright.planner.rules.tuples import leafwise
+
+
+@strategy_rule("while")
+def while_(instruction: Instruction) -> OpRule:
+    """A carried leaf has one sharding: initial value, the body's parameter and root, and result.
+
+    One factor per dimension of each leaf, every leaf for itself; how the iterations compute is planned in
+    the body, and the condition's parameter follows.
+    """
+    return leafwise(instruction, {i: i for i in range(len(instruction.shape.leaves))})
+
+
+only_replicated("its operands and result are those of the computations it calls, planned inside", "call", "conditional")

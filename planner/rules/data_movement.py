@@ -1,0 +1,148 @@
+"""Operations that only move data: which dimensions go through unchanged."""
+
+from __future__ import annotations
+
+from math import prod
+
+from shardwright.hlo import Instruction
+from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.planner.rules.base import (
+    Factor,
+    OpRule,
+    factor,
+    only_replicated,
+    operand_leaves,
+    rule,
+    strategy_rule,
+)
+
+
+@strategy_rule("broadcast")
+def broadcast(instruction: Instruction) -> OpRule:
+    """`i -> i j`: mapped dimensions from the operand, new ones from nothing."""
+    mapped = {target: source for source, target in enumerate(instruction.get("dimensions", ()))}
+    rank = instruction.shape.leaves[0].rank
+    return rule(
+        factor(instruction, f"d{dim}", {0: mapped[dim]} if dim in mapped else {}, {0: dim}) for dim in range(rank)
+    )
+
+
+@strategy_rule("transpose")
+def transpose(instruction: Instruction) -> OpRule:
+    """`i j -> j i`."""
+    permutation = instruction.get("dimensions", ())
+    return rule(
+        factor(instruction, f"d{source}", {0: source}, {0: target}) for target, source in enumerate(permutation)
+    )
+
+
+@strategy_rule("reshape")
+def reshape(instruction: Instruction) -> OpRule:
+    """`(i j) k -> i (j k)`: per group of dimensions with equal products, the major part both sides share.
+
+    A block of the merged dimension is a block of its major-most part, so only that part is a factor; a
+    split of any other part would be strided, which a sharding cannot say.
+    """
+    source, target = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
+    factors = [
+        factor(instruction, f"g{i}", {0: left[0]}, {0: right[0]})
+        for i, (left, right) in enumerate(reshape_groups(source, target))
+    ]
+    return rule(factors)
+
+
+def reshape_groups(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Smallest groups of dimensions of `source` and `target` with equal numbers of elements, in order.
+
+    Dimensions of size 1 are left out: `(2, 1, 6) -> (4, 3)` gives `[((0, 2), (0, 1))]`.
+    """
+    if prod(source) != prod(target):
+        raise ValueError(f"a reshape from {source} to {target}")
+    if prod(source) == 0:
+        return []
+    left = [dim for dim, size in enumerate(source) if size > 1]
+    right = [dim for dim, size in enumerate(target) if size > 1]
+    groups = []
+    i = j = 0
+    while i < len(left):
+        first_i, first_j = i, j
+        left_size, right_size = source[left[i]], target[right[j]]
+        i, j = i + 1, j + 1
+        while left_size != right_size:
+            if left_size < right_size:
+                left_size, i = left_size * source[left[i]], i + 1
+            else:
+                right_size, j = right_size * target[right[j]], j + 1
+        groups.append((tuple(left[first_i:i]), tuple(right[first_j:j])))
+    return groups
+
+
+@strategy_rule("bitcast-convert")
+def bitcast_convert(instruction: Instruction) -> OpRule:
+    """Every dimension that keeps its size; the minor one that appears or vanishes with the width stays whole."""
+    source, target = operand_leaves(instruction)[0], instruction.shape.leaves[0]
+    whole = "" if source.rank == target.rank else "the parts of one element stay together"
+    return rule((factor(instruction, f"d{d}", {0: d}, {0: d}) for d in range(min(source.rank, target.rank))), whole)
+
+
+@strategy_rule("slice")
+def slice_(instruction: Instruction) -> OpRule:
+    """Dimensions taken in full; a shorter range would cross the blocks of a split."""
+    sizes = operand_leaves(instruction)[0].dimensions
+    full = [
+        dim for dim, (start, limit, stride) in enumerate(instruction.get("slice", ()))
+        if (start, limit, stride) == (0, sizes[dim], 1)
+    ]  # fmt: skip
+    return rule(_through(instruction, full), _left_out(len(sizes), full, "cut"))
+
+
+@strategy_rule("concatenate")
+def concatenate(instruction: Instruction) -> OpRule:
+    """All dimensions but the one that is joined."""
+    (joined,) = instruction.get("dimensions")
+    rank = instruction.shape.leaves[0].rank
+    kept = [dim for dim in range(rank) if dim != joined]
+    every = range(len(instruction.operands))
+    return rule(
+        (factor(instruction, f"d{dim}", dict.fromkeys(every, dim), {0: dim}) for dim in kept),
+        _left_out(rank, kept, "joined"),
+    )
+
+
+@strategy_rule("pad")
+def pad(instruction: Instruction) -> OpRule:
+    """Dimensions without padding; the padding value is a scalar."""
+    padding = instruction.get("padding", ())
+    kept = [dim for dim, amounts in enumerate(padding) if tuple(amounts) == (0, 0, 0)]
+    return rule(_through(instruction, kept), _left_out(len(padding), kept, "padded"))
+
+
+@strategy_rule("reverse")
+def reverse(instruction: Instruction) -> OpRule:
+    """Dimensions that are not reversed: a reversed one would swap blocks between devices."""
+    reversed_dims = instruction.get("dimensions", ())
+    rank = instruction.shape.leaves[0].rank
+    kept = [dim for dim in range(rank) if dim not in reversed_dims]
+    return rule(_through(instruction, kept), _left_out(rank, kept, "reversed"))
+
+
+@strategy_rule("bitcast")
+def bitcast(instruction: Instruction) -> OpRule:
+    """Found after optimization only, where it may also transpose: a factor per dimension only if nothing moved."""
+    source, target = operand_leaves(instruction)[0], instruction.shape.leaves[0]
+    same_bits = ELEMENT_BITS[source.element_type] == ELEMENT_BITS[target.element_type]
+    if source.dimensions != target.dimensions or source.layout != target.layout or not same_bits:
+        return rule([], "a bitcast that changes dimensions or layout follows memory order, not dimensions")
+    return rule(_through(instruction, list(range(source.rank))))
+
+
+def _through(instruction: Instruction, dims: list[int]) -> list[Factor | None]:
+    return [factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in dims]
+
+
+def _left_out(rank: int, kept: list[int], how: str) -> str:
+    dims = [str(dim) for dim in range(rank) if dim not in kept]
+    return f"dimension {', '.join(dims)} is {how}" if dims else ""
+
+
+only_replicated("its size is known only at run time", "dynamic-reshape", "get-dimension-size", "set-dimension-size")

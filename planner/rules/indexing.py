@@ -1,0 +1,94 @@
+"""Gather, scatter and dynamic slices: which dimensions the indices leave alone."""
+
+from __future__ import annotations
+
+from shardwright.hlo import Instruction
+from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, rule, strategy_rule
+from shardwright.planner.rules.reduction import reduction_of
+
+
+@strategy_rule("dynamic-slice")
+def dynamic_slice(instruction: Instruction) -> OpRule:
+    """Dimensions taken in full; where a slice starts elsewhere is known only at run time."""
+    source, target = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
+    full = [dim for dim, size in enumerate(target) if source[dim] == size]
+    return rule((factor(instruction, f"d{d}", {0: d}, {0: d}) for d in full), _cut(len(target), full))
+
+
+@strategy_rule("dynamic-update-slice")
+def dynamic_update_slice(instruction: Instruction) -> OpRule:
+    """Dimensions the update covers in full."""
+    source, update = (leaf.dimensions for leaf in operand_leaves(instruction)[:2])
+    full = [dim for dim, size in enumerate(update) if source[dim] == size]
+    return rule((factor(instruction, f"d{d}", {0: d, 1: d}, {0: d}) for d in full), _cut(len(update), full))
+
+
+def _cut(rank: int, full: list[int]) -> str:
+    dims = [str(dim) for dim in range(rank) if dim not in full]
+    return f"dimension {', '.join(dims)} starts at an index known only at run time" if dims else ""
+
+
+@strategy_rule("gather")
+def gather(instruction: Instruction) -> OpRule:
+    """Index dimensions, full-size slice dimensions, batching dimensions, and indexed rows (summed).
+
+    `n, v d -> n d` for an embedding: n from the indices, d a full slice; v, one row of which each index
+    picks, is contracted: a device gives zeros for rows that it does not hold, and the sum is the row.
+    """
+    operand, indices = operand_leaves(instruction)
+    offset_dims = instruction.get("offset_dims", ())
+    collapsed = instruction.get("collapsed_slice_dims", ())
+    operand_batching = instruction.get("operand_batching_dims", ())
+    indices_batching = instruction.get("start_indices_batching_dims", ())
+    index_dims = [d for d in range(indices.rank) if d != instruction.get("index_vector_dim")]
+    result_rank = instruction.shape.leaves[0].rank
+    batch_dims = [d for d in range(result_rank) if d not in offset_dims]
+    paired = dict(zip(indices_batching, operand_batching, strict=True))
+    factors: list[Factor | None] = []
+    for index_dim, result_dim in zip(index_dims, batch_dims, strict=True):
+        batching = {0: paired[index_dim]} if index_dim in paired else {}
+        factors.append(factor(instruction, f"i{index_dim}", {**batching, 1: index_dim}, {0: result_dim}))
+    window = [d for d in range(operand.rank) if d not in collapsed and d not in operand_batching]
+    sizes = instruction.get("slice_sizes", ())
+    for operand_dim, result_dim in zip(window, offset_dims, strict=True):
+        if sizes[operand_dim] == operand.dimensions[operand_dim]:
+            factors.append(factor(instruction, f"w{operand_dim}", {0: operand_dim}, {0: result_dim}))
+    indexed = [d for d in collapsed if d in instruction.get("start_index_map", ())]
+    factors += [factor(instruction, f"v{d}", {0: d}, {}, reduction="add") for d in indexed]
+    cut = [d for d in window if sizes[d] != operand.dimensions[d]]
+    return rule(factors, f"dimension {', '.join(map(str, cut))} is cut at run time" if cut else "")
+
+
+@strategy_rule("scatter")
+def scatter(instruction: Instruction) -> OpRule:
+    """Window dimensions, batching dimensions, and, for sums, the updates themselves (summed).
+
+    `v d, n, n d -> v d` for an embedding's gradient: d goes through, n is contracted.
+    """
+    leaves = operand_leaves(instruction)
+    count = (len(leaves) - 1) // 2
+    operand, indices, updates = leaves[0], leaves[count], leaves[count + 1]
+    arrays = range(count)
+    window_dims = instruction.get("update_window_dims", ())
+    inserted = instruction.get("inserted_window_dims", ())
+    operand_batching = instruction.get("input_batching_dims", ())
+    indices_batching = instruction.get("scatter_indices_batching_dims", ())
+    index_dims = [d for d in range(indices.rank) if d != instruction.get("index_vector_dim")]
+    batch_dims = [d for d in range(updates.rank) if d not in window_dims]
+    paired = dict(zip(indices_batching, operand_batching, strict=True))
+    reduction = reduction_of(instruction.called["to_apply"][0]) if count == 1 else None
+    factors: list[Factor | None] = []
+    for index_dim, update_dim in zip(index_dims, batch_dims, strict=True):
+        split = {count: index_dim, **{count + 1 + i: update_dim for i in arrays}}
+        if index_dim in paired:
+            operand_dim = paired[index_dim]
+            split |= dict.fromkeys(arrays, operand_dim)
+            factors.append(factor(instruction, f"i{index_dim}", split, dict.fromkeys(arrays, operand_dim)))
+        elif reduction == "add":
+            factors.append(factor(instruction, f"i{index_dim}", split, {}, reduction="add"))
+    window = [d for d in range(operand.rank) if d not in inserted and d not in operand_batching]
+    for operand_dim, update_dim in zip(window, window_dims, strict=True):
+        if updates.dimensions[update_dim] == operand.dimensions[operand_dim]:
+            split = dict.fromkeys(arrays, operand_dim) | {count + 1 + i: update_dim for i in arrays}
+            factors.append(factor(instruction, f"w{operand_dim}", split, dict.fromkeys(arrays, operand_dim)))
+    return rule(factors, "" if reduction == "add" else "updates that are not added stay whole")
