@@ -26,7 +26,7 @@ class Node(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data_address: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session_id", "server_version", "cluster_name", "platform", "nodes", "chunk_bytes", "jax_version")
+    __slots__ = ("session_id", "server_version", "cluster_name", "platform", "nodes", "chunk_bytes", "jax_version", "max_pending_steps", "grace_s", "read_back_bytes")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,9 @@ class OpenSessionReply(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    READ_BACK_BYTES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     server_version: str
     cluster_name: str
@@ -41,7 +44,10 @@ class OpenSessionReply(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     chunk_bytes: int
     jax_version: str
-    def __init__(self, session_id: _Optional[str] = ..., server_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., chunk_bytes: _Optional[int] = ..., jax_version: _Optional[str] = ...) -> None: ...
+    max_pending_steps: int
+    grace_s: float
+    read_back_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., server_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., chunk_bytes: _Optional[int] = ..., jax_version: _Optional[str] = ..., max_pending_steps: _Optional[int] = ..., grace_s: _Optional[float] = ..., read_back_bytes: _Optional[int] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -254,12 +260,14 @@ class RunStepsReply(_message.Message):
     def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ...) -> None: ...
 
 class ReleaseArraysRequest(_message.Message):
-    __slots__ = ("session_id", "array_ids")
+    __slots__ = ("session_id", "array_ids", "after_step")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ARRAY_IDS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     array_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    after_step: int
+    def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ..., after_step: _Optional[int] = ...) -> None: ...
 
 class ReleaseArraysReply(_message.Message):
     __slots__ = ()

@@ -124,8 +124,10 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RunSteps(self, request_iterator, context):
-        """Runs numbered steps. One stream a session at a time; a number is executed once, however often
-        it is sent; replies come in the order of the numbers.
+        """Runs numbered steps. One stream a session at a time (a newer one ends the older); a number is
+        executed once, however often it is sent; replies come in the order of the numbers, from the first
+        number of the stream on: after a broken stream, send again what was not replied to. An open
+        stream keeps its session alive, so open it with the session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -486,7 +488,8 @@ class ArrayTransferServicer:
     """
 
     def PutArray(self, request_iterator, context):
-        """Writes shards of one array to this node. The first message is a header.
+        """Writes shards of one array to this node. The first message is a header. A step that reads the
+        array may be sent before the reply is there: it waits until every node has its shards.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

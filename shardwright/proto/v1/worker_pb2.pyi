@@ -23,14 +23,16 @@ class DaemonHello(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
 
 class ExecutorExited(_message.Message):
-    __slots__ = ("generation", "exit_code", "last_lines")
+    __slots__ = ("generation", "exit_code", "last_lines", "coordinator_address")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     LAST_LINES_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     exit_code: int
     last_lines: str
-    def __init__(self, generation: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_lines: _Optional[str] = ...) -> None: ...
+    coordinator_address: str
+    def __init__(self, generation: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_lines: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
 
 class SupervisorEvent(_message.Message):
     __slots__ = ("hello", "exited", "heartbeat")
@@ -47,16 +49,18 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class StartExecutor(_message.Message):
-    __slots__ = ("generation", "coordinator_address", "process_count", "process_id")
+    __slots__ = ("generation", "coordinator_address", "process_count", "process_id", "data_port")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     coordinator_address: str
     process_count: int
     process_id: int
-    def __init__(self, generation: _Optional[int] = ..., coordinator_address: _Optional[str] = ..., process_count: _Optional[int] = ..., process_id: _Optional[int] = ...) -> None: ...
+    data_port: int
+    def __init__(self, generation: _Optional[int] = ..., coordinator_address: _Optional[str] = ..., process_count: _Optional[int] = ..., process_id: _Optional[int] = ..., data_port: _Optional[int] = ...) -> None: ...
 
 class StopExecutor(_message.Message):
     __slots__ = ("generation",)
@@ -120,15 +124,27 @@ class CommandDone(_message.Message):
     run_s: float
     def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ...) -> None: ...
 
+class ArrayArrived(_message.Message):
+    __slots__ = ("session_id", "array_id", "logical_bytes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGICAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    array_id: int
+    logical_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., array_id: _Optional[int] = ..., logical_bytes: _Optional[int] = ...) -> None: ...
+
 class ExecutorEvent(_message.Message):
-    __slots__ = ("hello", "done", "heartbeat")
+    __slots__ = ("hello", "done", "heartbeat", "arrived")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     hello: ExecutorHello
     done: CommandDone
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    arrived: ArrayArrived
+    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., arrived: _Optional[_Union[ArrayArrived, _Mapping]] = ...) -> None: ...
 
 class OpenWorkerSession(_message.Message):
     __slots__ = ("session_id",)
@@ -175,32 +191,20 @@ class UnloadProgram(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ...) -> None: ...
 
 class RunStep(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
-    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    INLINE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_FIELD_NUMBER: _ClassVar[int]
-    READ_BACK_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    number: int
-    executable_id: str
-    arguments: _containers.RepeatedScalarFieldContainer[int]
-    outputs: _containers.RepeatedScalarFieldContainer[int]
-    inline_arguments: _containers.RepeatedCompositeFieldContainer[_master_pb2.InlineArray]
-    released: _containers.RepeatedScalarFieldContainer[int]
-    read_back: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[_master_pb2.InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ...) -> None: ...
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: _master_pb2.RunStepsRequest
+    def __init__(self, step: _Optional[_Union[_master_pb2.RunStepsRequest, _Mapping]] = ...) -> None: ...
 
 class ReleaseWorkerArrays(_message.Message):
-    __slots__ = ("session_id", "array_ids")
+    __slots__ = ("session_id", "array_ids", "error")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ARRAY_IDS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     array_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    error: _common_pb2.Error
+    def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class ExecutorCommand(_message.Message):
     __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "shutdown", "heartbeat")

@@ -1,0 +1,153 @@
+"""How one array lies on the devices of a mesh: shard index arithmetic, without jax.
+
+A *device position* is the row-major number of a device in the mesh, which is
+also its number in the cluster's device order. Shards are of the *stored*
+array: the logical one padded at the end of each dimension to what its axes
+divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from shardwright.dtypes import to_dtype
+from shardwright.errors import PlanError
+from shardwright.plans import Mesh, TensorSharding, VariablePlan
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Logical type of an array, its sharding over a mesh, and its stored (padded) shape.
+
+    Raises PlanError where the ranks differ, an axis is unknown, or the stored
+    shape is not divided by its axes.
+    """
+
+    element_type: str
+    shape: tuple[int, ...]
+    mesh: Mesh
+    sharding: TensorSharding
+    stored_shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.shape) == len(self.stored_shape) == len(self.sharding.dims):
+            raise PlanError(
+                f"layout of rank {len(self.shape)} with stored shape {self.stored_shape} and {self.sharding}"
+            )
+        sizes = self.mesh.sizes
+        for number, (size, stored, axes) in enumerate(
+            zip(self.shape, self.stored_shape, self.sharding.dims, strict=True)
+        ):
+            unknown = [axis for axis in axes if axis not in sizes]
+            if unknown:
+                raise PlanError(f"dimension {number} is split over {unknown[0]!r}, which mesh {self.mesh} lacks")
+            if size < 0 or stored < size or stored % self.mesh.size(axes):
+                raise PlanError(f"dimension {number} of {size} stored as {stored} is not divided by its axes {axes}")
+
+    @classmethod
+    def of(cls, variable: VariablePlan, mesh: Mesh) -> Layout:
+        """The layout of a planned parameter or output."""
+        return cls(
+            element_type=variable.element_type,
+            shape=variable.shape,
+            mesh=mesh,
+            sharding=variable.sharding,
+            stored_shape=variable.stored_shape,
+        )
+
+    @classmethod
+    def replicated(cls, element_type: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+        """A full copy on every device."""
+        sharding = TensorSharding.replicated(len(shape))
+        return cls(element_type=element_type, shape=shape, mesh=mesh, sharding=sharding, stored_shape=shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return to_dtype(self.element_type)
+
+    @property
+    def is_padded(self) -> bool:
+        return self.shape != self.stored_shape
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """Elements of one device's shard; the same on every device."""
+        return self.sharding.shard_shape(self.stored_shape, self.mesh)
+
+    @property
+    def shard_bytes(self) -> int:
+        return prod(self.shard_shape) * self.dtype.itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the logical array, once."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@lru_cache(maxsize=4096)
+def shard_slices(layout: Layout, device_position: int) -> Slices:
+    """Which part of the stored array the device at `device_position` holds."""
+    coordinates = _coordinates(layout.mesh, device_position)
+    sizes = layout.mesh.sizes
+    slices = []
+    for extent, axes in zip(layout.shard_shape, layout.sharding.dims, strict=True):
+        block = 0
+        for axis in axes:
+            block = block * sizes[axis] + coordinates[axis]
+        slices.append(slice(block * extent, (block + 1) * extent))
+    return tuple(slices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One distinct part of an array: `slices` of the stored array, and the positions that hold it."""
+
+    slices: Slices
+    holders: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def _distinct(layout: Layout, devices: tuple[int, ...]) -> tuple[Shard, ...]:
+    holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for position in devices:
+        key = tuple((part.start, part.stop) for part in shard_slices(layout, position))
+        holders.setdefault(key, []).append(position)
+    return tuple(
+        Shard(slices=tuple(slice(*bounds) for bounds in key), holders=tuple(positions))
+        for key, positions in holders.items()
+    )
+
+
+def distinct_shards(layout: Layout, devices: Iterable[int]) -> tuple[Shard, ...]:
+    """The different shards that `devices` hold, in order of their first holder."""
+    return _distinct(layout, tuple(devices))
+
+
+def pad_to_stored(array: np.ndarray, layout: Layout) -> np.ndarray:
+    """The stored form of a logical array: zeros added at the end of padded dimensions."""
+    if not layout.is_padded:
+        return array
+    widths = [(0, stored - size) for size, stored in zip(layout.shape, layout.stored_shape, strict=True)]
+    return np.pad(array, widths)
+
+
+def logical_part(array: np.ndarray, layout: Layout) -> np.ndarray:
+    """The logical array in a stored one: a view, without the padding."""
+    return array[tuple(slice(0, size) for size in layout.shape)]
+
+
+def _coordinates(mesh: Mesh, device_position: int) -> dict[str, int]:
+    coordinates = {}
+    remainder = device_position
+    for axis in reversed(mesh.axes):
+        remainder, coordinates[axis.name] = divmod(remainder, axis.size)
+    if remainder:
+        raise PlanError(f"device position {device_position} is outside mesh {mesh}")
+    return coordinates
