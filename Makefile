@@ -1,0 +1,82 @@
+# Everything that this repository can do, by name. `make help` lists it.
+#
+# Only Python >= 3.11 (with venv) and make have to be there. The environment is .venv;
+# stamp files in it say what is installed, so that nothing is installed twice.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+# The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python setup` overrides.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
+	$$python -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+.PHONY: help
+help: ## This list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer (with venv) was not found: apt-get install python3.11-venv, or make PYTHON=/path/to/python setup" >&2; exit 1; }
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "venv failed: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+# What the examples need: the runtime dependencies.
+$(VENV)/.stamp-run: $(BIN)/python pyproject.toml
+	@echo "installing Shardwright and what it needs into $(VENV) (half a minute to a minute)"
+	@$(BIN)/python scripts/install.py .
+	@touch $@
+
+# What tests and checks need on top.
+$(VENV)/.stamp-dev: $(VENV)/.stamp-run
+	@echo "installing what tests and checks need"
+	@$(BIN)/python scripts/install.py '.[dev]'
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/.stamp-dev ## Make .venv with everything for use and development.
+	@echo "ready: $(BIN)/shardwright --help"
+
+.PHONY: quickstart
+quickstart: $(VENV)/.stamp-run ## Train a small GPT-2 on 8 CPU devices and print its plan (under 5 minutes).
+	@$(BIN)/python examples/gpt2/quickstart.py
+
+.PHONY: test
+test: $(VENV)/.stamp-dev ## Run every test.
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: check
+check: $(VENV)/.stamp-dev ## Lint, format, types, import layers, generated code.
+	@echo "ruff check" && $(BIN)/ruff check .
+	@echo "ruff format" && $(BIN)/ruff format --check .
+	@echo "mypy" && $(BIN)/mypy -p shardwright
+	@echo "import layers" && $(BIN)/lint-imports --no-timings
+	@echo "protos" && $(BIN)/python scripts/generate_protos.py --check
+
+.PHONY: format
+format: $(VENV)/.stamp-dev ## Format the code and mend what lint can mend.
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+.PHONY: protos
+protos: $(VENV)/.stamp-dev ## Generate shardwright/proto from protos/.
+	@$(BIN)/python scripts/generate_protos.py
+
+.PHONY: bench
+bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with plain jax.jit.
+	@$(BIN)/python benchmarks/bench_step.py
+
+.PHONY: bench-parse
+bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
+	@$(BIN)/python benchmarks/bench_parse.py
+
+.PHONY: fuzz
+fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO to the parser for a few minutes.
+	@$(BIN)/python tests/hlo/fuzz.py
+
+.PHONY: clean
+clean: ## Remove .venv, caches and build output.
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,11 @@
+"""Eight CPU devices for every test, set before anything imports JAX."""
+
+from __future__ import annotations
+
+import os
+
+_DEVICES = "--xla_force_host_platform_device_count=8"
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
