@@ -1,0 +1,155 @@
+"""Seconds of one instruction on one device, by the roofline model.
+
+Time is the larger of arithmetic over the attainable rate and bytes over the
+memory bandwidth, and never less than a kernel launch (Williams, Waterman,
+Patterson, "Roofline: an insightful visual performance model", 2009). XLA fuses
+chains of elementwise instructions into one kernel: those pay a part of their
+bytes and no launch of their own (`HardwareProfile.fused_traffic`).
+
+Shapes here are dimensions of one device's shards, per array leaf of all
+operands in order (`operand_shapes`) and of the result (`result_shapes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2, prod
+
+from shardwright.cost.convolution import convolution_flops
+from shardwright.cost.opcodes import MARKER_TARGETS
+from shardwright.cost.profiles import HardwareProfile
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.hlo.shapes import ELEMENT_BITS
+
+ShardShapes = Sequence[tuple[int, ...]]
+
+#: Instructions that run no kernel of their own: bookkeeping, changes of view, and those
+#: whose work is inside the computations they call.
+FREE_OPCODES = frozenset({
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "reshape", "after-all",
+    "add-dependency", "opt-barrier", "optimization-barrier", "partition-id", "replica-id", "domain", "get-dimension-size",
+    "set-dimension-size", "while", "conditional", "call", "fusion", "infeed", "outfeed", "send", "send-done", "recv", "recv-done",
+    "async-start", "async-update", "async-done", "broadcast", "iota",
+})  # fmt: skip
+
+#: Instructions that XLA's fusion does not take in: each is a kernel of its own and moves all its bytes.
+_KERNEL_OPCODES = frozenset({
+    "dot", "convolution", "sort", "scatter", "fft", "cholesky", "triangular-solve", "custom-call", "topk",
+    "ragged-dot", "select-and-scatter", "rng-bit-generator", "all-gather", "all-reduce", "all-to-all", "reduce-scatter",
+    "collective-permute", "copy",
+})  # fmt: skip
+
+def is_free(instruction: Instruction) -> bool:
+    """Whether the instruction itself takes no time."""
+    if instruction.opcode == "custom-call":
+        return instruction.get("custom_call_target") in MARKER_TARGETS
+    return instruction.opcode in FREE_OPCODES
+
+
+def flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    """Arithmetic operations of one instruction on one device; a multiply-add counts as two."""
+    opcode = instruction.opcode
+    if is_free(instruction) or not result_shapes:
+        return 0.0
+    if opcode == "dot":
+        contracted = instruction.get("lhs_contracting_dims", ())
+        return 2.0 * prod(result_shapes[0]) * prod(operand_shapes[0][dim] for dim in contracted)
+    if opcode == "convolution":
+        return convolution_flops(instruction, operand_shapes, result_shapes)
+    if opcode in _WORK:
+        return _WORK[opcode](instruction, operand_shapes, result_shapes)
+    return 0.0 if opcode in _MOVES_ONLY else float(prod(result_shapes[0]))
+
+
+def memory_traffic_bytes(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    """Bytes read and written by one instruction as a kernel of its own on one device."""
+    if is_free(instruction):
+        return 0.0
+    results = instruction.shape.leaves
+    written = _bytes(results, result_shapes)
+    operands = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
+    opcode = instruction.opcode
+    if opcode in ("gather", "dynamic-slice", "slice"):  # reads no more than it writes
+        return 2 * written + _bytes(operands[1:], operand_shapes[1:])
+    if opcode == "dynamic-update-slice":  # in place: only the update moves
+        return 2 * _bytes(operands[1:2], operand_shapes[1:2])
+    if opcode == "scatter":  # in place: the updates are read, combined and written
+        arrays = len(results)
+        return _bytes(operands[arrays:], operand_shapes[arrays:]) + 2 * _bytes(
+            operands[arrays + 1 :], operand_shapes[arrays + 1 :]
+        )
+    return written + _bytes(operands, operand_shapes)
+
+
+def compute_time_s(
+    instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes, profile: HardwareProfile
+) -> float:
+    """Seconds of one execution of `instruction` on one device."""
+    if is_free(instruction):
+        return 0.0
+    work = flops(instruction, operand_shapes, result_shapes)
+    memory_s = memory_traffic_bytes(instruction, operand_shapes, result_shapes) / profile.memory_bandwidth_bytes_per_s
+    if instruction.opcode in _KERNEL_OPCODES:
+        rate = profile.vector_flops_per_s
+        if instruction.opcode in ("dot", "convolution", "ragged-dot"):
+            rate = profile.matmul_flops_per_s(instruction.operands[0].shape.leaves[0].element_type)
+        return max(work / rate, memory_s, profile.launch_s)
+    return max(work / profile.vector_flops_per_s, memory_s * profile.fused_traffic)
+
+
+def _bytes(leaves: Sequence[ArrayShape], shapes: ShardShapes) -> float:
+    return sum(
+        prod(shape) * ELEMENT_BITS[leaf.element_type] / 8 for leaf, shape in zip(leaves, shapes, strict=False)
+    )
+
+
+def _reduce_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    return float(max(prod(operand_shapes[0]) - prod(result_shapes[0]), 0))
+
+
+def _window_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    window = instruction.get("window")
+    size = prod(window.sizes) if window is not None else 1
+    outputs = result_shapes[0] if instruction.opcode == "reduce-window" else operand_shapes[1]
+    return float(prod(outputs) * size)
+
+
+def _sort_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    dims = instruction.get("dimensions", ())
+    length = prod(operand_shapes[0][dim] for dim in dims) if dims else 1
+    return prod(operand_shapes[0]) * max(log2(max(length, 2)), 1.0)
+
+
+def _fft_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    length = prod(instruction.get("fft_length", ()) or (1,))
+    return 5.0 * prod(operand_shapes[0]) * log2(max(length, 2))  # Cooley-Tukey
+
+
+def _cholesky_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    return prod(operand_shapes[0]) * operand_shapes[0][-1] / 3.0
+
+
+def _solve_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    return float(prod(result_shapes[0]) * operand_shapes[0][-1])
+
+
+def _scatter_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:
+    return float(sum(prod(shape) for shape in operand_shapes[len(result_shapes) + 1 :]))
+
+
+_WORK = {
+    "reduce": _reduce_flops,
+    "reduce-window": _window_flops,
+    "select-and-scatter": _window_flops,
+    "sort": _sort_flops,
+    "fft": _fft_flops,
+    "cholesky": _cholesky_flops,
+    "triangular-solve": _solve_flops,
+    "scatter": _scatter_flops,
+}
+
+#: Instructions that move elements and compute nothing.
+_MOVES_ONLY = frozenset({
+    "copy", "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse",
+    "custom-call", "all-gather", "all-to-all", "collective-permute",
+})  # fmt: skip

@@ -1,0 +1,113 @@
+"""Hardware profiles: the numbers every cost formula takes, read from `data/*.toml` with their sources."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwright.errors import InternalError, OptionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What one device sends over one kind of link, in one direction."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareProfile:
+    """One kind of device and the links between them.
+
+    peak_flops_per_s: by HLO element type; `default` for types not named.
+    matmul_efficiency: part of the peak that a large matrix product attains.
+    vector_flops_per_s: operations a second outside matrix units (elementwise, reductions).
+    memory_bandwidth_bytes_per_s / memory_bytes: of one device's own memory.
+    launch_s: the least time one kernel takes.
+    fused_traffic: part of its operand and result bytes that an elementwise instruction
+        really moves, because XLA fuses chains of them into one kernel.
+    intra_node / inter_node: one device's link to the others of its node / to other nodes.
+    collective_efficiency: part of a link's bandwidth that collectives attain.
+    sources: where each number comes from, by its path in the data file.
+    """
+
+    name: str
+    description: str
+    peak_flops_per_s: Mapping[str, float]
+    matmul_efficiency: float
+    vector_flops_per_s: float
+    memory_bandwidth_bytes_per_s: float
+    memory_bytes: int
+    launch_s: float
+    fused_traffic: float
+    intra_node: Link
+    inter_node: Link
+    collective_efficiency: float
+    sources: Mapping[str, str]
+
+    def matmul_flops_per_s(self, element_type: str) -> float:
+        """Attainable operations a second of a matrix product on `element_type`."""
+        peak = self.peak_flops_per_s.get(element_type)
+        if peak is None:
+            peak = self.peak_flops_per_s["default"]
+        return peak * self.matmul_efficiency
+
+
+@cache
+def known_profiles() -> tuple[str, ...]:
+    """Names that `hardware_profile` accepts, sorted."""
+    files = (resources.files("shardwright.cost") / "data").iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+
+
+@cache
+def hardware_profile(name: str) -> HardwareProfile:
+    """The profile called `name`; OptionError, listing the known names, where there is none."""
+    if name not in known_profiles():
+        raise OptionError(
+            f"no hardware profile is called {name!r}",
+            where="hardware",
+            remedy=f"use one of {', '.join(known_profiles())}",
+        )
+    text = (resources.files("shardwright.cost") / "data" / f"{name}.toml").read_text(encoding="utf-8")
+    return _profile(name, tomllib.loads(text))
+
+
+def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
+    sources: dict[str, str] = {}
+
+    def number(*path: str) -> float:
+        entry: Any = data
+        for part in path:
+            entry = entry[part]
+        key = ".".join(path)
+        if not entry.get("source"):
+            raise InternalError(f"hardware profile {name}: {key} has no source")
+        sources[key] = entry["source"]
+        return float(entry["value"])
+
+    def link(which: str) -> Link:
+        return Link(
+            bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s")
+        )
+
+    return HardwareProfile(
+        name=name,
+        description=data["description"],
+        peak_flops_per_s={kind: number("peak_flops_per_s", kind) for kind in data["peak_flops_per_s"]},
+        matmul_efficiency=number("matmul_efficiency"),
+        vector_flops_per_s=number("vector_flops_per_s"),
+        memory_bandwidth_bytes_per_s=number("memory_bandwidth_bytes_per_s"),
+        memory_bytes=int(number("memory_bytes")),
+        launch_s=number("launch_s"),
+        fused_traffic=number("fused_traffic"),
+        intra_node=link("intra_node"),
+        inter_node=link("inter_node"),
+        collective_efficiency=number("collective_efficiency"),
+        sources=sources,
+    )
