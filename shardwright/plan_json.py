@@ -1,0 +1,446 @@
+"""Plan ↔ JSON (schema: docs/plan-schema.json): small enough for 51,000 instructions, strict when read.
+
+Instructions repeat few shardings and names, so those stand once in tables and rows
+refer to them by position: `shardings` (one array each), `values` (the shardings of a
+value's leaves), `computations`, `opcodes` and `reasons`. A row of `instructions` is
+`[computation, name, opcode, [operand values], result value, [partial axes], reason]`.
+
+Reading accepts any minor version of the format's major number; keys that are not
+known are refused, except from a later minor version.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from shardwright.errors import PlanError
+from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.plans import (
+    PLAN_FORMAT,
+    Candidate,
+    CostSummary,
+    InstructionPlan,
+    MemorySummary,
+    Mesh,
+    MeshAxis,
+    Plan,
+    PlannedCollective,
+    TensorSharding,
+    ValueSharding,
+    VariablePlan,
+)
+
+T = TypeVar("T")
+
+_COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+# ---- writing ---------------------------------------------------------------
+
+
+class _Table:
+    """Distinct entries in order of first use, and the position of each."""
+
+    def __init__(self) -> None:
+        self._positions: dict[Any, int] = {}
+
+    def position(self, entry: Any) -> int:
+        return self._positions.setdefault(entry, len(self._positions))
+
+    @property
+    def entries(self) -> list[Any]:
+        return list(self._positions)
+
+
+def encode(plan: Plan) -> dict[str, Any]:
+    """The plan as plain lists, dicts, strings and numbers, without its HLO text."""
+    shardings, values, computations, opcodes, reasons = (_Table() for _ in range(5))
+    reasons.position("")
+    rows = [
+        [
+            computations.position(entry.computation),
+            entry.name,
+            opcodes.position(entry.opcode),
+            [values.position(operand) for operand in entry.operands],
+            values.position(entry.result),
+            list(entry.partial),
+            reasons.position(entry.reason),
+        ]
+        for entry in plan.instructions
+    ]
+    value_rows = [[shardings.position(leaf) for leaf in value] for value in values.entries]
+    parameters = [_encode_variable(variable, shardings) for variable in plan.parameters]
+    outputs = [_encode_variable(variable, shardings) for variable in plan.outputs]
+    return {
+        "format": PLAN_FORMAT,
+        "module_name": plan.module_name,
+        "hlo_sha256": plan.hlo_sha256,
+        "mesh": _encode_mesh(plan.mesh),
+        "hardware": plan.hardware,
+        "origin": plan.origin,
+        "planning_s": plan.planning_s,
+        "cost": {
+            "compute_s": plan.cost.compute_s,
+            "communication_s": plan.cost.communication_s,
+            "lower_bound_s": plan.cost.lower_bound_s,
+            "bound_scope": plan.cost.bound_scope,
+        },
+        "memory": {
+            "arguments_bytes": plan.memory.arguments_bytes,
+            "outputs_bytes": plan.memory.outputs_bytes,
+            "temporaries_bytes": plan.memory.temporaries_bytes,
+        },
+        "candidates": [
+            {"mesh": _encode_mesh(candidate.mesh), "step_s": candidate.step_s, "note": candidate.note}
+            for candidate in plan.candidates
+        ],
+        "notes": list(plan.notes),
+        "parameters": parameters,
+        "outputs": outputs,
+        "collectives": [_encode_collective(collective) for collective in plan.collectives],
+        "shardings": [_encode_sharding(sharding) for sharding in shardings.entries],
+        "values": value_rows,
+        "computations": computations.entries,
+        "opcodes": opcodes.entries,
+        "reasons": reasons.entries,
+        "instructions": rows,
+    }
+
+
+def _encode_mesh(mesh: Mesh) -> list[dict[str, Any]]:
+    return [{"name": axis.name, "size": axis.size} for axis in mesh.axes]
+
+
+def _encode_sharding(sharding: TensorSharding) -> dict[str, Any]:
+    row: dict[str, Any] = {"dims": [list(axes) for axes in sharding.dims]}
+    if sharding.unreduced:
+        row["unreduced"] = list(sharding.unreduced)
+    return row
+
+
+def _encode_variable(variable: VariablePlan, shardings: _Table) -> dict[str, Any]:
+    return {
+        "number": variable.number,
+        "name": variable.name,
+        "element_type": variable.element_type,
+        "shape": list(variable.shape),
+        "sharding": shardings.position(variable.sharding),
+        "stored_shape": list(variable.stored_shape),
+        "alias": variable.alias,
+    }
+
+
+def _encode_collective(collective: PlannedCollective) -> dict[str, Any]:
+    return {
+        "kind": collective.kind,
+        "axes": list(collective.axes),
+        "instruction": collective.instruction,
+        "cause": collective.cause,
+        "payload_bytes": collective.payload_bytes,
+        "wire_bytes": collective.wire_bytes,
+        "count": collective.count,
+        "time_s": collective.time_s,
+    }
+
+
+# ---- reading ---------------------------------------------------------------
+
+
+def decode(text: str, hlo_text: str | None = None) -> Plan:
+    """Read `encode`'s JSON. Raises PlanError naming the field that is wrong, or that
+    `hlo_text` is not the program the plan was made for."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"not JSON: {error}", where="plan", remedy="pass what Plan.to_json wrote") from None
+    version = _read_version(data)
+    reader = _Reader(data, "plan", refuse_unknown=version <= _version(PLAN_FORMAT))
+    digest = reader.text("hlo_sha256")
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise reader.wrong("hlo_sha256", "64 hexadecimal digits", digest)
+    if hlo_text is not None and sha256(hlo_text.encode()).hexdigest() != digest:
+        raise PlanError(
+            "the HLO text is not the program this plan was made for",
+            where="plan.hlo_sha256",
+            remedy="pass the text the plan was made from, or plan this program again",
+        )
+    reader.take("format")
+    return _read_plan(reader, digest, hlo_text)
+
+
+def _read_plan(reader: _Reader, digest: str, hlo_text: str | None) -> Plan:
+    mesh = _read_mesh(reader, "mesh")
+    shardings = reader.objects("shardings", lambda row: _read_sharding(row, mesh))
+    values = _read_values(reader, shardings)
+    cost, memory = reader.object("cost"), reader.object("memory")
+    plan = Plan(
+        module_name=reader.text("module_name"),
+        hlo_sha256=digest,
+        mesh=mesh,
+        hardware=reader.text("hardware"),
+        origin=reader.text("origin"),
+        planning_s=reader.number("planning_s"),
+        instructions=_read_instructions(reader, mesh, values),
+        parameters=reader.objects("parameters", lambda row: _read_variable(row, shardings)),
+        outputs=reader.objects("outputs", lambda row: _read_variable(row, shardings)),
+        collectives=reader.objects("collectives", lambda row: _read_collective(row, mesh)),
+        cost=CostSummary(
+            compute_s=cost.number("compute_s"),
+            communication_s=cost.number("communication_s"),
+            lower_bound_s=cost.number("lower_bound_s"),
+            bound_scope=cost.text("bound_scope"),
+        ),
+        memory=MemorySummary(
+            arguments_bytes=memory.integer("arguments_bytes"),
+            outputs_bytes=memory.integer("outputs_bytes"),
+            temporaries_bytes=memory.integer("temporaries_bytes"),
+        ),
+        candidates=reader.objects("candidates", _read_candidate),
+        notes=reader.texts("notes"),
+        hlo_text=hlo_text,
+    )
+    for part in (cost, memory, reader):
+        part.finish()
+    _check_numbers(plan.parameters, plan.outputs)
+    return plan
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _read_version(data: Any) -> tuple[int, int]:
+    if not isinstance(data, dict):
+        raise PlanError(f"expected an object, found {_shown(data)}", where="plan")
+    written = data.get("format")
+    if not isinstance(written, str) or not re.fullmatch(r"\d{1,6}\.\d{1,6}", written):
+        raise PlanError(f'expected a version such as "{PLAN_FORMAT}", found {_shown(written)}', where="plan.format")
+    if _version(written)[0] != _version(PLAN_FORMAT)[0]:
+        raise PlanError(
+            f"the plan has format {written}; this version of Shardwright reads {_version(PLAN_FORMAT)[0]}.x",
+            where="plan.format",
+            remedy="plan the program again, or use the version of Shardwright that wrote it",
+        )
+    return _version(written)
+
+
+class _Reader:
+    """One JSON object: typed access by key, errors that name the path, unknown keys refused."""
+
+    def __init__(self, data: Any, path: str, *, refuse_unknown: bool) -> None:
+        if not isinstance(data, dict):
+            raise PlanError(f"expected an object, found {_shown(data)}", where=path)
+        self._data = data
+        self._path = path
+        self._refuse_unknown = refuse_unknown
+        self._taken: set[str] = set()
+
+    def take(self, key: str) -> Any:
+        self._taken.add(key)
+        if key not in self._data:
+            raise PlanError("the field is missing", where=f"{self._path}.{key}")
+        return self._data[key]
+
+    def has(self, key: str) -> bool:
+        return key in self._data
+
+    def wrong(self, key: str, expected: str, found: Any) -> PlanError:
+        return PlanError(f"expected {expected}, found {_shown(found)}", where=f"{self._path}.{key}")
+
+    def text(self, key: str) -> str:
+        value = self.take(key)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a string", value)
+        return value
+
+    def integer(self, key: str, *, least: int = 0) -> int:
+        value = self.take(key)
+        if type(value) is not int or value < least:
+            raise self.wrong(key, f"an integer ≥ {least}", value)
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.take(key)
+        if type(value) not in (int, float) or not (value >= 0 and math.isfinite(value)):
+            raise self.wrong(key, "a finite number ≥ 0", value)
+        return float(value)
+
+    def items(self, key: str) -> list[Any]:
+        value = self.take(key)
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list", value)
+        return value
+
+    def texts(self, key: str, *, among: Sequence[str] | None = None) -> tuple[str, ...]:
+        value = self.items(key)
+        for item in value:
+            if not isinstance(item, str) or (among is not None and item not in among):
+                raise self.wrong(key, "strings" if among is None else f"names among {', '.join(among)}", item)
+        return tuple(value)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        value = self.items(key)
+        if any(type(item) is not int or item < 0 for item in value):
+            raise self.wrong(key, "a list of integers ≥ 0", value)
+        return tuple(value)
+
+    def entry(self, key: str, table: Sequence[T]) -> T:
+        position = self.integer(key)
+        if position >= len(table):
+            raise self.wrong(key, f"a position below {len(table)}", position)
+        return table[position]
+
+    def object(self, key: str) -> _Reader:
+        return _Reader(self.take(key), f"{self._path}.{key}", refuse_unknown=self._refuse_unknown)
+
+    def objects(self, key: str, read: Callable[[_Reader], T]) -> tuple[T, ...]:
+        found = []
+        for i, item in enumerate(self.items(key)):
+            row = _Reader(item, f"{self._path}.{key}[{i}]", refuse_unknown=self._refuse_unknown)
+            try:
+                found.append(read(row))
+            except PlanError as error:  # from a value's own constructor: say where
+                raise error if error.where else PlanError(error.message, where=row._path) from None
+            row.finish()
+        return tuple(found)
+
+    def finish(self) -> None:
+        unknown = sorted(set(self._data) - self._taken)
+        if unknown and self._refuse_unknown:
+            raise PlanError("the field is not known", where=f"{self._path}.{unknown[0]}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _read_mesh(reader: _Reader, key: str) -> Mesh:
+    axes = reader.objects(key, lambda row: MeshAxis(name=row.text("name"), size=row.integer("size", least=1)))
+    try:
+        return Mesh(axes=axes)
+    except PlanError as error:
+        raise reader.wrong(key, "distinct axis names", error.message) from None
+
+
+def _read_sharding(row: _Reader, mesh: Mesh) -> TensorSharding:
+    names = set(mesh.sizes)
+    dims = row.items("dims")
+    for axes in dims:
+        if not isinstance(axes, list) or any(not isinstance(axis, str) or axis not in names for axis in axes):
+            raise row.wrong("dims", f"lists of axes among {', '.join(sorted(names))}", axes)
+    unreduced = row.texts("unreduced", among=tuple(mesh.sizes)) if row.has("unreduced") else ()
+    return TensorSharding(tuple(tuple(axes) for axes in dims), unreduced)
+
+
+def _read_values(reader: _Reader, shardings: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
+    values = []
+    for i, row in enumerate(reader.items("values")):
+        if not isinstance(row, list) or any(type(at) is not int or not 0 <= at < len(shardings) for at in row):
+            raise reader.wrong(f"values[{i}]", f"positions below {len(shardings)}", row)
+        values.append(tuple(shardings[at] for at in row))
+    return tuple(values)
+
+
+def _read_instructions(
+    reader: _Reader, mesh: Mesh, values: Sequence[ValueSharding]
+) -> tuple[InstructionPlan, ...]:
+    computations, opcodes, reasons = (reader.texts(key) for key in ("computations", "opcodes", "reasons"))
+    axes = set(mesh.sizes)
+
+    def position(at: Any, table: Sequence[T]) -> T:
+        if type(at) is not int or not 0 <= at < len(table):
+            raise ValueError(f"a position below {len(table)}, found {_shown(at)}")
+        return table[at]
+
+    def instruction(row: Any) -> InstructionPlan:
+        if not isinstance(row, list) or len(row) != 7:
+            raise ValueError(f"a list of 7, found {_shown(row)}")
+        computation, name, opcode, operands, result, partial, reason = row
+        if not isinstance(name, str):
+            raise ValueError(f"a name, found {_shown(name)}")
+        if not isinstance(operands, list):
+            raise ValueError(f"a list of operands, found {_shown(operands)}")
+        if not isinstance(partial, list) or any(axis not in axes for axis in partial if isinstance(axis, str)):
+            raise ValueError(f"a list of mesh axes, found {_shown(partial)}")
+        if any(not isinstance(axis, str) for axis in partial) or len(set(partial)) != len(partial):
+            raise ValueError(f"a list of distinct mesh axes, found {_shown(partial)}")
+        return InstructionPlan(
+            computation=position(computation, computations),
+            name=name,
+            opcode=position(opcode, opcodes),
+            operands=tuple(position(operand, values) for operand in operands),
+            result=position(result, values),
+            partial=tuple(partial),
+            reason=position(reason, reasons),
+        )
+
+    rows = []
+    for i, row in enumerate(reader.items("instructions")):
+        try:
+            rows.append(instruction(row))
+        except ValueError as error:
+            raise PlanError(f"expected {error}", where=f"plan.instructions[{i}]") from None
+    return tuple(rows)
+
+
+def _read_variable(row: _Reader, shardings: Sequence[TensorSharding]) -> VariablePlan:
+    element_type = row.text("element_type")
+    if element_type not in ELEMENT_BITS:
+        raise row.wrong("element_type", "an HLO element type", element_type)
+    alias = row.take("alias")
+    variable = VariablePlan(
+        number=row.integer("number"),
+        name=row.text("name"),
+        element_type=element_type,
+        shape=row.integers("shape"),
+        sharding=row.entry("sharding", shardings),
+        stored_shape=row.integers("stored_shape"),
+        alias=None if alias is None else row.integer("alias"),
+    )
+    if len(variable.sharding.dims) != len(variable.shape):
+        raise row.wrong("sharding", f"a sharding of {len(variable.shape)} dimensions", str(variable.sharding))
+    if len(variable.stored_shape) != len(variable.shape):
+        raise row.wrong("stored_shape", f"{len(variable.shape)} dimensions", list(variable.stored_shape))
+    return variable
+
+
+def _check_numbers(parameters: Sequence[VariablePlan], outputs: Sequence[VariablePlan]) -> None:
+    for key, variables, others in (("parameters", parameters, outputs), ("outputs", outputs, parameters)):
+        for i, variable in enumerate(variables):
+            where = f"plan.{key}[{i}]"
+            if variable.number != i:
+                raise PlanError(f"expected number {i}, found {variable.number}", where=f"{where}.number")
+            if variable.alias is not None and (
+                variable.alias >= len(others) or others[variable.alias].alias != variable.number
+            ):
+                raise PlanError(f"alias {variable.alias} does not point back", where=f"{where}.alias")
+
+
+def _read_collective(row: _Reader, mesh: Mesh) -> PlannedCollective:
+    kind = row.text("kind")
+    if kind not in _COLLECTIVE_KINDS:
+        raise row.wrong("kind", f"one of {', '.join(_COLLECTIVE_KINDS)}", kind)
+    return PlannedCollective(
+        kind=kind,
+        axes=row.texts("axes", among=tuple(mesh.sizes)),
+        instruction=row.text("instruction"),
+        cause=row.text("cause"),
+        payload_bytes=row.integer("payload_bytes"),
+        wire_bytes=row.integer("wire_bytes"),
+        count=row.integer("count"),
+        time_s=row.number("time_s"),
+    )
+
+
+def _read_candidate(row: _Reader) -> Candidate:
+    step_s = row.take("step_s")
+    return Candidate(
+        mesh=_read_mesh(row, "mesh"), step_s=None if step_s is None else row.number("step_s"), note=row.text("note")
+    )
