@@ -1,0 +1,113 @@
+"""Arguments and outputs of an emitted module: shardings, explicit padding, aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.errors import PlanError
+from shardwright.plans import Plan, TensorSharding, VariablePlan
+from shardwright.xla import private
+
+_ALIAS = "mhlo.input_output_alias"
+
+AttributeOf = Callable[[TensorSharding], Any]
+
+
+def pad_arguments(main: Any, plan: Plan, attribute: AttributeOf) -> list[Any]:
+    """Give padded arguments their stored type; returns the logical value of each argument.
+
+    A padded argument is sliced to its logical shape at the start of `main`.
+    """
+    ir = private.ir()
+    block = main.body.blocks[0]
+    logical = []
+    for argument, variable in zip(list(block.arguments), plan.parameters, strict=True):
+        _check_shape("argument", argument, variable)
+        if not variable.is_padded:
+            logical.append(argument)
+            continue
+        users = list(argument.uses)
+        argument.set_type(ir.RankedTensorType.get(list(variable.stored_shape), argument.type.element_type))
+        with ir.InsertionPoint.at_block_begin(block):
+            rank = len(variable.shape)
+            sliced = private.dialect("stablehlo").SliceOp(argument, [0] * rank, list(variable.shape), [1] * rank).result
+        for use in users:
+            use.owner.operands[use.operand_number] = sliced
+        logical.append(sliced)
+    return logical
+
+
+def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) -> None:
+    """Pad outputs, write the function's type, its argument and result shardings and aliases."""
+    ir = private.ir()
+    block = main.body.blocks[0]
+    terminator = list(block.operations)[-1]
+    if len(terminator.operands) != len(plan.outputs):
+        raise PlanError(
+            f"the plan has {len(plan.outputs)} outputs, the program {len(terminator.operands)}", where=plan.module_name
+        )
+    for index, variable in enumerate(plan.outputs):
+        value = terminator.operands[index]
+        _check_shape("output", value, variable)
+        if variable.is_padded:
+            with ir.InsertionPoint(terminator):
+                terminator.operands[index] = _padded(value, variable)
+    inputs = [argument.type for argument in block.arguments]
+    outputs = [operand.type for operand in terminator.operands]
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
+    main.attributes["arg_attrs"] = _with_shardings(main, "arg_attrs", plan.parameters, attribute)
+    main.attributes["res_attrs"] = _with_shardings(main, "res_attrs", plan.outputs, attribute)
+    module.operation.attributes[_ALIAS] = _aliases(plan)
+
+
+def _padded(value: Any, variable: VariablePlan) -> Any:
+    ir = private.ir()
+    stablehlo = private.dialect("stablehlo")
+    scalar = ir.RankedTensorType.get([], value.type.element_type)
+    zero = stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{_zero(value.type.element_type)}> : {scalar}")).result
+    high = [stored - size for stored, size in zip(variable.stored_shape, variable.shape, strict=True)]
+    low = [0] * len(high)
+    return stablehlo.PadOp(value, zero, low, high, low).result
+
+
+def _zero(element_type: Any) -> str:
+    text = str(element_type)
+    if text.startswith("complex"):
+        return "(0.0, 0.0)"
+    if text == "i1":
+        return "false"
+    return "0" if text.startswith(("i", "ui", "si")) else "0.0"
+
+
+def _with_shardings(main: Any, key: str, variables: tuple[VariablePlan, ...], attribute: AttributeOf) -> Any:
+    ir = private.ir()
+    present = list(main.attributes[key]) if key in main.attributes else [None] * len(variables)
+    written = []
+    for existing, variable in zip(present, variables, strict=True):
+        items = {item.name: item.attr for item in existing} if existing is not None else {}
+        items["sdy.sharding"] = attribute(variable.sharding)
+        written.append(ir.DictAttr.get(items))
+    return ir.ArrayAttr.get(written)
+
+
+def _aliases(plan: Plan) -> Any:
+    """The module's alias attribute: an output of the plan may reuse its parameter's buffer."""
+    items = []
+    for output in plan.outputs:
+        if output.alias is None:
+            continue
+        index = f"array<i64: {output.number}>" if len(plan.outputs) > 1 else "array<i64>"
+        items.append(
+            '{alias = {kind = "may_alias", parameter_index = array<i64>, '
+            f"parameter_number = {output.alias} : i64}}, output_index = {index}}}"
+        )
+    return private.ir().Attribute.parse(f"[{', '.join(items)}]")
+
+
+def _check_shape(what: str, value: Any, variable: VariablePlan) -> None:
+    if not hasattr(value.type, "shape") or tuple(value.type.shape) != variable.shape:
+        raise PlanError(
+            f"{what} {variable.number} is {value.type} in the program, {list(variable.shape)} in the plan",
+            where=variable.name,
+        )

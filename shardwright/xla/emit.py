@@ -1,0 +1,298 @@
+"""A plan onto StableHLO: Shardy constraints put on operations by name.
+
+Converted HLO carries the HLO instruction's name as each operation's location,
+so a decision about `dot.5` lands on the operation named `dot.5`. What is put:
+
+1. One `sdy.mesh`, and its sharding on every argument and every output of `main`.
+2. After each operation, a `sdy.sharding_constraint` of its result.
+3. Before each operation, one constraint per operand **use**. A constraint on the
+   result alone does not fix how an operation is computed (XLA would gather a
+   contracted operand instead of summing partial products). Uses are left bare
+   only where every use of a value takes it exactly as it lies: as soon as one
+   use differs all need their own, because Shardy's apply-constraints pass
+   redirects later bare uses of a value to the last constraint in its chain.
+4. Padding of variables that their axes do not divide, explicitly: the argument
+   comes padded and is sliced, the output is padded with zeros. XLA would
+   silently change such a boundary sharding instead.
+
+Steps: strip the user's own shardings → collect how values lie and are used →
+insert constraints → pad → set aliases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.config import MESH_NAME
+from shardwright.errors import PlanError
+from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding
+from shardwright.xla import private
+from shardwright.xla.boundary import finish_boundary, pad_arguments
+from shardwright.xla.strip import ANNOTATIONS, annotation_target, erase_annotations, strip_foreign_shardings
+
+#: HLO opcodes that leave no operation behind: their value is their operand's or an argument.
+WITHOUT_OPERATION = frozenset({"parameter", "tuple", "get-tuple-element", "constant", "domain", "add-dependency"})
+
+#: Operations whose regions are planned instruction by instruction; other regions are scalar functions.
+CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
+
+CALLS = frozenset({"func.call", "call"})
+
+
+def emit_stablehlo(hlo_text: str, plan: Plan) -> str:
+    """StableHLO text of `hlo_text` in which `plan` is written as Shardy constraints.
+
+    The text compiles with any XLA that has Shardy, for `plan.mesh.device_count`
+    devices. Raises PlanError where an instruction of the plan is not in the program
+    or the plan's argument and output counts differ from it, HloSyntaxError where XLA
+    cannot read `hlo_text`.
+    """
+    converted = private.stablehlo_of(hlo_text)
+    with private.mlir_context():
+        module = private.ir().Module.parse(converted)
+        _Emitter(module, plan).run()
+        module.operation.verify()
+        # With locations: collectives of the compiled program then carry instruction names.
+        return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def sharding_text(sharding: TensorSharding) -> str:
+    """`[{"data"}, {}], unreduced={"model"}`: the inside of an `#sdy.sharding`, closed in every dimension."""
+    dims = ", ".join("{" + ", ".join(f'"{axis}"' for axis in dim) + "}" for dim in sharding.dims)
+    unreduced = ", ".join(f'"{axis}"' for axis in sharding.unreduced)
+    return f"[{dims}]" + (f", unreduced={{{unreduced}}}" if unreduced else "")
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """`sdy.mesh @shardwright_mesh = <["data"=4, "model"=2]>`."""
+    axes = ", ".join(f'"{axis.name}"={axis.size}' for axis in mesh.axes)
+    return f"sdy.mesh @{MESH_NAME} = <[{axes}]>"
+
+
+@dataclass(slots=True)
+class _Use:
+    operation: Any
+    index: int
+    wanted: TensorSharding | None  # None: takes the value as it lies
+
+
+@dataclass(slots=True)
+class _Value:
+    """A tensor value: how it lies, who uses it, and whether its lie must be written down."""
+
+    value: Any
+    lies: TensorSharding | None
+    pinned: bool  # put a constraint where it is defined
+    uses: list[_Use] = field(default_factory=list)
+
+
+class _Emitter:
+    """Walks `main` and what it reaches once, then inserts."""
+
+    def __init__(self, module: Any, plan: Plan) -> None:
+        self.module = module
+        self.plan = plan
+        self.ir = private.ir()
+        self.sdy = private.dialect("sdy")
+        self.entries: dict[str, InstructionPlan] = {entry.name: entry for entry in plan.instructions}
+        self.functions = {op.name.value: op for op in module.body.operations if op.operation.name == "func.func"}
+        self.main = self.functions["main"]
+        self.values: dict[Any, _Value] = {}
+        self.landed: set[str] = set()
+        self.visited: set[str] = set()
+        self.attributes: dict[TensorSharding, Any] = {}
+        self.annotations: list[Any] = []
+
+    def run(self) -> None:
+        strip_foreign_shardings(self.module)
+        arguments = list(self.main.arguments)
+        if len(arguments) != len(self.plan.parameters):
+            raise PlanError(
+                f"the plan has {len(self.plan.parameters)} arguments, the program {len(arguments)}",
+                where=self.plan.module_name,
+            )
+        self._add_mesh()
+        logical = pad_arguments(self.main, self.plan, self.attribute)
+        for value, variable in zip(logical, self.plan.parameters, strict=True):
+            self._define(value, variable.sharding, pinned=variable.is_padded)
+        self._walk_block(self.main.body.blocks[0], tuple(output.sharding for output in self.plan.outputs))
+        self._require_all_landed()
+        for value in list(self.values.values()):
+            self._insert(value)
+        erase_annotations(self.annotations)
+        finish_boundary(self.module, self.main, self.plan, self.attribute)
+
+    # ---- collect -----------------------------------------------------------
+    def _walk_block(self, block: Any, returned: Sequence[TensorSharding | None] | None) -> None:
+        """Record every definition and use in a block. `returned`: what its terminator hands on."""
+        operations = list(block.operations)
+        for operation in operations[:-1]:
+            self._walk_operation(operation)
+        terminator = operations[-1]
+        for index, operand in enumerate(terminator.operands):
+            wanted = returned[index] if returned is not None and index < len(returned) else None
+            self._use(terminator, index, operand, wanted)
+
+    def _walk_operation(self, operation: Any) -> None:
+        name = private.location_name(operation.location)
+        entry = self.entries.get(name) if name is not None else None
+        kind = operation.operation.name
+        wanted = _flat(entry.operands) if entry is not None else ()
+        position = 0
+        lies_first: TensorSharding | None = None
+        for index, operand in enumerate(operation.operands):
+            if not _is_tensor(operand):
+                continue
+            use = wanted[position] if position < len(wanted) else None
+            self._use(operation, index, operand, _fitting(use, operand))
+            position += 1
+            if index == 0:
+                lies_first = use or self._lies(operand)
+        results = [result for result in operation.results if _is_tensor(result)]
+        if annotation_target(operation) in ANNOTATIONS:
+            self.annotations.append(operation)
+            if entry is None:
+                self._define(results[0], lies_first, pinned=False)
+                return
+        if entry is not None:
+            self.landed.add(entry.name)
+        self._define_results(entry, results, operation)
+        if kind in CONTROL_FLOW:
+            self._walk_regions(operation, entry)
+        elif kind in CALLS:
+            self._walk_call(operation, entry)
+
+    def _define_results(self, entry: InstructionPlan | None, results: list[Any], operation: Any) -> None:
+        shardings = entry.result if entry is not None else ()
+        scalar_inputs = all(operand.type.rank == 0 for operand in operation.operands if _is_tensor(operand))
+        for number, result in enumerate(results):
+            lies = _fitting(shardings[number], result) if number < len(shardings) else None
+            # A scalar made of scalars has nothing to decide; a constraint would only cost time.
+            idle = result.type.rank == 0 and scalar_inputs and not (lies and lies.unreduced)
+            self._define(result, lies, pinned=lies is not None and not idle)
+
+    def _walk_regions(self, operation: Any, entry: InstructionPlan | None) -> None:
+        handed_on = list(entry.result) if entry is not None else None
+        carried = operation.operation.name == "stablehlo.while"
+        for number, region in enumerate(operation.regions):
+            block = region.blocks[0]
+            for index, argument in enumerate(block.arguments):
+                lies = handed_on[index] if handed_on is not None and index < len(handed_on) else None
+                self._define(argument, _fitting(lies, argument), pinned=lies is not None and argument.type.rank > 0)
+            is_condition = carried and number == 0
+            self._walk_block(block, None if is_condition else handed_on)
+
+    def _walk_call(self, operation: Any, entry: InstructionPlan | None) -> None:
+        """A callee is walked once, at its first call; its shardings are its own instructions'."""
+        callee = operation.attributes["callee"].value
+        if callee in self.visited:
+            return
+        self.visited.add(callee)
+        function = self.functions[callee]
+        wanted = _flat(entry.operands) if entry is not None else ()
+        seen: dict[str, int] = {}
+        for index, argument in enumerate(function.arguments):
+            name = private.location_name(argument.location) or ""
+            leaf = seen[name] = seen.get(name, -1) + 1
+            parameter = self.entries.get(name)
+            lies = parameter.result[leaf] if parameter and leaf < len(parameter.result) else None
+            if lies is None and index < len(wanted):
+                lies = wanted[index]
+            self._define(argument, _fitting(lies, argument), pinned=lies is not None and argument.type.rank > 0)
+        self._walk_block(function.body.blocks[0], entry.result if entry is not None else None)
+
+    def _define(self, value: Any, lies: TensorSharding | None, *, pinned: bool) -> None:
+        self.values[value] = _Value(value, lies, pinned)
+
+    def _use(self, operation: Any, index: int, operand: Any, wanted: TensorSharding | None) -> None:
+        value = self.values.get(operand)
+        if value is not None:
+            value.uses.append(_Use(operation, index, wanted))
+
+    def _lies(self, operand: Any) -> TensorSharding | None:
+        value = self.values.get(operand)
+        return None if value is None else value.lies
+
+    def _require_all_landed(self) -> None:
+        """Every instruction of the plan is an operation, or can have none."""
+        absent = [e for e in self.entries.values() if e.name not in self.landed and e.opcode not in WITHOUT_OPERATION]
+        if not absent:
+            return
+        elsewhere = set(_all_names(self.module))  # in functions that nothing calls
+        for entry in absent:
+            if entry.name not in elsewhere:
+                raise PlanError(
+                    f"{entry.opcode} of the plan is not in the program XLA made of the HLO",
+                    where=f"{entry.computation}/{entry.name}",
+                    remedy="plan the same HLO text that is emitted",
+                )
+
+    # ---- insert ------------------------------------------------------------
+    def _insert(self, value: _Value) -> None:
+        source = value.value
+        if value.pinned and value.lies is not None:
+            source = self._constrain_definition(value)
+        if all(use.wanted is None or use.wanted == value.lies for use in value.uses):
+            if source is not value.value:
+                for use in value.uses:
+                    use.operation.operands[use.index] = source
+            return
+        for use in value.uses:
+            wanted = use.wanted or value.lies
+            operand = source
+            if wanted is not None and (source.type.rank > 0 or wanted != value.lies):
+                with self.ir.InsertionPoint(use.operation):
+                    operand = self._constraint(source, wanted, use.operation.location)
+            use.operation.operands[use.index] = operand
+
+    def _constrain_definition(self, value: _Value) -> Any:
+        owner = value.value.owner
+        if isinstance(owner, self.ir.Block):
+            point, location = self.ir.InsertionPoint.at_block_begin(owner), owner.owner.location
+        else:
+            point, location = self.ir.InsertionPoint.after(owner), owner.location
+        with point:
+            return self._constraint(value.value, value.lies, location)
+
+    def _constraint(self, value: Any, lies: TensorSharding | None, location: Any) -> Any:
+        assert lies is not None
+        return self.sdy.ShardingConstraintOp(value, self.attribute(lies), loc=location).result
+
+    def attribute(self, sharding: TensorSharding) -> Any:
+        """The `#sdy.sharding` attribute, one object per distinct sharding."""
+        found = self.attributes.get(sharding)
+        if found is None:
+            found = self.ir.Attribute.parse(f"#sdy.sharding<@{MESH_NAME}, {sharding_text(sharding)}>")
+            self.attributes[sharding] = found
+        return found
+
+    def _add_mesh(self) -> None:
+        mesh = self.ir.Operation.parse(mesh_text(self.plan.mesh))
+        self.ir.InsertionPoint.at_block_begin(self.module.body).insert(mesh)
+
+
+def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorSharding, ...]:
+    return tuple(leaf for value in shardings for leaf in value)
+
+
+def _fitting(sharding: TensorSharding | None, value: Any) -> TensorSharding | None:
+    """The sharding, if it speaks of an array of this rank."""
+    return sharding if sharding is not None and len(sharding.dims) == value.type.rank else None
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value.type, "rank")
+
+
+def _all_names(module: Any) -> Iterator[str]:
+    pending = list(module.body.operations)
+    while pending:
+        operation = pending.pop()
+        name = private.location_name(operation.location)
+        if name is not None:
+            yield name
+        for region in operation.regions:
+            for block in region.blocks:
+                pending.extend(block.operations)

@@ -1,0 +1,179 @@
+"""The only module that touches names which jax and jaxlib do not document.
+
+Each function wraps one use of a private name; `tests/xla/test_private.py` pins
+every one of them, and `check_platform` looks all of them up, so that a jaxlib
+which moved one gives one clear error before anything runs.
+
+Written against jax/jaxlib 0.10.2.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from shardwright.errors import CompilationError, HloSyntaxError, PlatformError
+
+#: module → names that the functions below take from it.
+PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
+    "jaxlib._hlo": ("hlo_module_from_text", "XlaComputation"),
+    "jaxlib._jax": ("DeviceList", "CompileOptions", "CompiledMemoryStats", "mlir"),
+    "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
+    "jaxlib.xla_client": ("DeviceAssignment", "CompileOptions"),
+    "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "InsertionPoint", "Attribute", "NameLoc"),
+    "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
+    "jaxlib.mlir.dialects.mhlo": ("register_mhlo_dialect",),
+    "jaxlib.mlir.dialects.chlo": ("register_dialect",),
+    "jaxlib.mlir.dialects.stablehlo": ("register_dialect", "SliceOp", "PadOp", "ConstantOp"),
+    "jaxlib.mlir.dialects.func": ("FuncOp",),
+    "jaxlib.mlir._mlir_libs._jax_mlir_ext": ("register_dialects",),
+}
+
+
+@cache
+def _module(name: str) -> Any:
+    if name == "jaxlib._jax.mlir":  # a submodule of an extension: an attribute, not importable
+        return _module("jaxlib._jax").mlir
+    return importlib.import_module(name)
+
+
+def check_platform() -> None:
+    """Look up every private name that Shardwright needs.
+
+    Raises PlatformError naming what the installed jaxlib lacks.
+    """
+    missing = []
+    for module, names in PRIVATE_NAMES.items():
+        try:
+            found = _module(module)
+        except (ImportError, AttributeError):
+            missing.append(module)
+            continue
+        missing += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+    if missing:
+        raise PlatformError(
+            f"jax {_version('jax')} with jaxlib {_version('jaxlib')} lacks {', '.join(missing)}",
+            remedy="install the versions that pyproject.toml names: pip install 'jax==0.10.2' 'jaxlib==0.10.2'",
+        )
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+# ---- HLO text ------------------------------------------------------------
+def parse_hlo(text: str) -> Any:
+    """XLA's own `HloModule` of HLO text; HloSyntaxError with XLA's message where it refuses."""
+    try:
+        return _module("jaxlib._hlo").hlo_module_from_text(text)
+    except Exception as error:  # XlaRuntimeError or RuntimeError, by version
+        raise HloSyntaxError(f"XLA's parser refuses the HLO text: {error}") from None
+
+
+def canonical_hlo(text: str) -> str:
+    """HLO text as XLA prints it after parsing: the referee for our parser and printer."""
+    return str(parse_hlo(text).to_string())
+
+
+def stablehlo_of(hlo_text: str) -> str:
+    """StableHLO text of HLO text; every operation's location is its HLO instruction's name."""
+    computation = _module("jaxlib._hlo").XlaComputation(parse_hlo(hlo_text).as_serialized_hlo_module_proto())
+    try:
+        converted = _module("jaxlib._jax.mlir").xla_computation_to_mlir_module(computation)
+    except Exception as error:
+        raise CompilationError(f"XLA cannot turn the HLO into StableHLO: {error}") from None
+    return converted if isinstance(converted, str) else str(converted)
+
+
+# ---- MLIR ----------------------------------------------------------------
+def ir() -> Any:
+    """`jaxlib.mlir.ir`."""
+    return _module("jaxlib.mlir.ir")
+
+
+def dialect(name: str) -> Any:
+    """A dialect module of jaxlib: `sdy`, `stablehlo` or `func`."""
+    return _module(f"jaxlib.mlir.dialects.{name}")
+
+
+@contextmanager
+def mlir_context() -> Iterator[Any]:
+    """A fresh MLIR context with every dialect that converted HLO may contain."""
+    context = ir().Context()
+    registry = ir().DialectRegistry()
+    _module("jaxlib.mlir._mlir_libs._jax_mlir_ext").register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    dialect("sdy").register_dialect(context)
+    dialect("mhlo").register_mhlo_dialect(context)
+    dialect("chlo").register_dialect(context)
+    dialect("stablehlo").register_dialect(context)
+    with context, ir().Location.unknown(context):
+        yield context
+
+
+def location_name(location: Any) -> str | None:
+    """The HLO instruction name that a location carries, or None."""
+    return location.name_str if isinstance(location, ir().NameLoc) else None
+
+
+# ---- compiling and loading -------------------------------------------------
+def compile_options(device_ids: Sequence[int], *, overrides: Sequence[tuple[str, Any]] = ()) -> Any:
+    """Options that partition a module with Shardy over the devices, in mesh order.
+
+    overrides: XLA debug options as (name, value), e.g. `("xla_dump_to", "/tmp/d")`.
+    """
+    import numpy as np
+
+    client = _module("jaxlib.xla_client")
+    options = client.CompileOptions()
+    options.num_replicas = 1
+    options.num_partitions = len(device_ids)
+    build = options.executable_build_options
+    build.num_replicas = 1
+    build.num_partitions = len(device_ids)
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = True
+    build.allow_spmd_sharding_propagation_to_parameters = [True]
+    build.allow_spmd_sharding_propagation_to_output = [True]
+    build.device_assignment = client.DeviceAssignment.create(np.asarray([list(device_ids)], dtype=np.int32))
+    if overrides:
+        options.env_option_overrides = list(overrides)
+    return options
+
+
+def device_list(devices: Sequence[Any]) -> Any:
+    return _module("jaxlib._jax").DeviceList(tuple(devices))
+
+
+def compile_and_load(stablehlo: str, devices: Sequence[Any], options: Any) -> Any:
+    """XLA's loaded executable of a StableHLO module; XLA's own exception where it refuses."""
+    return local_client().compile_and_load(stablehlo, device_list(devices), options)
+
+
+def local_client() -> Any:
+    """The PJRT client of this process' default backend."""
+    import jax
+
+    return jax.local_devices()[0].client
+
+
+def serialize_executable(executable: Any) -> bytes:
+    return bytes(local_client().serialize_executable(executable))
+
+
+def deserialize_executable(payload: bytes, devices: Sequence[Any], options: Any) -> Any:
+    return local_client().deserialize_executable(payload, device_list(devices), options)
+
+
+def compiled_hlo(executable: Any) -> str:
+    """HLO text of what each device runs, collectives included."""
+    return str(executable.hlo_modules()[0].to_string())

@@ -1,0 +1,104 @@
+"""Taking the user's own sharding marks out of a converted module.
+
+A `with_sharding_constraint` of the user's (another mesh, other axis names) left
+beside our mesh aborts XLA's process; the planner has read it as pins before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from shardwright.config import ANNOTATION_TARGET
+from shardwright.errors import UnsupportedProgramError
+
+#: custom-calls that only say how their operand should lie.
+ANNOTATIONS = frozenset({"Sharding", ANNOTATION_TARGET})
+
+#: custom-calls that enclose computations written for one device: not ours to partition.
+MANUAL = frozenset(
+    {"SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"}
+)
+
+_SHARDING_ATTRIBUTES = ("mhlo.sharding", "sdy.sharding", "mhlo.spmd_parameters_shardings", "mhlo.spmd_output_sharding")
+_FRONTEND = "mhlo.frontend_attributes"
+
+
+def annotation_target(operation: Any) -> str | None:
+    """The target of a custom-call operation, else None."""
+    if operation.operation.name != "stablehlo.custom_call":
+        return None
+    return str(operation.attributes["call_target_name"].value)
+
+
+def strip_foreign_shardings(module: Any) -> None:
+    """Remove sharding attributes and meshes that are not the plan's.
+
+    Raises UnsupportedProgramError for `shard_map` and its like.
+    """
+    _strip_attributes(module.operation)
+    for operation in list(module.body.operations):
+        if operation.operation.name == "sdy.mesh":
+            operation.operation.erase()
+            continue
+        if operation.operation.name == "func.func":
+            _strip_function(operation)
+        _strip_regions(operation)
+
+
+def erase_annotations(operations: Iterable[Any]) -> None:
+    """Replace annotation custom-calls by their operand."""
+    for operation in operations:
+        operation.results[0].replace_all_uses_with(operation.operands[0])
+        operation.operation.erase()
+
+
+def _strip_regions(operation: Any) -> None:
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _refuse_manual(inner)
+                _strip_attributes(inner)
+                if len(inner.regions):
+                    _strip_regions(inner)
+
+
+def _refuse_manual(operation: Any) -> None:
+    target = annotation_target(operation)
+    if target in MANUAL:
+        raise UnsupportedProgramError(
+            f"the program holds computations written for one device ({target}; shard_map or the like)",
+            remedy="hand over the step without shard_map: the planner shards it",
+        )
+
+
+def _strip_attributes(operation: Any) -> None:
+    attributes = operation.attributes
+    for name in _SHARDING_ATTRIBUTES:
+        if name in attributes:
+            del attributes[name]
+    if _FRONTEND in attributes:
+        kept = {item.name: item.attr for item in attributes[_FRONTEND] if not item.name.startswith("xla.sdy.")}
+        del attributes[_FRONTEND]
+        if kept:
+            from shardwright.xla import private
+
+            attributes[_FRONTEND] = private.ir().DictAttr.get(kept)
+
+
+def _strip_function(function: Any) -> None:
+    from shardwright.xla import private
+
+    ir = private.ir()
+    for key in ("arg_attrs", "res_attrs"):
+        if key not in function.attributes:
+            continue
+        stripped = []
+        for entry in function.attributes[key]:
+            kept = {item.name: item.attr for item in entry if not _is_foreign(item.name)}
+            stripped.append(ir.DictAttr.get(kept))
+        function.attributes[key] = ir.ArrayAttr.get(stripped)
+
+
+def _is_foreign(name: str) -> bool:
+    return name in _SHARDING_ATTRIBUTES or name == _FRONTEND

@@ -1,0 +1,100 @@
+"""Plans written by hand, for the tests of emission."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+
+from shardwright.plans import CostSummary, InstructionPlan, MemorySummary, Mesh, Plan, TensorSharding, VariablePlan
+
+Dims = Sequence[str | tuple[str, ...] | None]
+
+
+def sharding(dims: Dims, unreduced: tuple[str, ...] = ()) -> TensorSharding:
+    """`sharding(("x", None))`: dimension 0 over axis x, dimension 1 whole."""
+    return TensorSharding(
+        tuple(() if dim is None else (dim,) if isinstance(dim, str) else tuple(dim) for dim in dims), unreduced
+    )
+
+
+def entry(
+    name: str,
+    operands: Sequence[TensorSharding | Sequence[TensorSharding]],
+    result: TensorSharding | Sequence[TensorSharding],
+    partial: tuple[str, ...] = (),
+    *,
+    opcode: str = "",
+    computation: str = "main",
+) -> InstructionPlan:
+    return InstructionPlan(
+        computation=computation,
+        name=name,
+        opcode=opcode or name.split(".")[0],
+        operands=tuple((item,) if isinstance(item, TensorSharding) else tuple(item) for item in operands),
+        result=(result,) if isinstance(result, TensorSharding) else tuple(result),
+        partial=partial,
+    )
+
+
+def variable(
+    number: int, element_type: str, shape: tuple[int, ...], lies: TensorSharding, mesh: Mesh, alias: int | None = None
+) -> VariablePlan:
+    stored = tuple(-(-size // mesh.size(axes)) * mesh.size(axes) for size, axes in zip(shape, lies.dims, strict=True))
+    return VariablePlan(
+        number=number, name=f"v{number}", element_type=element_type, shape=shape, sharding=lies,
+        stored_shape=stored, alias=alias,
+    )  # fmt: skip
+
+
+def layout(hlo: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]:
+    """(type, shape) of each parameter and each output, from the header of the text."""
+    line = next(line for line in hlo.splitlines() if line.startswith("HloModule"))
+    inside = re.search(r"entry_computation_layout=\{(.*)\}", line).group(1)
+    inputs, outputs = inside.split("->")
+    found = []
+    for side in (inputs, outputs):
+        found.append(
+            [
+                (kind, tuple(int(n) for n in dims.split(",") if n))
+                for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", side)
+            ]
+        )
+    return found[0], found[1]
+
+
+def plan(
+    hlo: str,
+    mesh: Mapping[str, int],
+    parameters: Mapping[int, Dims] | None = None,
+    outputs: Mapping[int, Dims] | None = None,
+    entries: Sequence[InstructionPlan] = (),
+    aliases: Mapping[int, int] | None = None,
+) -> Plan:
+    """A plan for `hlo`; variables that are not named lie whole on every device. aliases: output → parameter."""
+    shape = Mesh.of(mesh)
+    ins, outs = layout(hlo)
+    aliases = aliases or {}
+    of_parameter = {parameter: output for output, parameter in aliases.items()}
+    return Plan(
+        module_name="by_hand",
+        hlo_sha256=hashlib.sha256(hlo.encode()).hexdigest(),
+        mesh=shape,
+        hardware="cpu",
+        origin="by hand",
+        instructions=tuple(entries),
+        parameters=tuple(
+            variable(
+                n, kind, dims, sharding((parameters or {}).get(n, (None,) * len(dims))), shape, of_parameter.get(n)
+            )
+            for n, (kind, dims) in enumerate(ins)
+        ),
+        outputs=tuple(
+            variable(n, kind, dims, sharding((outputs or {}).get(n, (None,) * len(dims))), shape, aliases.get(n))
+            for n, (kind, dims) in enumerate(outs)
+        ),
+        collectives=(),
+        cost=CostSummary(compute_s=0.0, communication_s=0.0, lower_bound_s=0.0, bound_scope="none"),
+        memory=MemorySummary(arguments_bytes=0, outputs_bytes=0, temporaries_bytes=0),
+        hlo_text=hlo,
+    )
