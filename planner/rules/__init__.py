@@ -7,10 +7,11 @@ from shardwright.planner.rules import (  # noqa: F401 - importing registers the 
     dot,
     elementwise,
     indexing,
+    opaque,
     reduction,
     tuples,
 )
-from shardwright.planner.rules.base import Factor, OpRule, rule_of, strategy_rule
+from shardwright.planner.rules.base import Factor, OpRule, coverage, rule_of, strategy_rule
 from shardwright.planner.rules.denied import denied
 
-__all__ = ["Factor", "OpRule", "denied", "rule_of", "strategy_rule"]
+__all__ = ["Factor", "OpRule", "coverage", "denied", "rule_of", "strategy_rule"]

@@ -152,6 +152,11 @@ def rule_of(instruction: Instruction) -> OpRule:
     return _without_dynamic(instruction, found)
 
 
+def coverage() -> dict[str, str]:
+    """Every opcode known here, sorted: `rule`, or the reason why it is only ever replicated."""
+    return dict(sorted({**dict.fromkeys(RULES, "rule"), **REPLICATED}.items()))
+
+
 def _without_dynamic(instruction: Instruction, found: OpRule) -> OpRule:
     """Drop factors over dimensions whose size is only known at run time: no even split exists."""
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves

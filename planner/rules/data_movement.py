@@ -10,7 +10,6 @@ from shardwright.planner.rules.base import (
     Factor,
     OpRule,
     factor,
-    only_replicated,
     operand_leaves,
     rule,
     strategy_rule,
@@ -143,6 +142,3 @@ def _through(instruction: Instruction, dims: list[int]) -> list[Factor | None]:
 def _left_out(rank: int, kept: list[int], how: str) -> str:
     dims = [str(dim) for dim in range(rank) if dim not in kept]
     return f"dimension {', '.join(dims)} is {how}" if dims else ""
-
-
-only_replicated("its size is known only at run time", "dynamic-reshape", "get-dimension-size", "set-dimension-size")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.base import OpRule, factor, only_replicated, operand_leaves, rule, strategy_rule
+from shardwright.planner.rules.base import OpRule, factor, operand_leaves, rule, strategy_rule
 
 
 @strategy_rule("dot")
@@ -27,7 +27,3 @@ def dot(instruction: Instruction) -> OpRule:
     for i, (left, right) in enumerate(zip(lhs_contracting, rhs_contracting, strict=True)):
         factors.append(factor(instruction, f"k{i}", {0: left, 1: right}, {}, reduction="add"))
     return rule(factors)
-
-
-only_replicated("its groups have sizes known only at run time", "ragged-dot")
-only_replicated("block-scaled products are not split: XLA's partitioner has no case for them", "scaled-dot")

@@ -41,7 +41,7 @@ def leafwise(instruction: Instruction, operand_leaf: dict[int, int]) -> OpRule:
     return rule(factors, leafwise=True)
 
 
-@strategy_rule("tuple", "optimization-barrier", "domain", "add-dependency")
+@strategy_rule("tuple", "opt-barrier", "domain", "add-dependency")
 def identity(instruction: Instruction) -> OpRule:
     """Result leaf i is operand leaf i."""
     return leafwise(instruction, {i: i for i in range(len(instruction.shape.leaves))})

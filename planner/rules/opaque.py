@@ -1,0 +1,32 @@
+"""Opcodes that are always computed whole on every device, each with the reason."""
+
+from __future__ import annotations
+
+from shardwright.planner.rules.base import only_replicated
+
+only_replicated(
+    "a collective: the program is already partitioned",
+    "all-gather", "all-gather-done", "all-gather-start", "all-reduce", "all-reduce-done", "all-reduce-start",
+    "all-to-all", "collective-broadcast", "collective-permute", "collective-permute-done",
+    "collective-permute-start", "partition-id", "ragged-all-to-all", "reduce-scatter", "replica-id",
+)  # fmt: skip
+only_replicated(
+    "talks to the host or to another program, once and in order",
+    "after-all", "infeed", "outfeed", "recv", "recv-done", "send", "send-done",
+)  # fmt: skip
+only_replicated(
+    "made by XLA's own scheduling or fusion, after sharding is decided",
+    "async-done", "async-start", "async-update", "copy-done", "copy-start", "fusion",
+)  # fmt: skip
+only_replicated(
+    "random numbers: every device must draw the same ones",
+    "rng", "rng-bit-generator", "rng-get-and-update-state",
+)  # fmt: skip
+only_replicated("XLA gathers a Fourier transform whole, its batch too", "fft")
+only_replicated("XLA gathers a matrix decomposition whole, its batch too", "cholesky", "triangular-solve")
+only_replicated("its size is known only at run time", "dynamic-reshape", "get-dimension-size", "set-dimension-size")
+only_replicated("its groups have sizes known only at run time", "ragged-dot")
+only_replicated("XLA's partitioner has no case for block-scaled products", "scaled-dot")
+only_replicated("XLA's partitioner has no case for the scan opcode (JAX's scan is a while)", "scan")
+only_replicated("one pass over the batch for statistics and result: XLA gathers it whole",
+                "batch-norm-grad", "batch-norm-inference", "batch-norm-training")  # fmt: skip
