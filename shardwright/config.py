@@ -10,7 +10,8 @@ MESH_NAME = "shardwright_mesh"
 
 #: custom-call target that `shardwright.annotate` lowers to. `backend_config` holds
 #: its pins as `dimension:axis` items joined by commas; `-` is "not split",
-#: `*` is "split somewhere": `0:data,1:-,2:*`.
+#: `*` is "split somewhere", several axes (major first) are joined by `+`:
+#: `0:data,1:-,2:*,3:data+model`.
 ANNOTATION_TARGET = "shardwright.annotate"
 
 #: Axes of a dimension, `True` for "split over some axis", `None` for "not split".

@@ -1,0 +1,338 @@
+"""JAX front end: a function and the types of its arguments become HLO text.
+
+Only public JAX is used. The text is what `jax.jit(...).lower(...)` prints for the
+cluster's platform, on any machine, with every argument kept, large closed-over
+arrays turned into arguments, and source lines in its metadata.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.source_info_util import register_exclusion
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from shardwright.client.annotate import annotations_kept
+from shardwright.client.frontends.jaxprs import hoist_constants, refuse_what_cannot_travel
+from shardwright.dtypes import to_element_type
+from shardwright.errors import OptionError, UnsupportedProgramError
+
+register_exclusion(__file__)  # source lines in programs are the user's
+
+_ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Type of one argument or result as JAX sees it; `dtype` may be a PRNG key's."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool = False
+
+    @property
+    def is_key(self) -> bool:
+        return jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key)
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """How a function is called: what its arguments are, whatever their values.
+
+    Two calls with equal signatures run the same program.
+    statics: (position, value) of static arguments.
+    tree: structure of (args, kwargs) without the static ones.
+    specs: types of its leaves, in order.
+    """
+
+    statics: tuple[tuple[int, Any], ...]
+    tree: Any
+    specs: tuple[ArraySpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayType:
+    """A flat argument or result as it stands in the HLO text: name, HLO element type, shape.
+
+    A PRNG key stands there as its `uint32` data.
+    """
+
+    name: str
+    element_type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredProgram:
+    """HLO text of one function for one signature, and how its flat numbers map to pytrees.
+
+    arguments: in the order of the program's parameters: the leaves of the call, with
+        hoisted constants from `constants_at` on.
+    constants: the hoisted arrays.
+    result_tree / results: structure of what the function returns, and its leaves.
+    aliases: output number → argument number that it updates in place.
+    """
+
+    name: str
+    hlo_text: str
+    arguments: tuple[ArrayType, ...]
+    outputs: tuple[ArrayType, ...]
+    constants: tuple[np.ndarray, ...]
+    constants_at: int
+    result_tree: Any
+    results: tuple[ArraySpec, ...]
+    aliases: dict[int, int]
+
+    def as_text(self) -> str:
+        """The HLO text."""
+        return self.hlo_text
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self.outputs)
+
+
+class JaxFunction:
+    """A user's function with its `donate_argnums` and `static_argnums`, ready to be lowered.
+
+    Raises OptionError for numbers that are not integers or are both static and donated.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        donate_argnums: int | Sequence[int] = (),
+        static_argnums: int | Sequence[int] = (),
+    ) -> None:
+        if not callable(fn):
+            raise OptionError(f"parallelize() takes a function, not {type(fn).__name__}", where="fn")
+        self.fn = fn
+        self.name: str = getattr(fn, "__name__", None) or type(fn).__name__
+        self._signature = _signature_of(fn)
+        self.static_argnums = self._positions(static_argnums, "static_argnums")
+        self.donate_argnums = self._positions(donate_argnums, "donate_argnums")
+        if both := set(self.static_argnums) & set(self.donate_argnums):
+            raise OptionError(f"argument {min(both)} is both static and donated", where="donate_argnums")
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[int, Any], ...], Any]:
+        """(static arguments, the pytree of all others) of one call."""
+        if kwargs and self._signature is not None:
+            bound = self._signature.bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        if not self.static_argnums:
+            return (), (args, kwargs)
+        statics = tuple((number, args[number]) for number in self.static_argnums if number < len(args))
+        return statics, (tuple(arg for n, arg in enumerate(args) if n not in self.static_argnums), kwargs)
+
+    def donated_leaves(self, dynamic: Any) -> frozenset[int]:
+        """Numbers of the leaves of `dynamic` (the second item of `split`) that are donated."""
+        args, _ = dynamic
+        numbers: list[int] = []
+        start = 0
+        for position, arg in zip(self._dynamic_positions(len(args)), args, strict=True):
+            count = len(jax.tree.leaves(arg))
+            if position in self.donate_argnums:
+                numbers.extend(range(start, start + count))
+            start += count
+        return frozenset(numbers)
+
+    def lower(self, signature: Signature, *, platform: str) -> LoweredProgram:
+        """The program of `signature` for `platform` ("cpu", "cuda", "tpu", …).
+
+        Raises UnsupportedProgramError for what cannot travel; whatever the function
+        itself raises while it is traced comes through.
+        """
+        args, kwargs = self._avals(signature)
+        static = tuple(number for number, _ in signature.statics)
+        function = functools.wraps(self.fn)(lambda *a, **k: self.fn(*a, **k))  # never the user's own cache entry
+        with annotations_kept():
+            traced = jax.jit(
+                function, static_argnums=static, donate_argnums=self.donate_argnums, keep_unused=True
+            ).trace(*args, **kwargs)
+            refuse_what_cannot_travel(traced.jaxpr, self.name)
+            hoisted = hoist_constants(traced.jaxpr)
+            results, result_tree = jax.tree.flatten(traced.out_info)
+            constants_at = len(jax.tree.leaves(args)) if not static else len(jax.tree.leaves(self._dynamic(args)))
+            if hoisted is not None:
+                traced = self._trace_hoisted(hoisted.evaluate, hoisted.constants, signature)
+            text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
+        constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
+        result_specs = tuple(ArraySpec(leaf.shape, leaf.dtype, bool(leaf.weak_type)) for leaf in results)
+        return LoweredProgram(
+            name=self.name,
+            hlo_text=text,
+            arguments=self._argument_types(signature, constants, constants_at),
+            outputs=_output_types(traced.out_info if hoisted is None else jax.tree.unflatten(result_tree, results)),
+            constants=constants,
+            constants_at=constants_at,
+            result_tree=result_tree,
+            results=result_specs,
+            aliases=_aliases(text),
+        )
+
+    # ---- the pieces of `lower` -------------------------------------------------
+
+    def _trace_hoisted(self, evaluate: Callable[..., Any], constants: Sequence[Any], signature: Signature) -> Any:
+        """Traced again with the constants as one more positional argument."""
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return evaluate(args[-1], jax.tree.leaves((args[:-1], kwargs)))
+
+        function.__name__ = self.name
+        args, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
+        positions = self._dynamic_positions(len(args))
+        donated = tuple(n for n, position in enumerate(positions) if position in self.donate_argnums)
+        avals = tuple(jax.ShapeDtypeStruct(c.shape, c.dtype) for c in constants)
+        return jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*args, avals, **kwargs)
+
+    def _avals(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        dynamic, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
+        args = list(dynamic)
+        for number, value in signature.statics:  # ascending, so each lands at its own place
+            args.insert(number, value)
+        return tuple(args), kwargs
+
+    def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(arg for number, arg in enumerate(args) if number not in self.static_argnums)
+
+    def _dynamic_positions(self, count: int) -> list[int]:
+        """Positions in the call of the `count` positional arguments that are not static."""
+        positions: list[int] = []
+        number = 0
+        while len(positions) < count:
+            if number not in self.static_argnums:
+                positions.append(number)
+            number += 1
+        return positions
+
+    def _argument_types(
+        self, signature: Signature, constants: Sequence[np.ndarray], constants_at: int
+    ) -> tuple[ArrayType, ...]:
+        names = self._leaf_names(signature)
+        types = [_array_type(name, spec) for name, spec in zip(names, signature.specs, strict=True)]
+        types[constants_at:constants_at] = [
+            ArrayType(name=f"constants[{n}]", element_type=to_element_type(c.dtype), shape=c.shape)
+            for n, c in enumerate(constants)
+        ]
+        return tuple(types)
+
+    def _leaf_names(self, signature: Signature) -> list[str]:
+        args, kwargs = jax.tree.unflatten(signature.tree, range(len(signature.specs)))
+        names: list[str] = []
+        for position, arg in zip(self._dynamic_positions(len(args)), args, strict=True):
+            names += [self._parameter_name(position) + keystr(path) for path, _ in tree_flatten_with_path(arg)[0]]
+        for key in sorted(kwargs):
+            names += [key + keystr(path) for path, _ in tree_flatten_with_path(kwargs[key])[0]]
+        return names
+
+    def _parameter_name(self, position: int) -> str:
+        parameters = list(self._signature.parameters.values()) if self._signature else []
+        for number, parameter in enumerate(parameters):
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                return f"{parameter.name}[{position - number}]"
+            if number == position:
+                return parameter.name
+        return f"args[{position}]"
+
+    def _positions(self, numbers: int | Sequence[int], where: str) -> tuple[int, ...]:
+        listed = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in listed):
+            raise OptionError(f"{listed!r} are not argument numbers", where=where)
+        count = len(self._signature.parameters) if self._signature else 0
+        if any(number < -count for number in listed):
+            raise OptionError(f"{self.name} has {count} parameters, so {min(listed)} names none", where=where)
+        return tuple(sorted({number % count if number < 0 else number for number in listed}))
+
+
+def spec_of(leaf: Any) -> ArraySpec:
+    """Type of an argument leaf: numpy and JAX arrays, PRNG keys, Python scalars.
+
+    Raises UnsupportedProgramError for a leaf that JAX cannot trace either.
+    """
+    try:
+        aval = jax.typeof(leaf)
+    except TypeError:
+        raise UnsupportedProgramError(
+            f"an argument leaf of type {type(leaf).__name__} is no array",
+            remedy="pass arrays and numbers, or name the argument in static_argnums",
+        ) from None
+    return ArraySpec(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+
+
+def host_value(leaf: Any, spec: ArraySpec) -> np.ndarray:
+    """The bytes of an argument leaf as they stand in the program: key data for a key, else its array."""
+    if spec.is_key:
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf, dtype=spec.dtype)
+
+
+def physical_shape(spec: ArraySpec) -> tuple[int, ...]:
+    """Shape in the program: a PRNG key has its `uint32` words as last dimension."""
+    return tuple(_key_data(spec).shape) if spec.is_key else spec.shape
+
+
+def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
+    """What the user gets for a fetched result: a JAX key array for a key, else `data`."""
+    if not spec.is_key:
+        return data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jax.ShapeDtypeStruct((), spec.dtype)))
+
+
+def eval_shape(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[ArraySpec], Any]:
+    """(types of the leaves, structure) of what `fn(*args)` returns, nothing computed."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(fn, *args))
+    return [ArraySpec(tuple(leaf.shape), leaf.dtype, bool(leaf.weak_type)) for leaf in leaves], tree
+
+
+@functools.lru_cache(maxsize=256)
+def _key_data(spec: ArraySpec) -> Any:
+    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(spec.shape, spec.dtype))
+
+
+def _host_value(constant: Any) -> np.ndarray:
+    return host_value(constant, spec_of(constant))
+
+
+def _array_type(name: str, spec: ArraySpec) -> ArrayType:
+    dtype = np.dtype("uint32") if spec.is_key else spec.dtype
+    return ArrayType(name=name, element_type=to_element_type(dtype), shape=physical_shape(spec))
+
+
+def _output_types(out_info: Any) -> tuple[ArrayType, ...]:
+    leaves, _ = tree_flatten_with_path(out_info)
+    return tuple(
+        _array_type("result" + keystr(path), ArraySpec(tuple(leaf.shape), leaf.dtype)) for path, leaf in leaves
+    )
+
+
+def _aliases(text: str) -> dict[int, int]:
+    """Output number → parameter number, from `input_output_alias={ {0}: (1, {}, may-alias) }`."""
+    header = text[: text.index("\n")]
+    start = header.find("input_output_alias={")
+    if start < 0:
+        return {}
+    end = header.find("entry_computation_layout", start)
+    return {int(output or 0): int(parameter) for output, parameter in _ALIAS.findall(header[start:end])}
+
+
+def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None

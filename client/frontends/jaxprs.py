@@ -1,0 +1,199 @@
+"""What must be done to a traced function before it is lowered.
+
+Two passes over a jaxpr: `refuse_what_cannot_travel` names host callbacks and
+manual computations with their source lines, and `hoist_constants` makes large
+closed-over arrays inputs (in HLO text a float costs 13 bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
+from jax.extend.source_info_util import summarize
+
+from shardwright.errors import UnsupportedProgramError
+
+#: Primitive → what it is, in words. All of them need the client's process or its devices.
+_CANNOT_TRAVEL = {
+    "pure_callback": "jax.pure_callback",
+    "io_callback": "jax.experimental.io_callback",
+    "debug_callback": "jax.debug.callback",
+    "debug_print": "jax.debug.print",
+    "infeed": "infeed",
+    "outfeed": "outfeed",
+    "shard_map": "jax.shard_map",
+    "xla_pmap": "jax.pmap",
+}
+
+_REMEDIES = {
+    "shard_map": "write that part without shard_map: the planner shards it; pin dimensions with shardwright.annotate",
+    "xla_pmap": "write that part without pmap: the planner shards it",
+}
+
+#: Closed-over arrays of at least so many elements become arguments.
+HOISTED_ELEMENTS = 64
+
+
+def refuse_what_cannot_travel(closed: ClosedJaxpr, name: str) -> None:
+    """Raises UnsupportedProgramError that lists every such call with `file:line (function)`."""
+    found = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
+    refused = [(primitive, line) for primitive, line in found if primitive in _CANNOT_TRAVEL]
+    if not refused:
+        return
+    lines = "".join(f"\n  {_CANNOT_TRAVEL[primitive]} at {line}" for primitive, line in refused)
+    remedies = {
+        _REMEDIES.get(p, "remove it, or return the value from the step and use it on the client") for p, _ in refused
+    }
+    raise UnsupportedProgramError(
+        f"{name} holds what cannot run on a server:{lines}", where=refused[0][1], remedy="; ".join(sorted(remedies))
+    )
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _equations(inner)
+
+
+# ---- constants ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hoisted:
+    """A traced function whose large closed-over arrays are inputs.
+
+    constants: the arrays, one per object.
+    evaluate: (constants, flat arguments) → flat results; traceable.
+    """
+
+    constants: tuple[Any, ...]
+    evaluate: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+
+
+def hoist_constants(closed: ClosedJaxpr) -> Hoisted | None:
+    """None where the function closes over nothing large."""
+    constants = {id(constant): constant for constant in _constants(closed) if _is_large(constant)}
+    if not constants:
+        return None
+
+    def evaluate(values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        return _Retracer(dict(zip(constants, values, strict=True))).closed(closed, arguments)
+
+    return Hoisted(constants=tuple(constants.values()), evaluate=evaluate)
+
+
+def _constants(closed: ClosedJaxpr) -> Iterator[Any]:
+    yield from closed.consts
+    for inner in _nested(closed.jaxpr.eqns):
+        yield from _constants(inner)
+
+
+def _nested(equations: Sequence[JaxprEqn]) -> Iterator[ClosedJaxpr]:
+    """Closed jaxprs in the parameters of `equations`, at any depth of open ones."""
+    for eqn in equations:
+        for value in eqn.params.values():
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, ClosedJaxpr):
+                    yield item
+                elif isinstance(item, Jaxpr):
+                    yield from _nested(item.eqns)
+
+
+def _is_large(constant: Any) -> bool:
+    return prod(getattr(constant, "shape", ())) >= HOISTED_ELEMENTS
+
+
+class _Retracer:
+    """Evaluates a jaxpr with some constants replaced by given values.
+
+    Only equations that hold such a constant somewhere inside are traced anew, through
+    JAX's public functions; all others are bound as they are, with their source lines.
+    """
+
+    def __init__(self, values: dict[int, Any]) -> None:
+        self._values = values
+
+    def closed(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        constants = [self._values.get(id(constant), constant) for constant in closed.consts]
+        return self.open(closed.jaxpr, [*constants, *arguments])
+
+    def open(self, jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
+        """`arguments`: values of the constant variables, then of the input variables."""
+        if not self._holds_constant(jaxpr.eqns):
+            split = len(jaxpr.constvars)
+            return list(jax.core.eval_jaxpr(jaxpr, arguments[:split], *arguments[split:]))
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
+        for eqn in jaxpr.eqns:
+            inputs = [atom.val if isinstance(atom, Literal) else known[atom] for atom in eqn.invars]
+            known.update(zip(eqn.outvars, self._equation(jaxpr, eqn, inputs), strict=True))
+        return [atom.val if isinstance(atom, Literal) else known[atom] for atom in jaxpr.outvars]
+
+    def _equation(self, jaxpr: Jaxpr, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
+        rule = _RETRACED.get(eqn.primitive.name)
+        if rule is not None and self._holds_constant([eqn]):
+            return list(rule(self, eqn.params, inputs))
+        values = {atom: value for atom, value in zip(eqn.invars, inputs, strict=True) if not isinstance(atom, Literal)}
+        alone = jaxpr.replace(constvars=[], invars=list(values), outvars=list(eqn.outvars), eqns=[eqn])
+        return list(jax.core.eval_jaxpr(alone, (), *values.values()))
+
+    def _holds_constant(self, equations: Sequence[JaxprEqn]) -> bool:
+        return any(id(constant) in self._values for closed in _nested(equations) for constant in _constants(closed))
+
+    # ---- one method for each kind of equation that holds functions -------------
+
+    def inlined(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        function = params.get("jaxpr", params.get("call_jaxpr"))
+        return self.closed(function, inputs) if isinstance(function, ClosedJaxpr) else self.open(function, inputs)
+
+    def rematerialized(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        if params["prevent_cse"]:  # the recomputation must not be merged with the first computation
+            inputs = list(lax.optimization_barrier(tuple(inputs)))
+        return self.inlined(params, inputs)
+
+    def scanned(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        constants, carry_end = params["num_consts"], params["num_consts"] + params["num_carry"]
+
+        def body(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            results = self.closed(params["jaxpr"], [*inputs[:constants], *carry, *x])
+            return results[: params["num_carry"]], results[params["num_carry"] :]
+
+        carry, stacked = lax.scan(
+            body, inputs[constants:carry_end], inputs[carry_end:],
+            length=params["length"], reverse=params["reverse"], unroll=params["unroll"],
+        )  # fmt: skip
+        return [*carry, *stacked]
+
+    def looped(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        return list(
+            lax.while_loop(
+                lambda carry: self.closed(params["cond_jaxpr"], [*inputs[:first], *carry])[0],
+                lambda carry: self.closed(params["body_jaxpr"], [*inputs[first:second], *carry]),
+                inputs[second:],
+            )
+        )
+
+    def branched(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        branches = [lambda *operands, branch=branch: self.closed(branch, operands) for branch in params["branches"]]
+        return list(lax.switch(inputs[0], branches, *inputs[1:]))
+
+
+_RETRACED: dict[str, Callable[[_Retracer, dict[str, Any], list[Any]], list[Any]]] = {
+    "jit": _Retracer.inlined,
+    "closed_call": _Retracer.inlined,
+    "core_call": _Retracer.inlined,
+    "custom_jvp_call": _Retracer.inlined,  # nothing is differentiated any more
+    "custom_vjp_call": _Retracer.inlined,
+    "remat2": _Retracer.rematerialized,
+    "checkpoint": _Retracer.rematerialized,
+    "scan": _Retracer.scanned,
+    "while": _Retracer.looped,
+    "cond": _Retracer.branched,
+}
