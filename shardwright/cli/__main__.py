@@ -1,0 +1,5 @@
+import sys
+
+from shardwright.cli import main
+
+sys.exit(main())

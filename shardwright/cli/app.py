@@ -1,0 +1,52 @@
+"""Puts the subcommands together, and turns what they raise into messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from shardwright.cli import doctor, explain, lower, plan, serve
+from shardwright.cli.output import EXIT_CODES, EXIT_ERROR, EXIT_INTERRUPTED, print_error
+from shardwright.errors import ShardwrightError
+
+_COMMANDS = (plan, lower, explain, serve, doctor)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; each subcommand sets `run`."""
+    parser = argparse.ArgumentParser(
+        prog="shardwright",
+        description="Plan how a training step is spread over many devices, and serve it.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"shardwright {metadata.version('shardwright')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    for command in _COMMANDS:
+        command.register(commands, common)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (documented in `--help`)."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except ShardwrightError as error:
+        if arguments.debug:
+            raise
+        print_error(error)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; what Python still holds for it must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    return code

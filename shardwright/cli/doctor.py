@@ -1,0 +1,178 @@
+"""`shardwright doctor`: what is there, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+from shardwright.cli.options import add_cluster_option, cluster_of
+from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json
+from shardwright.cluster import Cluster, ClusterNode
+from shardwright.errors import ShardwrightError
+
+#: Longest wait for JAX to name its devices: an accelerator's driver may hang.
+_DEVICES_DEADLINE_S = 60.0
+_CONNECT_DEADLINE_S = 2.0
+
+#: An eight-device GPT-2 quickstart uses about this much.
+_COMFORTABLE_MEMORY_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at; `remedy` says how to get what is missing."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        commands,
+        common,
+        "doctor",
+        summary="check this machine",
+        description="Check versions, devices, memory, and the ports of a cluster file. Changes nothing.",
+        examples=("shardwright doctor", "shardwright doctor --cluster cluster.json --json"),
+    )
+    add_cluster_option(parser, required=False)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    cluster = cluster_of(arguments.cluster) if arguments.cluster else None
+    findings = examine(cluster)
+    if arguments.json:
+        print_json({"ok": all(finding.ok for finding in findings), "findings": [asdict(item) for item in findings]})
+    else:
+        for finding in findings:
+            print(f"{'ok     ' if finding.ok else 'MISSING'}  {finding.name:<24} {finding.detail}")
+            if finding.remedy:
+                print(f"{'':<9}{'':<24} → {finding.remedy}")
+    return EXIT_OK if all(finding.ok for finding in findings) else EXIT_UNHEALTHY
+
+
+def examine(cluster: Cluster | None) -> list[Finding]:
+    """All findings about this machine and, where given, about a cluster's ports."""
+    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _private_names, _devices, _memory]
+    findings = [finding for check in checks for finding in check()]
+    if cluster is not None:
+        findings += [_node_port(node) for node in cluster.nodes if node.port]
+    return findings
+
+
+def _python() -> Iterator[Finding]:
+    version = platform.python_version()
+    ok = sys.version_info >= (3, 11)
+    yield Finding(name="python", ok=ok, detail=version, remedy="" if ok else "install Python 3.11 or newer")
+
+
+def _packages() -> Iterator[Finding]:
+    """Each package that Shardwright requires, its version, and whether that is new enough."""
+    for requirement in metadata.requires("shardwright") or ():
+        if "extra ==" in requirement:
+            continue
+        name, bounds = _split_requirement(requirement)
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Finding(name=name, ok=False, detail="not installed", remedy=f"pip install '{requirement}'")
+            continue
+        ok = all(_satisfies(version, operator, bound) for operator, bound in bounds)
+        yield Finding(name=name, ok=ok, detail=version, remedy="" if ok else f"pip install '{requirement}'")
+
+
+def _split_requirement(requirement: str) -> tuple[str, list[tuple[str, str]]]:
+    """`pulp<4,>=3.0` → ("pulp", [("<", "4"), (">=", "3.0")])."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    name = match[0] if match else requirement
+    return name, re.findall(r"(<|>=|==)\s*([0-9][0-9.]*)", requirement[len(name) :])
+
+
+def _satisfies(version: str, operator: str, bound: str) -> bool:
+    have, want = ([int(part) for part in re.findall(r"\d+", text)] for text in (version, bound))
+    return {"<": have < want, ">=": have >= want, "==": have == want}[operator]
+
+
+def _private_names() -> Iterator[Finding]:
+    from shardwright.xla import check_platform
+
+    try:
+        check_platform()
+    except ShardwrightError as error:
+        yield Finding(name="jaxlib internals", ok=False, detail=error.message, remedy=error.remedy)
+    else:
+        yield Finding(name="jaxlib internals", ok=True, detail="every name that is used is there")
+
+
+def _devices() -> Iterator[Finding]:
+    """The devices that JAX sees, asked in a child: a broken driver may abort or hang."""
+    code = "import jax; [print(d.platform, d.device_kind) for d in jax.devices()]"
+    remedy = "set JAX_PLATFORMS=cpu, or see docs.jax.dev for your accelerator's jax package"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_DEVICES_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        detail = f"JAX did not answer within {_DEVICES_DEADLINE_S:.0f} s"
+        yield Finding(name="devices", ok=False, detail=detail, remedy=remedy)
+        return
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        yield Finding(name="devices", ok=False, detail=last, remedy=remedy)
+        return
+    kinds = child.stdout.splitlines()
+    detail = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
+    if detail == "1 × cpu cpu":
+        detail = "CPU only (a server makes as many CPU devices as asked)"
+    yield Finding(name="devices", ok=True, detail=detail)
+
+
+def _memory() -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    detail = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free, {os.cpu_count()} CPU cores"
+    ok = memory.available >= _COMFORTABLE_MEMORY_BYTES
+    yield Finding(name="memory", ok=ok, detail=detail, remedy="" if ok else "free some: the quickstart wants 4 GiB")
+
+
+def _node_port(node: ClusterNode) -> Finding:
+    """A node of this machine needs its port free or its server there; another needs to answer."""
+    name = f"task {node.index} {node.address}"
+    if _answers(node):
+        return Finding(name=name, ok=True, detail="something listens: this task's server, if you started it")
+    if not _is_here(node):
+        remedy = "start its server, or check address and firewall"
+        return Finding(name=name, ok=False, detail="does not answer", remedy=remedy)
+    return Finding(name=name, ok=True, detail="on this machine, port free")
+
+
+def _answers(node: ClusterNode) -> bool:
+    try:
+        with socket.create_connection((node.ip, node.port), timeout=_CONNECT_DEADLINE_S):
+            return True
+    except OSError:
+        return False
+
+
+def _is_here(node: ClusterNode) -> bool:
+    """Whether the node's address is one of this machine: only those can be bound."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(node.ip, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

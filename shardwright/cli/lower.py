@@ -1,0 +1,123 @@
+"""`shardwright lower`: a user's function as HLO text, for a cluster's platform, on any machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.cli.options import add_cluster_option, cluster_of
+from shardwright.cli.output import EXIT_OK, STANDARD_STREAM, add_command, note, print_json, write_text
+from shardwright.cluster import PLATFORMS
+from shardwright.errors import OptionError, UnsupportedProgramError
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        commands,
+        common,
+        "lower",
+        summary="HLO text of a Python function",
+        description=(
+            "Lower a JAX function to HLO text, with source lines, for a cluster's platform. No accelerator and no\n"
+            "arrays are needed: arguments are given by type, or by a function that returns them (arrays or\n"
+            "jax.ShapeDtypeStruct, in pytrees of any shape)."
+        ),
+        examples=(
+            "shardwright lower mymodel:step --args 'f32[8,16] s32[8]' --out step.hlo",
+            "shardwright lower mymodel:step --example mymodel:example_arguments --cluster cluster.json",
+            "shardwright lower examples.mlp.train:train_step --example examples.mlp.train:example_arguments",
+        ),
+    )
+    parser.add_argument("function", metavar="PKG.MODULE:FUNCTION", help="imported from the current folder or the path")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--args", metavar="TYPES", help="argument types, e.g. 'f32[8,16] s32[]'; '' for none")
+    how.add_argument("--example", metavar="PKG.MODULE:FUNCTION", help="returns a tuple of example arguments")
+    parser.add_argument("--donate", metavar="I,J", default="", help="argument numbers whose buffers may be reused")
+    where = parser.add_mutually_exclusive_group()
+    add_cluster_option(where, required=False)  # type: ignore[arg-type]  # a group adds arguments as a parser does
+    where.add_argument("--platform", choices=PLATFORMS, help="lower for this platform (default: cpu)")
+    parser.add_argument("--out", metavar="FILE", default=STANDARD_STREAM, help="default: standard output")
+    parser.add_argument("--json", action="store_true", help="print a summary with the text as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import the function, lower it, write its HLO text."""
+    platform = cluster_of(arguments.cluster).platform if arguments.cluster else arguments.platform or "cpu"
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    function = load_function(arguments.function, "FUNCTION")
+    example = example_of(arguments.args, arguments.example)
+    donated = numbers_of(arguments.donate)
+
+    from shardwright.client.frontends import jax as frontend
+
+    text = frontend.lower(function, example, donate_argnums=donated, platform=platform).hlo_text
+    if arguments.json:
+        print_json({"function": arguments.function, "platform": platform, "hlo": text})
+        return EXIT_OK
+    write_text(arguments.out, text)
+    if arguments.out != STANDARD_STREAM:
+        note(f"HLO text: {arguments.out}")
+    return EXIT_OK
+
+
+def load_function(name: str, where: str) -> Callable[..., Any]:
+    """The callable behind `pkg.module:function`. Raises OptionError for each way this may fail."""
+    module_name, separator, attribute = name.partition(":")
+    if not (module_name and separator and attribute):
+        raise OptionError(f"{name!r} does not name a function", where=where, remedy="write pkg.module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        remedy = "run from the folder that holds it, or install it"
+        raise OptionError(f"module {error.name!r} was not found", where=where, remedy=remedy) from None
+    function = module
+    for part in attribute.split("."):
+        if not hasattr(function, part):
+            known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+            remedy = f"it has {', '.join(known)}" if known else "check the spelling"
+            raise OptionError(f"{module_name} has no {attribute!r}", where=where, remedy=remedy)
+        function = getattr(function, part)
+    if not callable(function):
+        raise OptionError(f"{name} is not callable", where=where, remedy="name a function")
+    return function
+
+
+def example_of(types: str | None, example: str | None) -> tuple[Any, ...]:
+    """The arguments to lower with, from `--args` or from `--example`. Raises OptionError."""
+    if types is not None:
+        return tuple(_abstract_array(text) for text in types.split())
+    result = load_function(example or "", "--example")()
+    if not isinstance(result, tuple):
+        problem = f"{example} returned {type(result).__name__}, not a tuple of arguments"
+        raise OptionError(problem, where="--example", remedy="return (argument 0, argument 1, …)")
+    return result
+
+
+def _abstract_array(text: str) -> Any:
+    """`f32[8,16]` as a jax.ShapeDtypeStruct."""
+    from jax import ShapeDtypeStruct
+
+    from shardwright.dtypes import to_dtype
+
+    match = re.fullmatch(r"([a-z]\w*)\[((?:\d+(?:,\d+)*)?)\]", text)
+    remedy = "write types as HLO does: f32[8,16] s32[]"
+    if match is None:
+        raise OptionError(f"{text!r} is not an array type", where="--args", remedy=remedy)
+    try:
+        dtype = to_dtype(match[1])
+    except UnsupportedProgramError:
+        raise OptionError(f"{match[1]!r} is not an element type", where="--args", remedy=remedy) from None
+    return ShapeDtypeStruct(tuple(int(size) for size in match[2].split(",") if size), dtype)
+
+
+def numbers_of(text: str) -> tuple[int, ...]:
+    """`0,1` → (0, 1). Raises OptionError."""
+    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
+        raise OptionError(f"{text!r} is not a list of numbers", where="--donate", remedy="write 0,1")
+    return tuple(int(number) for number in text.split(",") if number)

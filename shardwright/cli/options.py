@@ -1,0 +1,88 @@
+"""Values that more than one command takes: meshes, forced shardings, clusters."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardwright.cluster import Cluster
+from shardwright.config import FORCED_STRATEGIES, Pin, Pins
+from shardwright.errors import OptionError
+
+#: Names of the axes of a mesh given by sizes alone.
+DEFAULT_AXES = ("data", "model")
+
+
+def add_planning_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a plan, the same wherever one is made."""
+    parser.add_argument(
+        "--mesh",
+        metavar="SIZES",
+        help="mesh to plan for: 8, 2x4, or data=2,model=4 (default: the planner compares the possible ones)",
+    )
+    parser.add_argument(
+        "--force",
+        metavar="HOW",
+        action="append",
+        default=[],
+        help=f"a strategy ({', '.join(FORCED_STRATEGIES)}) or pins of one argument, NAME=DIM:AXIS,… "
+        "where AXIS may be - (not split) or * (split somewhere); may repeat for pins",
+    )
+
+
+def add_cluster_option(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    parser.add_argument(
+        "--cluster",
+        metavar="FILE|N",
+        required=required,
+        help="cluster file, or a number of CPU devices on one machine",
+    )
+
+
+def cluster_of(text: str) -> Cluster:
+    """A cluster by file name or by device count. Raises ClusterConfigError."""
+    return Cluster.local(int(text)) if re.fullmatch(r"\d+", text) else Cluster.load(Path(text))
+
+
+def mesh_of(text: str | None) -> dict[str, int] | None:
+    """`2x4` → {"data": 2, "model": 4}; `data=2,model=4` by name. Raises OptionError."""
+    if text is None:
+        return None
+    if re.fullmatch(r"\d+(x\d+)*", text):
+        sizes = [int(size) for size in text.split("x")]
+        if len(sizes) <= len(DEFAULT_AXES):
+            return dict(zip(DEFAULT_AXES, sizes, strict=False))
+    elif re.fullmatch(r"[A-Za-z_]\w*=\d+(,[A-Za-z_]\w*=\d+)*", text):
+        pairs = [part.split("=") for part in text.split(",")]
+        mesh = {name: int(size) for name, size in pairs}
+        if len(mesh) == len(pairs):
+            return mesh
+    raise OptionError(
+        f"{text!r} is not a mesh of one or two axes",
+        where="--mesh",
+        remedy="write 8, 2x4 or data=2,model=4",
+    )
+
+
+def force_of(texts: Sequence[str]) -> str | dict[str, Pins] | None:
+    """The `force` of PlanOptions: one strategy name, or pins by argument name. Raises OptionError."""
+    if not texts:
+        return None
+    if len(texts) == 1 and texts[0] in FORCED_STRATEGIES:
+        return texts[0]
+    return dict(_argument_pins(text) for text in texts)
+
+
+def _argument_pins(text: str) -> tuple[str, dict[int, Pin]]:
+    name, _, pins = text.rpartition("=")
+    items = [re.fullmatch(r"(\d+):([A-Za-z_]\w*|-|\*)", item) for item in pins.split(",")]
+    if not name or not all(items):
+        raise OptionError(
+            f"{text!r} is neither a strategy nor the pins of an argument",
+            where="--force",
+            remedy=f"write one of {', '.join(FORCED_STRATEGIES)}, or \"params['w']=0:data,1:-\"",
+        )
+    axes: dict[str, Pin] = {"-": None, "*": True}
+    return name, {int(item[1]): axes.get(item[2], item[2]) for item in items if item}

@@ -1,0 +1,88 @@
+"""What every command shares: exit codes, error blocks, reading and writing files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import OptionError, ShardwrightError
+
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2  # argparse's own
+EXIT_UNHEALTHY = 3
+EXIT_INTERRUPTED = 130
+
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    it could not be done; standard error says what, where and what to do
+  2    wrong usage
+  3    doctor: something is missing or does not work
+  130  interrupted
+"""
+
+#: Stands for standard input or output where a file is expected.
+STANDARD_STREAM = "-"
+
+
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    common: argparse.ArgumentParser,
+    name: str,
+    *,
+    summary: str,
+    description: str,
+    examples: Sequence[str],
+) -> argparse.ArgumentParser:
+    """A subcommand whose `--help` ends in examples and the exit codes."""
+    lines = "\n".join(f"  {example}" for example in examples)
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        parents=[common],
+        epilog=f"examples:\n{lines}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def print_error(error: ShardwrightError) -> None:
+    print(f"error: {error}", file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def note(text: str) -> None:
+    """A line for the person, kept apart from results on standard output."""
+    print(text, file=sys.stderr)
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or of standard input for `-`. Raises OptionError naming the path."""
+    try:
+        if path == STANDARD_STREAM:
+            return sys.stdin.read()
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise OptionError("the file is not UTF-8 text", where=path, remedy="give a text file") from None
+    except OSError as error:
+        remedy = "check the path, or give - for standard input"
+        raise OptionError(f"cannot be read ({error.strerror})", where=path, remedy=remedy) from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file, or standard output for `-`. Raises OptionError naming the path."""
+    if path == STANDARD_STREAM:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot be written ({error.strerror})", where=path, remedy="check the folder") from None

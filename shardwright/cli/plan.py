@@ -1,0 +1,58 @@
+"""`shardwright plan`: HLO text in, plan and annotated StableHLO out, with no server."""
+
+from __future__ import annotations
+
+import argparse
+
+from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, force_of, mesh_of
+from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, write_text
+from shardwright.cli.progress import planning_progress
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        commands,
+        common,
+        "plan",
+        summary="plan a program for a cluster",
+        description="Plan the HLO text of a training step for a cluster: what is split over what, and what it costs.",
+        examples=(
+            "shardwright plan step.hlo --cluster 8 --explain",
+            "shardwright plan step.hlo --cluster cluster_configs/a100_2x8.json --out plan.json --emit step.sdy.mlir",
+            "shardwright plan step.hlo --cluster 8 --mesh 2x4 --force mixed --json",
+            "shardwright plan step.hlo --cluster 8 --mesh data=2,model=4 --force \"params['wte']=0:model,1:-\"",
+            "shardwright lower mymodel:step --args 'f32[8,16]' | shardwright plan - --cluster 8",
+        ),
+    )
+    parser.add_argument("file", metavar="FILE", help="HLO text, or - for standard input")
+    add_cluster_option(parser, required=True)
+    add_planning_options(parser)
+    parser.add_argument("--out", metavar="PLAN.json", help="write the plan (schema: docs/plan-schema.json)")
+    parser.add_argument("--emit", metavar="OUT.mlir", help="write StableHLO with the plan as Shardy constraints")
+    parser.add_argument("--explain", action="store_true", help="print the plan for people")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan, check, and write what was asked for; the explanation where nothing was."""
+    options = {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)}
+    cluster = cluster_of(arguments.cluster)
+    text = read_text(arguments.file)
+
+    from shardwright import planner
+    from shardwright.config import PlanOptions
+
+    with planning_progress() as progress:
+        plan = planner.plan(text, cluster, PlanOptions(**options), progress=progress)
+    if arguments.out:
+        write_text(arguments.out, plan.to_json(indent=1))
+        note(f"plan: {arguments.out}")
+    if arguments.emit:
+        write_text(arguments.emit, plan.emit())
+        note(f"StableHLO: {arguments.emit}")
+    if arguments.json:
+        print_json(plan.as_dict())
+    elif arguments.explain or not (arguments.out or arguments.emit):
+        print(plan.explain())
+    return EXIT_OK

@@ -1,0 +1,21 @@
+"""What the planner is doing now, on standard error: one changing line on a terminal, silence elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def planning_progress() -> Iterator[Callable[[Any], None] | None]:
+    """A callback for `planner.plan(progress=…)`, or None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+
+    from rich.console import Console
+
+    with Console(stderr=True).status("planning") as status:
+        yield lambda event: status.update(str(event))

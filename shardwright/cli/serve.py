@@ -1,0 +1,47 @@
+"""`shardwright serve`: one node's server, in this process's place."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from shardwright.cli.output import add_command
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        commands,
+        common,
+        "serve",
+        summary="start this node's server",
+        description="Start the server of one node of a cluster file, or of this machine alone. Ctrl-C stops it.",
+        examples=(
+            "shardwright serve cluster.json 0          # on the master's machine",
+            "shardwright serve cluster.json 1          # on the next machine; any order",
+            "shardwright serve --devices 8 --port 2222 # this machine alone, CPU devices on loopback",
+        ),
+    )
+    parser.add_argument("cluster", metavar="CLUSTER", nargs="?", help="cluster file, the same on every node")
+    parser.add_argument("index", metavar="INDEX", nargs="?", help="this node's task: 0 is the master")
+    parser.add_argument("--devices", metavar="N", type=int, help="CPU devices of a server without a cluster file")
+    parser.add_argument("--port", metavar="PORT", type=int, help="its port (default: a free one, printed)")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Become `python -m shardwright.server`: signals and the exit code are then its own."""
+    by_file = arguments.cluster is not None
+    by_count = arguments.devices is not None or arguments.port is not None
+    if by_file == by_count:
+        arguments.parser.error("give CLUSTER and INDEX, or --devices N")
+    if by_file and arguments.index is None:
+        arguments.parser.error("give INDEX too: this node's task number, 0 for the master")
+    command = [sys.executable, "-m", "shardwright.server"]
+    if by_file:
+        command += [arguments.cluster, arguments.index]
+    if arguments.devices is not None:
+        command += ["--devices", str(arguments.devices)]
+    if arguments.port is not None:
+        command += ["--port", str(arguments.port)]
+    os.execv(command[0], command)
