@@ -1,19 +1,28 @@
 """HLO text both ways: `parse(text) -> Module`, `module.to_text()`."""
 
+from shardwright.hlo.attributes import ConvDims, Window
 from shardwright.hlo.ir import Alias, Attribute, Computation, Instruction, Module, SourceLocation
 from shardwright.hlo.parser import parse
-from shardwright.hlo.shapes import ArrayShape, OpaqueShape, Shape, TupleShape
+from shardwright.hlo.shape_text import format_shape
+from shardwright.hlo.shapes import ArrayShape, OpaqueShape, Shape, TupleShape, without_layout
+from shardwright.hlo.source import locate, stack
 
 __all__ = [
     "Alias",
     "ArrayShape",
     "Attribute",
     "Computation",
+    "ConvDims",
     "Instruction",
     "Module",
     "OpaqueShape",
     "Shape",
     "SourceLocation",
     "TupleShape",
+    "Window",
+    "format_shape",
+    "locate",
     "parse",
+    "stack",
+    "without_layout",
 ]

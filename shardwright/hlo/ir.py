@@ -76,6 +76,7 @@ class Computation:
     root: Instruction
     parameters: tuple[Instruction, ...]
     is_entry: bool = False
+    attributes: dict[str, Attribute] = field(default_factory=dict)  # execution_thread
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
@@ -111,7 +112,7 @@ class Module:
     header: dict[str, Attribute]
     computations: list[Computation]  # in text order; the entry is among them
     entry: Computation
-    tables: Mapping[str, list[str]] = field(default_factory=dict)  # FileNames, … as printed
+    tables: Mapping[str, list[str]] = field(default_factory=dict)  # FileNames, …: entries as printed, unnumbered
 
     def to_text(self) -> str:
         """HLO text that XLA's parser reads as an equal module."""

@@ -75,3 +75,12 @@ class OpaqueShape:
 
 
 Shape = ArrayShape | TupleShape | OpaqueShape
+
+
+def without_layout(shape: Shape) -> Shape:
+    """The same shape with no layout anywhere in it; for comparisons."""
+    if isinstance(shape, ArrayShape):
+        return shape if shape.layout is None else ArrayShape(shape.element_type, shape.dimensions, shape.dynamic)
+    if isinstance(shape, TupleShape):
+        return TupleShape(tuple(without_layout(element) for element in shape.elements))
+    return shape

@@ -1,0 +1,95 @@
+"""Characters and spans of HLO text: patterns, comments, positions, errors.
+
+HLO text is free-form: white space and comments may stand between any two
+tokens. Comments are blanked in place before parsing, so that offsets into the
+blanked text are offsets into what the user wrote; lines and columns are worked
+out only when an error is raised.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import NoReturn
+
+from shardwright.errors import HloSyntaxError
+
+#: Longest part of a source line that an error shows on each side of the caret.
+_EXCERPT = 100
+
+#: Deepest nesting of brackets in shapes, attributes and literals.
+MAX_DEPTH = 256
+
+NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*+"
+STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+SINGLE_QUOTED = r"'[^'\\]*+(?:\\.[^'\\]*+)*+'"
+
+_COMMENT_OR_STRING = re.compile(rf"/\*.*?\*/|//[^\n\r]*|{STRING}", re.DOTALL)
+_NOT_NEWLINE = re.compile(r"[^\n]")
+_SPACE = re.compile(r"\s*+", re.ASCII)
+_BRACKET = re.compile(rf"[()\[\]{{}}]|{STRING}|{SINGLE_QUOTED}", re.DOTALL)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def _blank(match: re.Match[str]) -> str:
+    token = match[0]
+    if token[0] == '"':
+        return token
+    return _NOT_NEWLINE.sub(" ", token)
+
+
+def blank_comments(text: str) -> str:
+    """`text` with comments outside of strings replaced by as many spaces (newlines stay)."""
+    if "/*" not in text and "//" not in text:
+        return text
+    return _COMMENT_OR_STRING.sub(_blank, text)
+
+
+def skip_space(text: str, position: int) -> int:
+    """The offset of the first character at or after `position` that is not white space."""
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr]
+
+
+def balanced_end(text: str, position: int, original: str | None = None) -> int:
+    """The offset just after the bracket that closes the one at `position`; strings are skipped."""
+    expected: list[str] = []
+    for match in _BRACKET.finditer(text, position):
+        token = match[0]
+        if token in _CLOSING:
+            if len(expected) >= MAX_DEPTH:
+                fail(original or text, match.start(), f"brackets nest deeper than {MAX_DEPTH}")
+            expected.append(_CLOSING[token])
+        elif token[0] not in "\"'":
+            if token != expected[-1]:
+                fail(original or text, match.start(), f"expected {expected[-1]!r}, got {token!r}")
+            expected.pop()
+            if not expected:
+                return match.end()
+    fail(original or text, position, f"{text[position]!r} is never closed")
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` for names close to `name`, or ''."""
+    # Similarity is quadratic: only names of about the same length are compared, and not too many.
+    candidates = [other for other in known if abs(len(other) - len(name)) <= 2 and other[:1] == name[:1]][:2000]
+    close = difflib.get_close_matches(name[:200], candidates, n=3, cutoff=0.75)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def fail(text: str, position: int, message: str, *, remedy: str = "") -> NoReturn:
+    """Raise HloSyntaxError at an offset of `text`, showing the line with a caret."""
+    position = min(max(position, 0), len(text))
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    end = len(text) if end < 0 else end
+    line_number = text.count("\n", 0, position) + 1
+    column = position - start + 1
+    left = max(start, position - _EXCERPT)
+    right = min(end, position + _EXCERPT)
+    before = ("…" if left > start else "") + text[left:position]
+    after = text[position:right].rstrip("\r") + ("…" if right < end else "")
+    caret = "".join("\t" if character == "\t" else " " for character in before) + "^"
+    raise HloSyntaxError(
+        f"{message}\n  {before}{after}\n  {caret}", where=f"{line_number}:{column}", remedy=remedy
+    ) from None

@@ -1,0 +1,124 @@
+"""Checks of constants' literals against their shapes, without building Python numbers from them."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+from shardwright.hlo.lexical import balanced_end, fail, skip_space
+from shardwright.hlo.shapes import ArrayShape, OpaqueShape, Shape, TupleShape
+
+_INT = r"-?[0-9]+"
+_REAL = r"-?(?:[0-9]+\.?[0-9]*(?:[eE][+\-]?[0-9]+)?|\.[0-9]+(?:[eE][+\-]?[0-9]+)?|inf|nan(?:\(0x[0-9a-fA-F]+\))?)"
+_COMPLEX = rf"(?:\(\s*{_REAL}\s*,\s*{_REAL}\s*\)|{_REAL})"
+
+
+def _list_of(value: str) -> re.Pattern[str]:
+    return re.compile(rf"[\s{{]*+{value}[\s}}]*+(?:,[\s{{]*+{value}[\s}}]*+)*+", re.ASCII)
+
+
+_VALUES = {
+    "pred": (_list_of("(?:true|false|0|1)"), "true or false"),
+    "integer": (_list_of(rf"(?:{_INT}|true|false)"), "an integer"),
+    "real": (_list_of(f"(?:{_REAL}|true|false)"), "a number, inf or nan"),
+    "complex": (_list_of(_COMPLEX), "a complex number such as (1, 2)"),
+}
+_NOT_BRACKETS = re.compile(r"[^{},]+")
+_COMPLEX_PAIR = re.compile(r"\([^()]*\)")
+
+
+def _kind(element_type: str) -> str:
+    if element_type == "pred":
+        return "pred"
+    if element_type[0] in "su":
+        return "integer"
+    return "complex" if element_type[0] == "c" else "real"
+
+
+def check_literal(text: str, start: int, end: int, shape: Shape, original: str) -> None:
+    """Raise HloSyntaxError unless `text[start:end]` is a literal of this shape; tuples nest without recursion.
+
+    `original` is the text with its comments, as errors show it.
+    """
+    pending: list[tuple[int, int, Shape]] = [(start, end, shape)]
+    while pending:
+        start, end, shape = pending.pop()
+        start = skip_space(text, start)
+        while end > start and text[end - 1] in " \t\r\n":
+            end -= 1
+        if isinstance(shape, TupleShape):
+            pending.extend(_tuple_parts(text, start, end, shape, original))
+        elif isinstance(shape, OpaqueShape):
+            if start != end:
+                fail(original, start, f"a constant of shape {shape.kind}[] has no value")
+        else:
+            _check_array(text, start, end, shape, original)
+
+
+def _tuple_parts(text: str, start: int, end: int, shape: TupleShape, original: str) -> list[tuple[int, int, Shape]]:
+    if not text.startswith("(", start) or text[end - 1] != ")":
+        fail(original, start, "expected a tuple literal such as (1, {2, 3})")
+    bounds: list[tuple[int, int]] = []
+    position = begin = start + 1
+    while position < end - 1:
+        character = text[position]
+        if character in "({":
+            position = balanced_end(text, position, original)
+            continue
+        if character == ",":
+            bounds.append((begin, position))
+            begin = position + 1
+        position += 1
+    if text[begin : end - 1].strip() or bounds:
+        bounds.append((begin, end - 1))
+    if len(bounds) != len(shape.elements):
+        fail(original, start, f"expected a tuple of {len(shape.elements)} elements, got {len(bounds)}")
+    return [(low, high, element) for (low, high), element in zip(bounds, shape.elements, strict=True)]
+
+
+def _check_array(text: str, start: int, end: int, shape: ArrayShape, original: str) -> None:
+    body = text[start:end]
+    if "..." in body:
+        fail(
+            original,
+            start + body.index("..."),
+            "the value of this constant was left out when the text was printed",
+            remedy="print the module with large constants (print_large_constants=True)",
+        )
+    count = prod(shape.dimensions)
+    pattern, expected = _VALUES[_kind(shape.element_type)]
+    if count:
+        # The shortest value is one character and a comma: a wrong shape cannot make us build a huge skeleton.
+        if count > len(body):
+            fail(original, start, f"expected {count} values, got a literal of {len(body)} characters")
+        match = pattern.match(body)
+        if match is None or match.end() != len(body):
+            fail(original, start + _first_bad(body, pattern), f"expected {expected}")
+    skeleton = _COMPLEX_PAIR.sub("", body) if shape.element_type[0] == "c" else body
+    found = _NOT_BRACKETS.sub("", skeleton)
+    if found != _skeleton(shape.dimensions, len(body)) and not _same_but_empty(found, shape.dimensions):
+        sizes = ",".join(map(str, shape.dimensions))
+        values = f"{found.count(',') + 1} values"
+        fail(original, start, f"expected a literal with {count} values nested as [{sizes}], got {values}")
+
+
+def _first_bad(body: str, pattern: re.Pattern[str]) -> int:
+    match = pattern.match(body)
+    position = match.end() if match else 0
+    while position < len(body) and body[position] in " \t\r\n,{":
+        position += 1
+    return position
+
+
+def _skeleton(dimensions: tuple[int, ...], limit: int) -> str | None:
+    """Braces and commas of a literal with these dimensions; None where they alone would be longer than `limit`."""
+    piece = ""
+    for size in reversed(dimensions):
+        if (len(piece) + 1) * size > limit + 2:
+            return None
+        piece = "{" + ",".join([piece] * size) + "}"
+    return piece
+
+
+def _same_but_empty(found: str, dimensions: tuple[int, ...]) -> bool:
+    return prod(dimensions) == 0 and found == "{}"

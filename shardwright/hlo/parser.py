@@ -1,0 +1,457 @@
+"""HLO text → `Module`.
+
+The grammar, as XLA's printers write it and XLA's own parser reads it:
+
+    module      ::= 'HloModule' name (',' attribute)* tables? computation+
+    tables      ::= 'FileNames' … 'FunctionNames' … 'FileLocations' … 'StackFrames' …
+    computation ::= 'ENTRY'? name signature? '{' instruction+ '}' (',' attribute)*
+    signature   ::= '(' (name ':' shape (',' …)*)? ')' '->' shape
+    instruction ::= 'ROOT'? name '=' shape opcode '(' operands | literal | number ')' (',' attribute)*
+    operand     ::= shape? name
+    attribute   ::= name '=' value
+
+A name may carry a `%`. One regular expression takes a whole instruction up to
+its attributes, another one attribute at a time; shapes and attributes are
+interned by their text. What those expressions do not take (tuples within
+tuples, tiles, operands with shapes, nested braces) goes through the slower
+readers, which also say what is wrong where a text cannot be read.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import NoReturn
+
+from shardwright.hlo.attributes import COMPUTATION_ATTRIBUTES, AttributeValueError, parse_value
+from shardwright.hlo.ir import Attribute, Computation, Instruction, Module
+from shardwright.hlo.lexical import (
+    NAME,
+    SINGLE_QUOTED,
+    STRING,
+    balanced_end,
+    blank_comments,
+    fail,
+    near_matches,
+    skip_space,
+)
+from shardwright.hlo.literals import check_literal
+from shardwright.hlo.opcodes import ARITY, OPCODES, is_opcode
+from shardwright.hlo.shape_text import ShapeReader
+from shardwright.hlo.shapes import Shape, TupleShape, without_layout
+
+TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+_SIMPLE_SHAPE = r"[a-z][a-z0-9]*+\[[^\[\]()]*+\](?:\{[0-9,]*+\})?|\([^()]*+\)"
+_INSTRUCTION = re.compile(
+    rf"\s*+(ROOT\s++)?%?({NAME})\s*+=\s*+({_SIMPLE_SHAPE})\s++([a-z][a-z0-9\-]*+)\(([^()]*+)\)", re.ASCII
+)
+_BRACED = rf"\{{[^{{}}\"]*+(?:{STRING}[^{{}}\"]*+)*+\}}"
+_ATTRIBUTE = re.compile(
+    rf"\s*+,\s*+({NAME}=(?:{_BRACED}|{STRING}|[^\s,{{}}\"'\[\]()=]++(?=[,\s}}])))", re.ASCII | re.DOTALL
+)
+_ATTRIBUTE_NAME = re.compile(rf"({NAME})=\s*+", re.ASCII)
+_NAME = re.compile(rf"%?({NAME})", re.ASCII)
+_OPCODE = re.compile(r"[a-z][a-z0-9\-]*+", re.ASCII)
+_ENTRY = re.compile(r"\s*+ENTRY\s++", re.ASCII)
+_ROOT = re.compile(r"\s*+ROOT\s++", re.ASCII)
+_TABLE_ENTRY = re.compile(rf"\s*+[0-9]++\s*+({STRING}|\{{[^{{}}\"]*+\}})", re.ASCII | re.DOTALL)
+_NUMBER = re.compile(r"\s*+([0-9]{1,9})\s*+", re.ASCII)
+_VALUE_PIECE = re.compile(rf"{STRING}|{SINGLE_QUOTED}|[^\s,{{}}\"'\[\]()]++", re.ASCII | re.DOTALL)
+_MESH_TAIL = re.compile(r",?\s*+(?:device_ids=\([^(){}]*+(?:\([^(){}]*+\)[^(){}]*+)*+\)\s*+)?(?=\{)", re.ASCII)
+
+#: Attributes whose names must be looked up when an instruction carries them.
+_REFERRING = COMPUTATION_ATTRIBUTES | {"control-predecessors"}
+
+
+def parse(text: str, *, allow_elided: bool = False) -> Module:
+    """The module that HLO text describes.
+
+    allow_elided: keep constants whose value was left out when the text was printed
+        (`constant({...})`), as compiled modules are printed by default. Such a module can be
+        looked at, not run.
+
+    Raises HloSyntaxError with `line:column`, the line and a caret. The text may come from anybody:
+    nothing in it makes the parser recurse, or take more than linear time and memory.
+    """
+    collecting = gc.isenabled()
+    # Nothing here becomes garbage in cycles; the collector would walk the growing module again and again.
+    gc.disable()
+    try:
+        return _Parser(text, allow_elided).module()
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class _Parser:
+    """One pass over one text. `text` has its comments blanked; offsets are those of `original`."""
+
+    def __init__(self, text: str, allow_elided: bool) -> None:
+        self.original = text
+        self.text = blank_comments(text)
+        self.allow_elided = allow_elided
+        self.shapes = ShapeReader(self.text, self.original)
+        self.attributes: dict[str, Attribute] = {}
+        self.computations: dict[str, Computation] = {}
+        self.used_names: set[str] = set()
+        self.line = 1
+        self.line_offset = 0
+
+    def fail(self, position: int, message: str, *, remedy: str = "") -> NoReturn:
+        fail(self.original, position, message, remedy=remedy)
+
+    # --- module ---------------------------------------------------------------------------------
+
+    def module(self) -> Module:
+        """The whole text."""
+        text = self.text
+        position = skip_space(text, 0)
+        if not text.startswith("HloModule", position):
+            self.fail(position, "expected 'HloModule' and the module's name")
+        name, position = self.name(position + len("HloModule"), "the module's name")
+        header, position = self.attribute_list(position)
+        tables, position = self.source_tables(position)
+        entry: Computation | None = None
+        while (position := skip_space(text, position)) < len(text):
+            start = position
+            computation, position = self.computation(position)
+            if computation.is_entry:
+                if entry is not None:
+                    self.fail(start, f"a second ENTRY: {entry.name!r} is the entry computation already")
+                entry = computation
+        if entry is None:
+            self.fail(len(text), "expected an ENTRY computation, the module has none")
+        return Module(name, header, list(self.computations.values()), entry, tables)
+
+    def name(self, position: int, what: str) -> tuple[str, int]:
+        position = skip_space(self.text, position)
+        match = _NAME.match(self.text, position)
+        if match is None:
+            self.fail(position, f"expected {what}")
+        return match[1], match.end()
+
+    def source_tables(self, position: int) -> tuple[dict[str, list[str]], int]:
+        """The tables of source lines between header and computations: entries as printed, without their numbers."""
+        tables: dict[str, list[str]] = {}
+        for name in TABLES:
+            start = skip_space(self.text, position)
+            if not self.text.startswith(name, start):
+                if tables:
+                    self.fail(start, f"expected {name!r}")
+                break
+            position = start + len(name)
+            entries = tables[name] = []
+            while match := _TABLE_ENTRY.match(self.text, position):
+                entries.append(match[1])
+                position = match.end()
+        return tables, position
+
+    # --- computations ---------------------------------------------------------------------------
+
+    def computation(self, position: int) -> tuple[Computation, int]:
+        entry_match = _ENTRY.match(self.text, position)
+        if entry_match is not None:
+            position = entry_match.end()
+        start = position
+        name, position = self.name(position, "a computation: ENTRY, its name, '{' and its instructions")
+        if name in self.computations:
+            self.fail(start, f"computation {name!r} is defined twice")
+        position = signature_start = skip_space(self.text, position)
+        result: Shape | None = None
+        if self.text.startswith("(", position):
+            result, position = self.signature(position)
+        if not self.text.startswith("{", position):
+            self.fail(position, f"expected '{{' and the instructions of computation {name!r}")
+        instructions, position = self.instructions(position + 1)
+        root = next((instruction for instruction in instructions if instruction.is_root), instructions[-1])
+        root.is_root = True
+        if result is not None and without_layout(result) != without_layout(root.shape):
+            self.fail(
+                signature_start, f"the result of computation {name!r} differs from the shape of its root {root.name!r}"
+            )
+        parameters = self.parameters(name, instructions, start)
+        attributes, position = self.attribute_list(position)
+        computation = Computation(name, instructions, root, parameters, entry_match is not None, attributes)
+        self.computations[name] = computation
+        return computation, position
+
+    def signature(self, position: int) -> tuple[Shape, int]:
+        """`(name: shape, …) -> shape` → the result's shape; the offset after it, white space skipped."""
+        text = self.text
+        position = skip_space(text, position + 1)
+        while not text.startswith(")", position):
+            _, position = self.name(position, "a parameter's name")
+            position = skip_space(text, position)
+            if not text.startswith(":", position):
+                self.fail(position, "expected ':' and the parameter's shape")
+            _, position = self.shapes.read(position + 1)
+            position = skip_space(text, position)
+            if text.startswith(",", position):
+                position = skip_space(text, position + 1)
+            elif not text.startswith(")", position):
+                self.fail(position, "expected ',' or ')' in the parameters of a computation")
+        position = skip_space(text, position + 1)
+        if not text.startswith("->", position):
+            self.fail(position, "expected '->' and the result's shape")
+        shape, position = self.shapes.read(position + 2)
+        return shape, skip_space(text, position)
+
+    def parameters(self, name: str, instructions: list[Instruction], start: int) -> tuple[Instruction, ...]:
+        parameters = [instruction for instruction in instructions if instruction.opcode == "parameter"]
+        parameters.sort(key=lambda parameter: parameter.index)
+        for number, parameter in enumerate(parameters):
+            if parameter.index != number:
+                problem = "no" if parameter.index > number else "more than one"
+                self.fail(start, f"computation {name!r} has {problem} parameter({min(number, parameter.index)})")
+        return tuple(parameters)
+
+    # --- instructions ---------------------------------------------------------------------------
+
+    def instructions(self, position: int) -> tuple[list[Instruction], int]:
+        """The instructions up to the closing brace, and the offset after it."""
+        text = self.text
+        result: list[Instruction] = []
+        names: dict[str, Instruction] = {}
+        has_root = False
+        while True:
+            match = _INSTRUCTION.match(text, position)
+            if match is None:
+                position = skip_space(text, position)
+                if text.startswith("}", position) and result:
+                    return result, position + 1
+                root, name, shape, opcode, start, end = self.instruction_head(position)
+                name_start, position = position, end + 1
+                inside = text[start:end]
+            else:
+                root, name, shape_text, opcode, inside = match.groups()
+                name_start, start = match.start(2), match.start(5)
+                position = match.end()
+                shape = self.shapes.by_text.get(shape_text)
+                if shape is None:
+                    shape, _ = self.shapes.read(match.start(3))
+            if name in names:
+                self.fail(name_start, f"instruction {name!r} is defined twice")
+            instruction = Instruction(name, opcode, shape)
+            self.line += text.count("\n", self.line_offset, name_start)
+            self.line_offset = name_start
+            instruction.line = self.line
+            if opcode == "parameter":
+                self.read_parameter(instruction, start)
+            elif opcode == "constant":
+                self.read_constant(instruction, start, position - 1)
+            elif inside:
+                instruction.operands = self.operands(inside, start, names)
+            position = self.instruction_attributes(instruction, position, names)
+            self.check_instruction(instruction, name_start)
+            if root:
+                if has_root:
+                    self.fail(name_start, "a second ROOT in this computation")
+                has_root = instruction.is_root = True
+            names[name] = instruction
+            if name in self.used_names:
+                instruction.name = self.fresh_name(name)
+            self.used_names.add(instruction.name)
+            result.append(instruction)
+
+    def instruction_head(self, position: int) -> tuple[bool, str, Shape, str, int, int]:
+        """Any instruction up to its attributes: whether it is the root, its name, shape and opcode, and the
+        offsets of what is inside its parentheses."""
+        text = self.text
+        root = _ROOT.match(text, position)
+        name, position = self.name(
+            root.end() if root else position, "an instruction: its name, '=', shape and opcode, or '}'"
+        )
+        position = skip_space(text, position)
+        if not text.startswith("=", position):
+            self.fail(position, f"expected '=' after the instruction's name {name!r}")
+        shape, position = self.shapes.read(position + 1)
+        position = skip_space(text, position)
+        opcode = _OPCODE.match(text, position)
+        if opcode is None:
+            self.fail(position, "expected an opcode")
+        self.check_opcode(opcode[0], position)
+        start = skip_space(text, opcode.end())
+        if not text.startswith("(", start):
+            self.fail(start, f"expected '(' after the opcode {opcode[0]!r}")
+        return root is not None, name, shape, opcode[0], start + 1, balanced_end(text, start, self.original) - 1
+
+    def fresh_name(self, name: str) -> str:
+        """XLA lets computations reuse each other's instruction names, and numbers the later ones."""
+        number = 1
+        while (candidate := f"{name}.{number}") in self.used_names:
+            number += 1
+        return candidate
+
+    def check_opcode(self, opcode: str, position: int) -> None:
+        if not is_opcode(opcode):
+            self.fail(position, f"unknown opcode {opcode!r}{near_matches(opcode, OPCODES)}")
+
+    def check_instruction(self, instruction: Instruction, position: int) -> None:
+        """Opcode known, operands as many as it takes, a tuple's element within the tuple."""
+        opcode = instruction.opcode
+        arity = ARITY.get(opcode)
+        if arity is None:
+            if opcode not in OPCODES:
+                self.check_opcode(opcode, self.text.find(opcode, position))
+        elif len(instruction.operands) != arity:
+            self.fail(
+                position, f"{opcode} takes {arity} operand(s), {instruction.name!r} has {len(instruction.operands)}"
+            )
+        if opcode == "get-tuple-element":
+            index = instruction.get("index")
+            shape = instruction.operands[0].shape
+            if type(index) is not int or not isinstance(shape, TupleShape) or not 0 <= index < len(shape.elements):
+                self.fail(position, f"{instruction.name!r} needs index= of an element of its operand, a tuple")
+            instruction.index = index
+
+    def read_parameter(self, instruction: Instruction, start: int) -> None:
+        match = _NUMBER.match(self.text, start)
+        if match is None or not self.text.startswith(")", match.end()):
+            self.fail(start, "expected the parameter's number")
+        instruction.index = int(match[1])
+
+    def read_constant(self, instruction: Instruction, start: int, end: int) -> None:
+        payload = self.text[start:end]
+        instruction.payload = payload
+        if self.allow_elided and payload.strip() == "{...}":
+            return
+        check_literal(self.text, start, end, instruction.shape, self.original)
+
+    # --- operands -------------------------------------------------------------------------------
+
+    def operands(self, inside: str, start: int, names: dict[str, Instruction]) -> tuple[Instruction, ...]:
+        """The instructions named between the parentheses that begin at `start`."""
+        try:
+            if inside[0] == "%":
+                return tuple([names[name] for name in inside[1:].split(", %")])
+            return tuple([names[name] for name in inside.split(", ")])
+        except KeyError:
+            pass
+        try:
+            return tuple([names[name.strip().removeprefix("%")] for name in inside.split(",")])
+        except KeyError:
+            return self.spelled_operands(start, start + len(inside), names)
+
+    def spelled_operands(self, position: int, end: int, names: dict[str, Instruction]) -> tuple[Instruction, ...]:
+        """Operands one by one, each with or without its shape."""
+        text = self.text
+        result: list[Instruction] = []
+        position = skip_space(text, position)
+        while position < end:
+            match = _NAME.match(text, position)
+            after = skip_space(text, match.end()) if match else position
+            shape = None
+            if match is None or text[after] not in ",)":
+                shape, after = self.shapes.read(position)
+                position = skip_space(text, after)
+                match = _NAME.match(text, position)
+                if match is None:
+                    self.fail(position, "expected an operand's name")
+            operand = names.get(match[1])
+            if operand is None:
+                self.fail(position, f"no instruction {match[1]!r} before this one{near_matches(match[1], names)}")
+            if shape is not None and without_layout(shape) != without_layout(operand.shape):
+                self.fail(position, f"operand {match[1]!r} does not have this shape")
+            result.append(operand)
+            position = skip_space(text, match.end())
+            if position < end:
+                if text[position] != ",":
+                    self.fail(position, "expected ',' or ')' after an operand")
+                position = skip_space(text, position + 1)
+                if position >= end:
+                    self.fail(position, "expected an operand")
+        return tuple(result)
+
+    # --- attributes -----------------------------------------------------------------------------
+
+    def instruction_attributes(self, instruction: Instruction, position: int, names: dict[str, Instruction]) -> int:
+        text = self.text
+        attributes = instruction.attributes
+        known = self.attributes
+        while True:
+            match = _ATTRIBUTE.match(text, position)
+            if match is not None:
+                attribute = known.get(match[1])
+                if attribute is None:
+                    attribute = self.intern_attribute(match[1], match.start(1))
+                start, position = position, match.end()
+            else:
+                position = skip_space(text, position)
+                if not text.startswith(",", position):
+                    return position
+                start = position
+                attribute, position = self.attribute(position)
+            name = attribute.name
+            if name in attributes:
+                self.fail(start, f"attribute {name!r} is given twice")
+            if name in _REFERRING:
+                attribute = self.resolve(attribute, instruction, start, names)
+            attributes[name] = attribute
+
+    def attribute_list(self, position: int) -> tuple[dict[str, Attribute], int]:
+        """The attributes of the module or of a computation."""
+        attributes: dict[str, Attribute] = {}
+        while self.text.startswith(",", start := skip_space(self.text, position)):
+            attribute, position = self.attribute(start)
+            if attribute.name in attributes:
+                self.fail(start, f"attribute {attribute.name!r} is given twice")
+            attributes[attribute.name] = attribute
+        return attributes, position
+
+    def attribute(self, comma: int) -> tuple[Attribute, int]:
+        """Any attribute, from the comma before it on."""
+        start = skip_space(self.text, comma + 1)
+        match = _ATTRIBUTE_NAME.match(self.text, start)
+        if match is None:
+            self.fail(start, "expected an attribute: name=value")
+        end = self.value_end(match.end())
+        key = f"{match[1]}={self.text[match.end() : end]}"
+        attribute = self.attributes.get(key)
+        return attribute or self.intern_attribute(key, start), end
+
+    def value_end(self, start: int) -> int:
+        """The offset after the attribute value at `start`: words, strings and brackets up to a comma or a space."""
+        text = self.text
+        position = start
+        while position < len(text):
+            if text[position] in "([{":
+                position = balanced_end(text, position, self.original)
+                if text.startswith("mesh[", start) or text.startswith("@", start):
+                    tail = _MESH_TAIL.match(text, position)
+                    position = tail.end() if tail else position
+                continue
+            match = _VALUE_PIECE.match(text, position)
+            if match is None:
+                break
+            position = match.end()
+        if position == start:
+            self.fail(start, "expected the attribute's value")
+        return position
+
+    def intern_attribute(self, key: str, start: int) -> Attribute:
+        name, _, text = key.partition("=")
+        text = text.strip()
+        try:
+            value = parse_value(name, text)
+        except AttributeValueError as error:
+            self.fail(start, f"attribute {name!r}: {error}")
+        attribute = self.attributes[key] = Attribute(name, text, value)
+        return attribute
+
+    def resolve(
+        self, attribute: Attribute, instruction: Instruction, start: int, names: dict[str, Instruction]
+    ) -> Attribute:
+        """Look up the computations or instructions that an attribute names."""
+        known = names if attribute.name == "control-predecessors" else self.computations
+        for name in attribute.value:
+            if name not in known:
+                kind = "instruction" if known is names else "computation"
+                self.fail(start, f"no {kind} {name!r} before this one{near_matches(name, known)}")
+        if known is self.computations:
+            instruction.called[attribute.name] = tuple([self.computations[name] for name in attribute.value])
+            return attribute
+        written = [names[name].name for name in attribute.value]
+        if written == list(attribute.value):
+            return attribute
+        return Attribute(attribute.name, f"{{{', '.join(written)}}}", tuple(written))
