@@ -42,7 +42,7 @@ setup: $(VENV)/.stamp-dev ## Make .venv with everything for use and development.
 
 .PHONY: quickstart
 quickstart: $(VENV)/.stamp-run ## Train a small GPT-2 on 8 CPU devices and print its plan (under 5 minutes).
-	@$(BIN)/python examples/gpt2/quickstart.py
+	@$(BIN)/python examples/gpt2/train.py --explain
 
 .PHONY: test
 test: $(VENV)/.stamp-dev ## Run every test.

@@ -25,7 +25,7 @@ from shardwright.errors import ClusterConfigError
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 #: Hardware profile of a platform where the file names none.
-DEFAULT_HARDWARE = {"cpu": "cpu", "cuda": "a100", "tpu": "v5e"}
+DEFAULT_HARDWARE = {"cpu": "cpu", "cuda": "a100", "tpu": "tpu-v5e"}
 
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
