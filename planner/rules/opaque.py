@@ -30,3 +30,4 @@ only_replicated("XLA's partitioner has no case for block-scaled products", "scal
 only_replicated("XLA's partitioner has no case for the scan opcode (JAX's scan is a while)", "scan")
 only_replicated("one pass over the batch for statistics and result: XLA gathers it whole",
                 "batch-norm-grad", "batch-norm-inference", "batch-norm-training")  # fmt: skip
+only_replicated("XLA gathers the searched array whole, its free dimensions too", "topk")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from shardwright.hlo import Computation, Instruction
-from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, replicated, rule, strategy_rule
+from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, rule, strategy_rule
 
 #: Region roots that combine partial results, and what an all-reduce calls them.
 REDUCTIONS = ("add", "and", "maximum", "minimum", "multiply", "or")
+
+#: Initial values that may be counted more than once; for the other reductions any may.
+_NEUTRAL = {"add": 0, "multiply": 1}
 
 
 def reduction_of(region: Computation) -> str | None:
@@ -36,10 +39,35 @@ def reduce(instruction: Instruction) -> OpRule:
         for position, dim in enumerate(kept)
     ]
     reduction = reduction_of(instruction.called["to_apply"][0]) if count == 1 else None
-    if reduction is None:
-        return rule(factors, "its region has no all-reduce: reduced dimensions stay whole")
+    why_whole = _why_whole(instruction, reduction)
+    if why_whole:
+        return rule(factors, f"{why_whole}: reduced dimensions stay whole")
     factors += [factor(instruction, f"r{dim}", {0: dim}, {}, reduction=reduction) for dim in reduced]
     return rule(factors)
+
+
+def _why_whole(instruction: Instruction, reduction: str | None) -> str:
+    """Why reduced dimensions may not be split; empty where they may.
+
+    XLA starts every device's partial reduction from the initial value, so that a sum from 5 over n devices
+    ends 5 (n - 1) too high, and it has all-reduces of `and` and `or` for booleans only.
+    """
+    if reduction is None:
+        return "its region has no all-reduce"
+    if reduction in ("and", "or") and operand_leaves(instruction)[0].element_type != "pred":
+        return "bitwise reductions have no all-reduce"
+    if reduction in _NEUTRAL and not _is_constant(instruction.operands[1], _NEUTRAL[reduction]):
+        return f"its initial value is not known to be {_NEUTRAL[reduction]}"
+    return ""
+
+
+def _is_constant(value: Instruction, wanted: int) -> bool:
+    if value.opcode != "constant":
+        return False
+    try:
+        return float(value.payload) == wanted
+    except ValueError:  # a complex literal
+        return value.payload.replace(" ", "") == f"({wanted},0)"
 
 
 @strategy_rule("reduce-window")
@@ -94,16 +122,4 @@ def sort(instruction: Instruction) -> OpRule:
     return rule(
         (factor(instruction, f"d{dim}", dict.fromkeys(every, dim), dict.fromkeys(every, dim)) for dim in kept),
         f"dimension {sorted_dim} is sorted",
-    )
-
-
-@strategy_rule("topk")
-def topk(instruction: Instruction) -> OpRule:
-    """All dimensions but the last, which is searched."""
-    leaf = operand_leaves(instruction)[0]
-    if len(instruction.shape.leaves) != 2:
-        return replicated("a topk with other than two results")
-    return rule(
-        (factor(instruction, f"d{d}", {0: d}, {0: d, 1: d}) for d in range(leaf.rank - 1)),
-        f"dimension {leaf.rank - 1} is searched",
     )
