@@ -1,0 +1,236 @@
+"""From chosen strategies to a Plan's parts: instructions, collectives, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.cost import collective_time_s, reshard
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.dataflow import CONTROL_FLOW, Leaf
+from shardwright.planner.graph import Graph
+from shardwright.planner.pbqp import IntArray
+from shardwright.planner.strategies import Strategy, local_results
+from shardwright.plans import (
+    InstructionPlan,
+    PlannedCollective,
+    TensorSharding,
+    ValueSharding,
+    VariablePlan,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """The strategy of every node of a graph."""
+
+    graph: Graph
+    strategies: tuple[Strategy, ...]
+
+    def result(self, leaf: Leaf) -> TensorSharding:
+        """How an array leaf lies where it is made."""
+        node, i = leaf
+        return self.strategies[node].results[i]
+
+
+def decide(graph: Graph, states: IntArray) -> Decisions:
+    """Strategies from the states of the clusters; free nodes take what their readers want."""
+    strategies: list[Strategy | None] = []
+    for node in graph.flow.nodes:
+        if graph.is_free[node.index]:
+            strategies.append(None)
+        else:
+            state = states[graph.cluster_of[node.index]]
+            strategies.append(graph.sets[node.index].strategies[graph.strategy_of[node.index][state]])
+    return Decisions(graph=graph, strategies=tuple(_with_free(graph, strategies)))
+
+
+def _with_free(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Strategy]:
+    """Fill in free nodes, readers first: per mesh axis the split that all readers want, else none."""
+    wanted: dict[int, list[TensorSharding]] = {}
+    for node in reversed(graph.flow.nodes):
+        strategy = strategies[node.index]
+        if strategy is None:
+            strategy = strategies[node.index] = _serving(graph, node.index, wanted.get(node.index, []))
+        for use in node.uses:
+            if graph.is_free[use.source[0]]:
+                wanted.setdefault(use.source[0], []).append(strategy.operands[use.position])
+    for strategy in strategies:
+        assert strategy is not None
+        yield strategy
+
+
+def _serving(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
+    """The strategy of a free node whose result is what all readers agree on; replicated where there is none."""
+    strategies = graph.sets[node].strategies
+    common = wanted[0] if wanted else strategies[0].results[0]
+    for other in wanted[1:]:
+        dims = tuple(
+            tuple(axis for axis in a if axis in b) if a != b else a
+            for a, b in zip(common.dims, other.dims, strict=True)
+        )
+        common = TensorSharding(dims)
+    return next((s for s in strategies if s.results[0] == common and not s.partial), strategies[0])
+
+
+# ---- instructions ------------------------------------------------------------
+
+
+def instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]:
+    """One entry per instruction of every planned computation."""
+    flow = decisions.graph.flow
+    return tuple(
+        _instruction_plan(decisions, computation.name, instruction)
+        for computation in flow.computations
+        for instruction in computation
+    )
+
+
+def _instruction_plan(decisions: Decisions, computation: str, instruction: Instruction) -> InstructionPlan:
+    flow, graph = decisions.graph.flow, decisions.graph
+    made = flow.leaves[instruction]
+    result = tuple(decisions.result(leaf) for leaf in made)
+    used = [decisions.result(leaf) for operand in instruction.operands for leaf in flow.leaves[operand]]
+    partial: tuple[str, ...] = ()
+    reason = ""
+    if instruction.opcode in CONTROL_FLOW:
+        used = [decisions.result(leaf) for leaf in flow.entering[instruction]]
+    elif instruction in flow.leaving and instruction.opcode == "tuple":
+        used = [decisions.result(leaf) for leaf in flow.leaving[instruction]]
+        result = tuple(used)
+    elif made and flow.nodes[made[0][0]].instruction is instruction and instruction.opcode != "parameter":
+        strategy = decisions.strategies[made[0][0]]
+        used, partial = list(strategy.operands), strategy.partial
+        reason = graph.sets[made[0][0]].reason
+    return InstructionPlan(
+        computation=computation,
+        name=instruction.name,
+        opcode=instruction.opcode,
+        operands=_grouped(instruction, used),
+        result=result,
+        partial=partial,
+        reason=reason,
+    )
+
+
+def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
+    """Shardings of all operand leaves, operand by operand."""
+    grouped, first = [], 0
+    for operand in instruction.operands:
+        count = len(operand.shape.leaves)
+        grouped.append(tuple(flat[first : first + count]))
+        first += count
+    return tuple(grouped)
+
+
+# ---- collectives ---------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ledger:
+    """Collects collectives; a value brought to one sharding for several readers is brought there once."""
+
+    decisions: Decisions
+    found: list[PlannedCollective] = field(default_factory=list)
+    moved: set[tuple[Leaf, TensorSharding]] = field(default_factory=set)
+
+    def add(
+        self,
+        instruction: str,
+        cause: str,
+        shape: ArrayShape,
+        source: TensorSharding,
+        target: TensorSharding,
+        times: float,
+    ) -> None:
+        prices = self.decisions.graph.prices
+        mesh = prices.mesh
+        for move in reshard(shape.element_type, shape.dimensions, source, target, mesh):
+            once_s = collective_time_s(move.kind, move.payload_bytes, move.axes, mesh, prices.topology)
+            count = max(1, round(times))
+            self.found.append(
+                PlannedCollective(
+                    kind=move.kind,
+                    axes=move.axes,
+                    instruction=instruction,
+                    cause=cause,
+                    payload_bytes=move.payload_bytes,
+                    wire_bytes=move.wire_bytes(mesh),
+                    count=count,
+                    time_s=once_s * count,
+                )
+            )
+
+
+def planned_collectives(decisions: Decisions) -> tuple[PlannedCollective, ...]:
+    """Reductions of partial results and moves of operands, in program order."""
+    ledger = _Ledger(decisions=decisions)
+    flow = decisions.graph.flow
+    for node in flow.nodes:
+        if node.weight == 0 and not node.is_value:
+            continue
+        strategy = decisions.strategies[node.index]
+        for use in node.uses:
+            target = strategy.operands[use.position]
+            source = decisions.result(use.source)
+            if source == target or (use.source, target) in ledger.moved:
+                continue
+            ledger.moved.add((use.source, target))
+            shape = flow.nodes[use.source[0]].shapes[use.source[1]]
+            name = node.instruction.name
+            ledger.add(name, f"{name} wants operand {use.position} as {target}", shape, source, target, use.weight)
+        for shape, source, target in zip(node.shapes, local_results(strategy), strategy.results, strict=True):
+            if source != target:
+                name = node.instruction.name
+                ledger.add(name, f"partial sum of {name}", shape, source, target, node.weight)
+    return tuple(ledger.found)
+
+
+def compute_time_s(decisions: Decisions) -> float:
+    """Seconds a step that all instructions compute on one device."""
+    total = 0.0
+    prices = decisions.graph.prices
+    for node in decisions.graph.flow.nodes:
+        if not node.is_value and node.weight:
+            strategy = decisions.strategies[node.index]
+            total += node.weight * prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
+    return total
+
+
+# ---- variables -------------------------------------------------------------------
+
+
+def variables(
+    decisions: Decisions, argument_names: Sequence[str], output_names: Sequence[str]
+) -> tuple[tuple[VariablePlan, ...], tuple[VariablePlan, ...]]:
+    """The program's parameters and outputs, flat, as they are stored between steps."""
+    flow = decisions.graph.flow
+    alias_of = {parameter: output for output, parameter in flow.aliases.items()}
+    parameters = tuple(
+        _variable(decisions, i, node, name, alias_of.get(i))
+        for i, (node, name) in enumerate(zip(flow.parameters, argument_names, strict=True))
+    )
+    outputs = tuple(
+        _variable(decisions, i, node, name, flow.aliases.get(i))
+        for i, (node, name) in enumerate(zip(flow.outputs, output_names, strict=True))
+    )
+    return parameters, outputs
+
+
+def _variable(decisions: Decisions, number: int, node: int, name: str, alias: int | None) -> VariablePlan:
+    shape = decisions.graph.flow.nodes[node].shapes[0]
+    sharding = decisions.result((node, 0))
+    mesh = decisions.graph.prices.mesh
+    stored = tuple(
+        shard * mesh.size(axes)
+        for shard, axes in zip(sharding.shard_shape(shape.dimensions, mesh), sharding.dims, strict=True)
+    )
+    return VariablePlan(
+        number=number,
+        name=name,
+        element_type=shape.element_type,
+        shape=shape.dimensions,
+        sharding=sharding,
+        stored_shape=stored,
+        alias=alias,
+    )

@@ -1,0 +1,120 @@
+"""The integer program for what the exact reductions leave, in PuLP, solved by HiGHS.
+
+Variables
+    x[v,i] ∈ {0,1}   variable v takes its state i
+    y[v,w,s,t] ≥ 0   the edge (v,w) is used by a state of v in class s and one of w in class t, where states
+                     with equal rows (columns) of the edge's matrix E form a class
+
+Objective
+    minimise  Σ_v Σ_i cost[v][i] · x[v,i]  +  Σ_(v,w) Σ_s,t E[s,t] · y[v,w,s,t]
+
+Constraints
+    (1) Σ_i x[v,i] = 1                            for every variable v                      `_one_state`
+    (2) Σ_t y[v,w,s,t] = Σ_(i in class s) x[v,i]  for every edge and class s of v           `_edge`
+    (3) Σ_s y[v,w,s,t] = Σ_(j in class t) x[w,j]  for every edge and class t of w           `_edge`
+    (4) no y exists where E[s,t] is infinite      (that pair is no choice)                  `_edge`
+
+(2) and (3) are the local marginal polytope (Wainwright and Jordan, 2008): with x integral, y is the product of
+the ends, and near trees the linear relaxation is already integral. Costs are scaled to the incumbent's value, so
+that HiGHS' absolute tolerances mean parts of a step, not seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from shardwright.errors import PlanError
+from shardwright.planner.local_search import incumbent
+from shardwright.planner.pbqp import FloatArray, IntArray, Problem
+
+#: Objective value that the incumbent is scaled to.
+_SCALE = 1e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """States per variable, their value, and a bound that no assignment can be under."""
+
+    states: IntArray
+    value: float
+    lower_bound: float
+
+
+def solve(problem: Problem, *, time_limit_s: float) -> Solution:
+    """Best assignment found within the limit, with a certified bound. PlanError where none is finite."""
+    if not problem.costs:
+        return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
+    start = incumbent(problem)
+    value = problem.value(start)
+    scale = _SCALE / value if np.isfinite(value) and value > 0 else 1.0
+    program, x = _program(problem, scale)
+    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=1e-9)
+    status = program.solve(solver)
+    if status == pulp.LpStatusInfeasible:
+        raise PlanError("no combination of strategies satisfies all pins and forced shardings")
+    bound = float(program.solverModel.getInfo().mip_dual_bound) / scale
+    found = _states(x)
+    if found is not None and problem.value(found) <= value:
+        start, value = found, problem.value(found)
+    if not np.isfinite(value):
+        raise PlanError("the search found no legal plan within its time limit", remedy="pin or force less")
+    return Solution(states=start, value=value, lower_bound=min(bound, value) if np.isfinite(bound) else 0.0)
+
+
+def _program(problem: Problem, scale: float) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable | None]]]:
+    program = pulp.LpProblem("sharding", pulp.LpMinimize)
+    x: list[list[pulp.LpVariable | None]] = []
+    objective: list[tuple[pulp.LpVariable, float]] = []
+    for v, cost in enumerate(problem.costs):
+        x.append(_one_state(program, v, cost))
+        objective += [(var, float(c) * scale) for var, c in zip(x[-1], cost, strict=True) if var is not None]
+    for (v, w), matrix in sorted(problem.edges.items(), key=lambda item: item[0]):
+        objective += _edge(program, (v, w), matrix * scale, x[v], x[w])
+    program.setObjective(pulp.LpAffineExpression(objective))
+    return program, x
+
+
+def _one_state(program: pulp.LpProblem, v: int, cost: FloatArray) -> list[pulp.LpVariable | None]:
+    """(1); states of infinite cost get no variable."""
+    variables = [
+        pulp.LpVariable(f"x_{v}_{i}", cat=pulp.LpBinary) if np.isfinite(c) else None for i, c in enumerate(cost)
+    ]
+    program.addConstraint(pulp.LpAffineExpression([(var, 1) for var in variables if var is not None]) == 1)
+    return variables
+
+
+def _edge(
+    program: pulp.LpProblem,
+    name: tuple[int, int],
+    matrix: FloatArray,
+    left: list[pulp.LpVariable | None],
+    right: list[pulp.LpVariable | None],
+) -> list[tuple[pulp.LpVariable, float]]:
+    """(2), (3) and (4) of one edge; its terms of the objective."""
+    rows, row_of = np.unique(matrix, axis=0, return_inverse=True)
+    small, column_of = np.unique(rows, axis=1, return_inverse=True)
+    y = {
+        (s, t): pulp.LpVariable(f"y_{name[0]}_{name[1]}_{s}_{t}", lowBound=0)
+        for s, t in np.ndindex(*small.shape)
+        if np.isfinite(small[s, t])
+    }
+    for s in range(small.shape[0]):
+        members = [(x, -1) for x, c in zip(left, row_of.ravel(), strict=True) if c == s and x is not None]
+        flow = [(y[s, t], 1) for t in range(small.shape[1]) if (s, t) in y]
+        program.addConstraint(pulp.LpAffineExpression(flow + members) == 0)
+    for t in range(small.shape[1]):
+        members = [(x, -1) for x, c in zip(right, column_of.ravel(), strict=True) if c == t and x is not None]
+        flow = [(y[s, t], 1) for s in range(small.shape[0]) if (s, t) in y]
+        program.addConstraint(pulp.LpAffineExpression(flow + members) == 0)
+    return [(variable, float(small[key])) for key, variable in y.items() if small[key]]
+
+
+def _states(x: list[list[pulp.LpVariable | None]]) -> IntArray | None:
+    """The chosen state per variable; None where the solver has no solution."""
+    values = [[-1.0 if var is None or var.value() is None else var.value() for var in row] for row in x]
+    if any(max(row) < 0.5 for row in values):
+        return None
+    return np.array([int(np.argmax(row)) for row in values], np.int64)

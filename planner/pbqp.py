@@ -1,0 +1,241 @@
+"""Exact reductions of a choice problem with pairwise costs (PBQP).
+
+Each variable takes one of its states; a state costs `costs[v][i]`, a pair of
+neighbours `edges[(v, w)][i, j]` more, and the sum is to be minimal. An entry of
+infinity is no choice at all. Three reductions lose nothing (Scholz and Eckstein,
+"Register allocation for irregular architectures", 2002):
+
+- a variable with no neighbour takes its cheapest state (R0);
+- one with one neighbour is folded into that neighbour's costs (R1);
+- one with two neighbours becomes an edge between them (R2).
+
+A fourth one drops states: i goes where some j is no dearer whatever the neighbours
+choose (Goldstein's dead-end elimination, 1994). What is left is the core,
+which `ilp` solves; `Reduction.complete` then puts the folded variables back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Problem:
+    """Variables 0…n-1 with their states' costs, and edge costs by (smaller, larger) variable."""
+
+    costs: list[FloatArray] = field(default_factory=list)
+    edges: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
+
+    def add_edge(self, v: int, w: int, matrix: FloatArray) -> None:
+        """Add pair costs: rows are states of `v`, columns of `w`; v == w adds the diagonal to its own costs."""
+        if v == w:
+            self.costs[v] = self.costs[v] + np.diagonal(matrix)
+            return
+        if v > w:
+            v, w, matrix = w, v, matrix.T
+        known = self.edges.get((v, w))
+        self.edges[v, w] = matrix if known is None else known + matrix
+
+    def value(self, states: IntArray) -> float:
+        """What an assignment of a state to each variable costs."""
+        own = sum(float(cost[i]) for cost, i in zip(self.costs, states, strict=True))
+        return own + sum(float(matrix[states[v], states[w]]) for (v, w), matrix in self.edges.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fold:
+    """A variable folded away: `table` holds its best state per state(s) of its neighbours.
+
+    Both count in what was left at that time: `states` and `neighbour_states` are the original numbers.
+    """
+
+    variable: int
+    states: IntArray
+    neighbours: tuple[int, ...]
+    neighbour_states: tuple[IntArray, ...]
+    table: IntArray
+
+
+@dataclass(slots=True, kw_only=True)
+class Reduction:
+    """A problem's core and the way back.
+
+    core: the reduced problem; variables[k] is the original number of its variable k, states[k] the
+        original states that are left to it.
+    constant: cost already decided; core value + constant is the original value.
+    """
+
+    core: Problem
+    variables: list[int]
+    states: list[IntArray]
+    constant: float
+    folds: list[_Fold]
+
+    def complete(self, core_states: IntArray) -> IntArray:
+        """The original variables' states that go with `core_states`, of least cost."""
+        chosen = np.zeros(len(self.variables) + len(self.folds), np.int64)
+        for variable, states, i in zip(self.variables, self.states, core_states, strict=True):
+            chosen[variable] = states[i]
+        for fold in reversed(self.folds):
+            at = tuple(
+                np.searchsorted(states, chosen[w])
+                for w, states in zip(fold.neighbours, fold.neighbour_states, strict=True)
+            )
+            chosen[fold.variable] = fold.states[fold.table[at]]
+        return chosen
+
+
+def reduce(problem: Problem) -> Reduction:
+    """Fold away all that can be without loss. Raises ValueError where no assignment is finite."""
+    return _Reducer(problem).run()
+
+
+class _Reducer:
+    """Works on copies: `near[v][w]` is the edge with v's states as rows, kept in both directions."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.costs = [cost.copy() for cost in problem.costs]
+        self.kept: list[IntArray] = [np.arange(len(cost)) for cost in problem.costs]
+        self.near: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
+        for (v, w), matrix in problem.edges.items():
+            if matrix.any():
+                self.near[v][w], self.near[w][v] = matrix, matrix.T
+        self.folds: list[_Fold] = []
+        self.alive = [True] * len(self.costs)
+        self.constant = 0.0
+
+    def run(self) -> Reduction:
+        everything = list(range(len(self.costs)))
+        dirty = set(everything)
+        self._fold_all(everything)
+        while dirty:
+            changed: set[int] = set()
+            for v in sorted(dirty):
+                if self.alive[v] and self._drop_states(v):
+                    changed |= {v, *self.near[v]}
+            self._fold_all(sorted(changed))
+            dirty = {v for v in changed if self.alive[v]}
+        return self._finish()
+
+    # ---- R0, R1, R2 ---------------------------------------------------------
+    def _fold_all(self, candidates: list[int]) -> None:
+        heap = [(self._rank(v), v) for v in candidates if self.alive[v]]
+        heapq.heapify(heap)
+        while heap:
+            rank, v = heapq.heappop(heap)
+            if not self.alive[v] or rank != self._rank(v) or (len(self.near[v]) > 2 and len(self.costs[v]) > 1):
+                continue
+            touched = self._fold(v)
+            for w in touched:
+                heapq.heappush(heap, (self._rank(w), w))
+
+    def _rank(self, v: int) -> tuple[int, int]:
+        return (0 if len(self.costs[v]) == 1 else len(self.near[v]), len(self.costs[v]))
+
+    def _fold(self, v: int) -> list[int]:
+        """Fold one variable with a single state or at most two neighbours; the neighbours it had."""
+        neighbours = sorted(self.near[v])
+        cost = self.costs[v]
+        self.alive[v] = False
+        if len(cost) == 1:
+            for w in neighbours:
+                self.costs[w] = self.costs[w] + self.near[v][w][0]
+                del self.near[w][v]
+            self._record(v, (), np.zeros((), np.int64), float(cost[0]))
+        elif not neighbours:
+            best = int(np.argmin(cost))
+            self._record(v, (), np.array(best), float(cost[best]))
+        elif len(neighbours) == 1:
+            (w,) = neighbours
+            total = cost[:, None] + self.near[v][w]
+            self.costs[w] = self.costs[w] + total.min(axis=0)
+            del self.near[w][v]
+            self._record(v, (w,), total.argmin(axis=0), 0.0)
+        else:
+            self._fold_pair(v, *neighbours)
+        self.near[v] = {}
+        return neighbours
+
+    def _fold_pair(self, v: int, a: int, b: int) -> None:
+        total = self.near[v][a][:, :, None] + (self.costs[v][:, None] + self.near[v][b])[:, None, :]
+        folded = total.min(axis=0)
+        del self.near[a][v], self.near[b][v]
+        known = self.near[a].get(b)
+        matrix = folded if known is None else known + folded
+        self.near[a][b], self.near[b][a] = matrix, matrix.T
+        self._record(v, (a, b), total.argmin(axis=0), 0.0)
+
+    def _record(self, v: int, neighbours: tuple[int, ...], table: IntArray, constant: float) -> None:
+        if not np.isfinite(constant):
+            raise ValueError("no assignment is finite")
+        self.constant += constant
+        self.folds.append(
+            _Fold(
+                variable=v,
+                states=self.kept[v],
+                neighbours=neighbours,
+                neighbour_states=tuple(self.kept[w] for w in neighbours),
+                table=table,
+            )
+        )
+
+    # ---- dead ends ----------------------------------------------------------
+    def _drop_states(self, v: int) -> bool:
+        """Drop states that cannot be, or that another one makes needless; whether any went."""
+        before = len(self.costs[v])
+        possible = np.isfinite(self.costs[v])
+        for matrix in self.near[v].values():
+            possible &= np.isfinite(matrix).any(axis=1)
+        if not possible.any():
+            raise ValueError("no assignment is finite")
+        if not possible.all():
+            self._restrict(v, np.flatnonzero(possible))
+        cost = self.costs[v]
+        slack = np.subtract.outer(cost, cost)  # [i, j]: what i costs more than j, at least
+        for matrix in self.near[v].values():
+            slack += _least_difference(matrix)
+        dominated = slack >= 0
+        later = np.tri(len(cost), dtype=bool)  # of two equal states the first stays
+        dominated &= ~(dominated.T & ~later) & ~np.eye(len(cost), dtype=bool)
+        if dominated.any():
+            self._restrict(v, np.flatnonzero(~dominated.any(axis=1)))
+        return len(self.costs[v]) < before
+
+    def _restrict(self, v: int, keep: IntArray) -> None:
+        self.costs[v] = self.costs[v][keep]
+        self.kept[v] = self.kept[v][keep]
+        for w, matrix in self.near[v].items():
+            smaller = matrix[keep]
+            self.near[v][w], self.near[w][v] = smaller, smaller.T
+
+    # ---- the core -----------------------------------------------------------
+    def _finish(self) -> Reduction:
+        variables = [v for v, alive in enumerate(self.alive) if alive]
+        position = {v: k for k, v in enumerate(variables)}
+        core = Problem(costs=[self.costs[v] for v in variables])
+        for v in variables:
+            for w, matrix in self.near[v].items():
+                if v < w:
+                    core.edges[position[v], position[w]] = matrix
+        return Reduction(
+            core=core,
+            variables=variables,
+            states=[self.kept[v] for v in variables],
+            constant=self.constant,
+            folds=self.folds,
+        )
+
+
+def _least_difference(matrix: FloatArray) -> FloatArray:
+    """[i, j] ↦ the least of `matrix[i, k] - matrix[j, k]` over those k that are possible for i or j."""
+    columns = np.unique(matrix, axis=1)
+    with np.errstate(invalid="ignore"):
+        difference = columns[:, None, :] - columns[None, :, :]
+    return np.where(np.isnan(difference), np.inf, difference).min(axis=2)

@@ -1,0 +1,78 @@
+"""Seconds of computing and resharding on one mesh, with every answer remembered.
+
+The search asks for the same few thousand prices millions of times: shardings are
+interned to small integers, and resharding prices come as matrices between lists
+of them. The formulas are `shardwright.cost`'s; nothing is priced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cluster import Cluster
+from shardwright.cost import HardwareProfile, Topology, compute_time_s, reshard_time_s
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.plans import Mesh, TensorSharding
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Prices:
+    """Prices of one mesh of one cluster.
+
+    Interns shardings: `identify` gives an integer, `shardings[integer]` the sharding.
+    """
+
+    def __init__(self, mesh: Mesh, cluster: Cluster, profile: HardwareProfile) -> None:
+        self.mesh = mesh
+        self.profile = profile
+        self.topology = Topology.of(cluster, profile)
+        self.shardings: list[TensorSharding] = []
+        self._ids: dict[TensorSharding, int] = {}
+        self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes], FloatArray] = {}
+
+    def identify(self, sharding: TensorSharding) -> int:
+        """The integer that stands for `sharding`."""
+        number = self._ids.get(sharding)
+        if number is None:
+            number = self._ids[sharding] = len(self.shardings)
+            self.shardings.append(sharding)
+        return number
+
+    def compute_s(
+        self, instruction: Instruction, operands: Sequence[TensorSharding], results: Sequence[TensorSharding]
+    ) -> float:
+        """Seconds of one execution; one sharding per array leaf of the operands and of the result."""
+        inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
+        return compute_time_s(
+            instruction,
+            [s.shard_shape(leaf.dimensions, self.mesh) for leaf, s in zip(inputs, operands, strict=True)],
+            [
+                s.shard_shape(leaf.dimensions, self.mesh)
+                for leaf, s in zip(instruction.shape.leaves, results, strict=True)
+            ],
+            self.profile,
+        )
+
+    def reshard_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> float:
+        """Seconds to bring an array from `source` (which may be partial) to `target`."""
+        if source == target:
+            return 0.0
+        return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
+
+    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Seconds from each of `sources` (rows) to each of `targets` (columns), given by their integers."""
+        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes())
+        matrix = self._matrices.get(key)
+        if matrix is None:
+            rows, row_of = np.unique(sources, return_inverse=True)
+            columns, column_of = np.unique(targets, return_inverse=True)
+            distinct = np.array(
+                [[self.reshard_s(shape, self.shardings[i], self.shardings[j]) for j in columns] for i in rows]
+            ).reshape(len(rows), len(columns))
+            matrix = self._matrices[key] = distinct[np.ix_(row_of, column_of)]
+        return matrix

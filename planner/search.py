@@ -1,0 +1,164 @@
+"""The search: every candidate mesh is planned, the fastest plan is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, memory
+from shardwright.errors import PlanError
+from shardwright.hlo import Module, parse
+from shardwright.planner import ilp, pbqp
+from shardwright.planner.assemble import (
+    compute_time_s,
+    decide,
+    instruction_plans,
+    planned_collectives,
+    variables,
+)
+from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.graph import Graph, build_graph
+from shardwright.planner.meshes import all_meshes, given_mesh
+from shardwright.planner.names import argument_names, output_names
+from shardwright.planner.prices import Prices
+from shardwright.planner.strategies import StrategyBuilder
+from shardwright.planner.verify import check_plan
+from shardwright.plans import Candidate, CostSummary, InstructionPlan, Mesh, Plan
+
+#: Seconds the integer program may take on one mesh.
+TIME_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProgress:
+    """How far planning is. phase: parse, rules, search or check; 0.0 where a figure is not known yet."""
+
+    phase: str
+    detail: str = ""
+    incumbent_s: float = 0.0
+    lower_bound_s: float = 0.0
+    elapsed_s: float = 0.0
+
+
+Listener = Callable[[PlanProgress], None]
+
+
+def plan(
+    hlo: str | Module, cluster: Cluster, options: PlanOptions | None = None, *, progress: Listener | None = None
+) -> Plan:
+    """Plan one HLO module for a cluster.
+
+    hlo: HLO text (or a parsed module). Without `options.mesh` every factorization of the
+    devices into one or two axes is tried. `progress` is called as planning goes on.
+
+    Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
+    the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
+    plan satisfies them together.
+    """
+    return _Planner(hlo, cluster, options or PlanOptions(), progress).run()
+
+
+class _Planner:
+    def __init__(self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None) -> None:
+        self._start = time.perf_counter()
+        self._progress = progress
+        self._report("parse")
+        self.module = hlo if isinstance(hlo, Module) else parse(hlo)
+        self.text = hlo if isinstance(hlo, str) else hlo.to_text()
+        self.cluster = cluster
+        self.options = options
+        self.profile = hardware_profile(cluster.hardware)
+        self.flow = build_dataflow(self.module)
+        self.arguments = argument_names(self.flow, options.argument_names)
+        self.outputs = output_names(self.flow, options.output_names)
+
+    def run(self) -> Plan:
+        given = given_mesh(self.options, self.cluster.device_count)
+        meshes = (given,) if given else all_meshes(self.cluster.device_count)
+        best: Plan | None = None
+        candidates = []
+        for mesh in meshes:
+            self._report("search", str(mesh), best)
+            found = self._on_mesh(mesh)
+            candidates.append(Candidate(mesh=mesh, step_s=found.cost.step_s))
+            if best is None or found.cost.step_s < best.cost.step_s:
+                best = found
+        if best is None:
+            raise PlanError("no mesh can be planned")
+        self._report("check", str(best.mesh), best)
+        best = replace(
+            best,
+            candidates=tuple(candidates),
+            memory=memory(self.module, best.instructions, best.parameters, best.outputs, best.mesh),
+            planning_s=time.perf_counter() - self._start,
+        )
+        check_plan(self.module, best)
+        return best
+
+    def _report(self, phase: str, detail: str = "", best: Plan | None = None) -> None:
+        if self._progress is not None:
+            self._progress(
+                PlanProgress(
+                    phase=phase,
+                    detail=detail,
+                    incumbent_s=best.cost.step_s if best else 0.0,
+                    lower_bound_s=best.cost.lower_bound_s if best else 0.0,
+                    elapsed_s=time.perf_counter() - self._start,
+                )
+            )
+
+    # ---- one mesh ------------------------------------------------------------
+    def _on_mesh(self, mesh: Mesh) -> Plan:
+        prices = Prices(mesh, self.cluster, self.profile)
+        builder = StrategyBuilder(prices)
+        graph = build_graph(self.flow, builder, prices, {})
+        reduction = pbqp.reduce(graph.problem())
+        core = ilp.solve(reduction.core, time_limit_s=TIME_LIMIT_S)
+        bound_s = reduction.constant + core.lower_bound
+        return self._assemble(graph, reduction.complete(core.states), bound_s)
+
+    def _assemble(self, graph: Graph, states: pbqp.IntArray, bound_s: float) -> Plan:
+        decisions = decide(graph, states)
+        instructions = instruction_plans(decisions)
+        collectives = planned_collectives(decisions)
+        parameters, outputs = variables(decisions, self.arguments, self.outputs)
+        compute_s = compute_time_s(decisions)
+        communication_s = sum(collective.time_s for collective in collectives)
+        return Plan(
+            module_name=self.module.name,
+            hlo_sha256=hashlib.sha256(self.text.encode()).hexdigest(),
+            mesh=graph.prices.mesh,
+            hardware=self.profile.name,
+            origin="search",
+            instructions=instructions,
+            parameters=parameters,
+            outputs=outputs,
+            collectives=collectives,
+            cost=CostSummary(
+                compute_s=compute_s,
+                communication_s=communication_s,
+                lower_bound_s=min(bound_s, compute_s + communication_s),
+                bound_scope=_scope(graph),
+            ),
+            memory=memory(self.module, (), (), (), graph.prices.mesh),
+            notes=(*self.flow.notes, *_replicated_notes(instructions)),
+            hlo_text=self.text,
+        )
+
+
+def _scope(graph: Graph) -> str:
+    return (
+        f"compute and communication, not overlapped, on mesh {graph.prices.mesh}; the coarsened graph of "
+        f"{len(graph.leaders)} clusters; every use of a value priced for itself"
+    )
+
+
+def _replicated_notes(instructions: tuple[InstructionPlan, ...]) -> list[str]:
+    """`3 × cholesky: no strategy rule…`, one note per opcode and reason."""
+    counts = Counter((entry.opcode, entry.reason) for entry in instructions if entry.reason)
+    return [f"{count} × {opcode}: {reason}" for (opcode, reason), count in sorted(counts.items())]
