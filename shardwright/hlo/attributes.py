@@ -5,7 +5,8 @@
 | `3`, `-1`, `0.5`, `true`, `EQ` | int, float, bool, str |
 | `"a\\"b"` | str, unescaped |
 | `{1,2}`, `{{0,1},{2,3}}`, `{highest,default}` | tuple, nested as written |
-| `window=`, `dim_labels=`, `slice=`, `padding=` | `Window`, `ConvDims`, `(start, limit, stride)`s, `(low, high, interior)`s |
+| `window=`, `dim_labels=` | `Window`, `ConvDims` |
+| `slice=`, `padding=` | tuple of `(start, limit, stride)`, of `(low, high, interior)` |
 | `metadata=`, `frontend_attributes=` | dict |
 | `input_output_alias=` | tuple of `Alias` |
 | `replica_groups=` in any of its three forms | tuple of tuples of device numbers |
@@ -20,14 +21,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.hlo.ir import Alias
-from shardwright.hlo.lexical import STRING
+from shardwright.hlo.lexical import STRING, value_end
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.hlo.strings import unescape
 
 #: Attributes whose value names computations of the module.
 COMPUTATION_ATTRIBUTES = frozenset(
-    """to_apply calls body condition select scatter comparator branch_computations true_computation
-    false_computation called_computations decomposition computation""".split()
+    (
+        "to_apply",
+        "calls",
+        "body",
+        "condition",
+        "select",
+        "scatter",
+        "branch_computations",
+        "true_computation",
+        "false_computation",
+        "called_computations",
+    )
 )
 
 
@@ -69,10 +80,7 @@ _INT_LIST = re.compile(r"\{\s*(?:-?[0-9]{1,20}\s*(?:,\s*-?[0-9]{1,20}\s*)*+)?\}"
 _NESTED_WORDS = re.compile(r"[{},]|[^\s{},]+")
 _WORD = re.compile(r"%?[A-Za-z0-9_.+\-]+", re.ASCII)
 _NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-_SUB_ATTRIBUTE = re.compile(
-    rf"\s*+,?\s*+([A-Za-z_][\w.\-]*+)=\s*+({STRING}|\{{[^{{}}\"]*+\}}|[^\s,{{}}\"]++)", re.ASCII | re.DOTALL
-)
-_METADATA_SLOW = re.compile(r"\S")
+_SUB_NAME = re.compile(r"\s*+,?\s*+([A-Za-z_][A-Za-z0-9_.\-]*+)=\s*+", re.ASCII)
 
 
 def _parse_int(text: str) -> int:
@@ -133,8 +141,7 @@ def _generic(text: str) -> Any:
         return unescape(text)
     if first == "{":
         if _INT_LIST.fullmatch(text):
-            inner = text[1:-1]
-            return tuple(map(int, inner.split(","))) if inner.strip() else ()
+            return _int_list(text)
         value = _parse_nested(text)
         return text if value is None else value
     return _scalar(text)
@@ -242,18 +249,35 @@ def _sub_attributes(text: str) -> list[tuple[str, str]]:
         raise AttributeValueError(f"expected {{name=value …}}, got {text[:40]!r}")
     pairs = []
     position, end = 1, len(text) - 1
-    while match := _SUB_ATTRIBUTE.match(text, position, end):
-        pairs.append((match[1], match[2]))
-        position = match.end()
-    if text[position:end].strip(" \t\r\n"):
+    while match := _SUB_NAME.match(text, position, end):
+        position = value_end(text, match.end())
+        if position > end or position == match.end():
+            raise AttributeValueError(f"expected a value after {match[1]}=")
+        pairs.append((match[1], text[match.end() : position]))
+    if text[position:end].strip():
         raise AttributeValueError(f"expected name=value, got {text[position:end].strip()[:40]!r}")
     return pairs
 
 
+#: The usual metadata: strings and numbers, no braces. Groups: name, string, word.
+_PLAIN_FIELD = re.compile(rf'\s*+([a-z_]++)=(?:({STRING})|([^\s,{{}}"\'\[\]()=]++))', re.ASCII | re.DOTALL)
+
+
 def _parse_metadata(text: str) -> dict[str, Any]:
-    if "={" not in text:
-        return {name: unescape(value) if value[0] == '"' else _scalar(value) for name, value in _sub_attributes(text)}
-    return {name: _generic(value) for name, value in _sub_attributes(text)}
+    if "={" in text:
+        return {name: _generic(value) for name, value in _sub_attributes(text)}
+    result: dict[str, Any] = {}
+    position, end = 1, len(text) - 1
+    while match := _PLAIN_FIELD.match(text, position, end):
+        name, string, word = match.groups()
+        if string is not None:
+            result[name] = unescape(string) if "\\" in string else string[1:-1]
+        else:
+            result[name] = _scalar(word)
+        position = match.end()
+    if text[position:end].strip():
+        return {name: _generic(value) for name, value in _sub_attributes(text)}
+    return result
 
 
 def _parse_frontend_attributes(text: str) -> dict[str, str]:
@@ -312,6 +336,55 @@ def _groups(text: str) -> tuple[tuple[int, ...], ...]:
         raise AttributeValueError(str(error)) from None
 
 
+def _int_list(text: str) -> tuple[int, ...]:
+    if not _INT_LIST.fullmatch(text):
+        raise AttributeValueError(f"expected numbers in braces such as {{0,2}}, got {text[:60]!r}")
+    inner = text[1:-1]
+    return tuple(map(int, inner.split(","))) if inner.strip() else ()
+
+
+def _pairs(text: str) -> tuple[tuple[int, int], ...]:
+    value = _generic(text)
+    if not isinstance(value, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
+        raise AttributeValueError(f"expected pairs such as {{{{0,1}},{{1,0}}}}, got {text[:60]!r}")
+    return value
+
+
+def _bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise AttributeValueError(f"expected true or false, got {text[:40]!r}")
+    return text == "true"
+
+
+def _float(text: str) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise AttributeValueError(f"expected a number, got {text[:40]!r}")
+    return float(text)
+
+
+def _string(text: str) -> str:
+    if text[0] != '"':
+        raise AttributeValueError(f"expected a string in double quotes, got {text[:40]!r}")
+    return unescape(text)
+
+
+def _computation_layout(text: str) -> str:
+    if not text.startswith("{(") or ")->" not in text.replace(" ", ""):
+        raise AttributeValueError("expected {(parameter shapes)->result shape}")
+    return text
+
+
+_INT_LISTS = """dimensions lhs_contracting_dims rhs_contracting_dims lhs_batch_dims rhs_batch_dims lhs_ragged_dims
+    rhs_group_dims offset_dims collapsed_slice_dims start_index_map operand_batching_dims start_indices_batching_dims
+    update_window_dims inserted_window_dims scatter_dims_to_operand_dims input_batching_dims
+    scatter_indices_batching_dims fft_length dynamic_slice_sizes"""
+_INTS = """index channel_id iota_dimension k feature_group_count batch_group_count index_vector_dim feature_index
+    inferred_dimension delta exponent_bits mantissa_bits num_carries cross_program_prefetch_index replica_count
+    num_partitions"""
+_BOOLS = """is_stable constrain_layout use_global_device_ids is_host_transfer indices_are_sorted unique_indices
+    custom_call_has_side_effect is_scheduled alias_passthrough_params is_reverse is_associative is_composite largest"""
+_STRINGS = """custom_call_target infeed_config outfeed_config execution_thread async_execution_thread"""
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "window": _parse_window,
     "dim_labels": _parse_dim_labels,
@@ -321,10 +394,17 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "frontend_attributes": _parse_frontend_attributes,
     "input_output_alias": _parse_aliases,
     "replica_groups": _groups,
+    "source_target_pairs": _pairs,
+    "epsilon": _float,
     "control-predecessors": _parse_names,
     "sharding": _text,
     "backend_config": _text,
-    "entry_computation_layout": _text,
+    "entry_computation_layout": _computation_layout,
+    "literal": _text,
+    **dict.fromkeys(_INT_LISTS.split(), _int_list),
+    **dict.fromkeys(_INTS.split(), _parse_int),
+    **dict.fromkeys(_BOOLS.split(), _bool),
+    **dict.fromkeys(_STRINGS.split(), _string),
     **dict.fromkeys(COMPUTATION_ATTRIBUTES, _parse_names),
 }
 

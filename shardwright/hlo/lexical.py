@@ -29,6 +29,9 @@ _COMMENT_OR_STRING = re.compile(rf"/\*.*?\*/|//[^\n\r]*|{STRING}", re.DOTALL)
 _NOT_NEWLINE = re.compile(r"[^\n]")
 _SPACE = re.compile(r"\s*+", re.ASCII)
 _BRACKET = re.compile(rf"[()\[\]{{}}]|{STRING}|{SINGLE_QUOTED}", re.DOTALL)
+_VALUE_PIECE = re.compile(rf"{STRING}|{SINGLE_QUOTED}|[^\s,{{}}\"'\[\]()]++", re.ASCII | re.DOTALL)
+#: Between mesh['x'=2] and the axes {'x'} that are grouped: the one value with a space in it.
+_MESH_TAIL = re.compile(r",?\s*+(?:device_ids=\([^(){}]*+(?:\([^(){}]*+\)[^(){}]*+)*+\)\s*+)?(?=\{)", re.ASCII)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -54,6 +57,7 @@ def skip_space(text: str, position: int) -> int:
 def balanced_end(text: str, position: int, original: str | None = None) -> int:
     """The offset just after the bracket that closes the one at `position`; strings are skipped."""
     expected: list[str] = []
+    end = -1
     for match in _BRACKET.finditer(text, position):
         token = match[0]
         if token in _CLOSING:
@@ -65,8 +69,28 @@ def balanced_end(text: str, position: int, original: str | None = None) -> int:
                 fail(original or text, match.start(), f"expected {expected[-1]!r}, got {token!r}")
             expected.pop()
             if not expected:
-                return match.end()
-    fail(original or text, position, f"{text[position]!r} is never closed")
+                end = match.end()
+                break
+    if end < 0:
+        fail(original or text, position, f"{text[position]!r} is never closed")
+    return end
+
+
+def value_end(text: str, start: int, original: str | None = None) -> int:
+    """The offset after the attribute value at `start`: words, strings and brackets up to a comma or a space."""
+    position = start
+    while position < len(text):
+        if text[position] in _CLOSING:
+            position = balanced_end(text, position, original)
+            if text.startswith("mesh[", start):
+                tail = _MESH_TAIL.match(text, position)
+                position = tail.end() if tail else position
+            continue
+        match = _VALUE_PIECE.match(text, position)
+        if match is None:
+            break
+        position = match.end()
+    return position
 
 
 def near_matches(name: str, known: Iterable[str]) -> str:

@@ -24,21 +24,22 @@ import re
 from typing import NoReturn
 
 from shardwright.hlo.attributes import COMPUTATION_ATTRIBUTES, AttributeValueError, parse_value
+from shardwright.hlo.checks import problem
 from shardwright.hlo.ir import Attribute, Computation, Instruction, Module
 from shardwright.hlo.lexical import (
     NAME,
-    SINGLE_QUOTED,
     STRING,
     balanced_end,
     blank_comments,
     fail,
     near_matches,
     skip_space,
+    value_end,
 )
 from shardwright.hlo.literals import check_literal
-from shardwright.hlo.opcodes import ARITY, OPCODES, is_opcode
+from shardwright.hlo.opcodes import OPCODES, is_opcode
 from shardwright.hlo.shape_text import ShapeReader
-from shardwright.hlo.shapes import Shape, TupleShape, without_layout
+from shardwright.hlo.shapes import Shape, without_layout
 
 TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
@@ -57,8 +58,6 @@ _ENTRY = re.compile(r"\s*+ENTRY\s++", re.ASCII)
 _ROOT = re.compile(r"\s*+ROOT\s++", re.ASCII)
 _TABLE_ENTRY = re.compile(rf"\s*+[0-9]++\s*+({STRING}|\{{[^{{}}\"]*+\}})", re.ASCII | re.DOTALL)
 _NUMBER = re.compile(r"\s*+([0-9]{1,9})\s*+", re.ASCII)
-_VALUE_PIECE = re.compile(rf"{STRING}|{SINGLE_QUOTED}|[^\s,{{}}\"'\[\]()]++", re.ASCII | re.DOTALL)
-_MESH_TAIL = re.compile(r",?\s*+(?:device_ids=\([^(){}]*+(?:\([^(){}]*+\)[^(){}]*+)*+\)\s*+)?(?=\{)", re.ASCII)
 
 #: Attributes whose names must be looked up when an instruction carries them.
 _REFERRING = COMPUTATION_ATTRIBUTES | {"control-predecessors"}
@@ -288,22 +287,14 @@ class _Parser:
             self.fail(position, f"unknown opcode {opcode!r}{near_matches(opcode, OPCODES)}")
 
     def check_instruction(self, instruction: Instruction, position: int) -> None:
-        """Opcode known, operands as many as it takes, a tuple's element within the tuple."""
-        opcode = instruction.opcode
-        arity = ARITY.get(opcode)
-        if arity is None:
-            if opcode not in OPCODES:
-                self.check_opcode(opcode, self.text.find(opcode, position))
-        elif len(instruction.operands) != arity:
-            self.fail(
-                position, f"{opcode} takes {arity} operand(s), {instruction.name!r} has {len(instruction.operands)}"
-            )
-        if opcode == "get-tuple-element":
-            index = instruction.get("index")
-            shape = instruction.operands[0].shape
-            if type(index) is not int or not isinstance(shape, TupleShape) or not 0 <= index < len(shape.elements):
-                self.fail(position, f"{instruction.name!r} needs index= of an element of its operand, a tuple")
-            instruction.index = index
+        """Opcode known, operands and attributes as it needs them."""
+        if instruction.opcode not in OPCODES:
+            self.check_opcode(instruction.opcode, self.text.find(instruction.opcode, position))
+        found = problem(instruction)
+        if found is not None:
+            self.fail(position, found)
+        if instruction.opcode == "get-tuple-element":
+            instruction.index = instruction.attributes["index"].value
 
     def read_parameter(self, instruction: Instruction, start: int) -> None:
         match = _NUMBER.match(self.text, start)
@@ -405,29 +396,16 @@ class _Parser:
         match = _ATTRIBUTE_NAME.match(self.text, start)
         if match is None:
             self.fail(start, "expected an attribute: name=value")
-        end = self.value_end(match.end())
+        position = match.end()
+        if match[1] == "literal" and not self.text.startswith("(", position):
+            _, position = self.shapes.read(position)
+            position = skip_space(self.text, position)
+        end = value_end(self.text, position, self.original)
+        if end == position:
+            self.fail(end, f"expected the value of attribute {match[1]!r}")
         key = f"{match[1]}={self.text[match.end() : end]}"
         attribute = self.attributes.get(key)
         return attribute or self.intern_attribute(key, start), end
-
-    def value_end(self, start: int) -> int:
-        """The offset after the attribute value at `start`: words, strings and brackets up to a comma or a space."""
-        text = self.text
-        position = start
-        while position < len(text):
-            if text[position] in "([{":
-                position = balanced_end(text, position, self.original)
-                if text.startswith("mesh[", start) or text.startswith("@", start):
-                    tail = _MESH_TAIL.match(text, position)
-                    position = tail.end() if tail else position
-                continue
-            match = _VALUE_PIECE.match(text, position)
-            if match is None:
-                break
-            position = match.end()
-        if position == start:
-            self.fail(start, "expected the attribute's value")
-        return position
 
     def intern_attribute(self, key: str, start: int) -> Attribute:
         name, _, text = key.partition("=")
