@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_cluster_option, cluster_of
 from shardwright.cli.output import EXIT_OK, STANDARD_STREAM, add_command, note, print_json, write_text
 from shardwright.cluster import PLATFORMS
 from shardwright.errors import OptionError, UnsupportedProgramError
+
+if TYPE_CHECKING:
+    from shardwright.client.frontends.jax import ArrayType, LoweredProgram
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -48,22 +52,47 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 def run(arguments: argparse.Namespace) -> int:
     """Import the function, lower it, write its HLO text."""
     platform = cluster_of(arguments.cluster).platform if arguments.cluster else arguments.platform or "cpu"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # lowering needs no accelerator, and should take none
     if "" not in sys.path:
         sys.path.insert(0, "")
     function = load_function(arguments.function, "FUNCTION")
     example = example_of(arguments.args, arguments.example)
     donated = numbers_of(arguments.donate)
 
-    from shardwright.client.frontends import jax as frontend
-
-    text = frontend.lower(function, example, donate_argnums=donated, platform=platform).hlo_text
+    program = lower_function(function, example, donated, platform)
     if arguments.json:
-        print_json({"function": arguments.function, "platform": platform, "hlo": text})
+        print_json(_summary(program, arguments.function, platform))
         return EXIT_OK
-    write_text(arguments.out, text)
+    write_text(arguments.out, program.hlo_text)
     if arguments.out != STANDARD_STREAM:
         note(f"HLO text: {arguments.out}")
     return EXIT_OK
+
+
+def lower_function(
+    function: Callable[..., Any], example: tuple[Any, ...], donated: tuple[int, ...], platform: str
+) -> LoweredProgram:
+    """The program of `function` for arguments like `example`. Raises what the function itself raises, too."""
+    import jax
+
+    from shardwright.client.frontends.jax import JaxFunction, Signature, spec_of
+
+    leaves, tree = jax.tree.flatten((example, {}))
+    signature = Signature(statics=(), tree=tree, specs=tuple(spec_of(leaf) for leaf in leaves))
+    return JaxFunction(function, donate_argnums=donated).lower(signature, platform=platform)
+
+
+def _summary(program: LoweredProgram, name: str, platform: str) -> dict[str, Any]:
+    def types(items: Sequence[ArrayType]) -> list[dict[str, Any]]:
+        return [{"name": item.name, "type": item.element_type, "shape": list(item.shape)} for item in items]
+
+    return {
+        "function": name,
+        "platform": platform,
+        "arguments": types(program.arguments),
+        "outputs": types(program.outputs),
+        "hlo": program.hlo_text,
+    }
 
 
 def load_function(name: str, where: str) -> Callable[..., Any]:

@@ -7,6 +7,8 @@ import argparse
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, force_of, mesh_of
 from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, write_text
 from shardwright.cli.progress import planning_progress
+from shardwright.config import PlanOptions
+from shardwright.errors import HloSyntaxError
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -36,15 +38,17 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, check, and write what was asked for; the explanation where nothing was."""
-    options = {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)}
+    options = PlanOptions(mesh=mesh_of(arguments.mesh), force=force_of(arguments.force))
     cluster = cluster_of(arguments.cluster)
     text = read_text(arguments.file)
 
     from shardwright import planner
-    from shardwright.config import PlanOptions
 
-    with planning_progress() as progress:
-        plan = planner.plan(text, cluster, PlanOptions(**options), progress=progress)
+    try:
+        with planning_progress() as progress:
+            plan = planner.plan(text, cluster, options, progress=progress)
+    except HloSyntaxError as error:
+        raise HloSyntaxError(error.message, where=f"{arguments.file}:{error.where}", remedy=error.remedy) from None
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")

@@ -1,0 +1,181 @@
+"""The commands as a user runs them: output, files, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.cli import main
+from shardwright.cli.doctor import Finding, _satisfies, _split_requirement
+from shardwright.xla import canonical_hlo
+
+MODULE = """
+import jax, jax.numpy as jnp
+
+def step(w, x):
+    loss, g = jax.value_and_grad(lambda w: jnp.square(x @ w).mean())(w)
+    return w - 0.1 * g, loss
+
+def arguments():
+    return jax.ShapeDtypeStruct((16, 8), "float32"), jax.ShapeDtypeStruct((64, 16), "float32")
+
+def not_a_tuple():
+    return [1]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a user's module, as current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("usermodel", None)
+    (tmp_path / "usermodel.py").write_text(MODULE)
+    return tmp_path
+
+
+@pytest.fixture
+def step_hlo(project: Path) -> Path:
+    assert (
+        main(["lower", "usermodel:step", "--args", "f32[16,8] f32[64,16]", "--donate", "0", "--out", "step.hlo"]) == 0
+    )
+    return project / "step.hlo"
+
+
+def output(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_lower_writes_hlo_that_xla_reads(step_hlo: Path) -> None:
+    text = step_hlo.read_text()
+    assert "input_output_alias={ {0}: (0" in text
+    assert "usermodel.py" in text  # source lines, for messages
+    assert canonical_hlo(text)
+
+
+def test_lower_by_example_for_another_platform(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["lower", "usermodel:step", "--example", "usermodel:arguments", "--platform", "cuda", "--json"]
+    assert main(command) == 0
+    summary = output(capsys)
+    assert [argument["name"] for argument in summary["arguments"]] == ["w", "x"]
+    assert summary["outputs"][0] == {"name": "result[0]", "type": "f32", "shape": [16, 8]}
+    assert summary["platform"] == "cuda"
+
+
+def test_lower_refuses_an_example_that_is_no_tuple(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lower", "usermodel:step", "--example", "usermodel:not_a_tuple"]) == 1
+    assert "returned list, not a tuple" in capsys.readouterr().err
+
+
+def test_plan_writes_plan_and_stablehlo(step_hlo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "step.hlo", "--cluster", "8", "--mesh", "2x4", "--out", "plan.json", "--emit", "step.mlir"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == ""
+    plan = json.loads(Path("plan.json").read_text())
+    assert [axis["size"] for axis in plan["mesh"]] == [2, 4]
+    assert "sdy.mesh" in Path("step.mlir").read_text()
+
+
+def test_plan_json_is_the_plan_file(step_hlo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "step.hlo", "--cluster", "8", "--force", "data", "--out", "plan.json", "--json"]) == 0
+    printed = output(capsys)
+    assert printed == json.loads(Path("plan.json").read_text())
+    assert main(["explain", "plan.json", "--json"]) == 0
+    assert output(capsys) == printed
+
+
+def test_plan_explains_by_default(step_hlo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "step.hlo", "--cluster", "8", "--force", "x=0:data"]) == 0
+    explained = capsys.readouterr().out
+    assert "all-reduce" in explained
+    assert main(["plan", "step.hlo", "--cluster", "8", "--force", "x=0:data", "--out", "p.json", "--explain"]) == 0
+    again = capsys.readouterr().out
+    assert main(["explain", "p.json"]) == 0
+    assert "all-reduce" in again
+    assert capsys.readouterr().out == again
+
+
+def test_explain_refuses_another_program(step_hlo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "step.hlo", "--cluster", "8", "--out", "plan.json"]) == 0
+    assert main(["explain", "plan.json", "--hlo", "step.hlo", "--emit", "-"]) == 0
+    assert "sdy.mesh" in capsys.readouterr().out
+    Path("other.hlo").write_text(step_hlo.read_text().replace("0.1", "0.2"))
+    assert main(["explain", "plan.json", "--hlo", "other.hlo"]) == 1
+    assert main(["explain", "plan.json", "--emit", "out.mlir"]) == 1
+    assert "--hlo FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["plan", "none.hlo", "--cluster", "8"], ("none.hlo", "cannot be read")),
+        (["plan", "usermodel.py", "--cluster", "8"], ("usermodel.py:2:1",)),
+        (["plan", "step.hlo", "--cluster", "none.json"], ("none.json", "does not exist")),
+        (["plan", "step.hlo", "--cluster", "8", "--mesh", "3x2"], ("mesh", "8")),
+        (["plan", "step.hlo", "--cluster", "8", "--force", "nosuch=0:data"], ("nosuch",)),
+        (["plan", "step.hlo", "--cluster", "8", "--out", "no/such/folder"], ("no/such/folder", "cannot be written")),
+        (["explain", "step.hlo"], ("JSON",)),
+    ],
+)
+def test_failures_are_one_block_and_exit_code_1(
+    step_hlo: Path, capsys: pytest.CaptureFixture[str], command: list[str], words: tuple[str, ...]
+) -> None:
+    assert main(command) == 1
+    message = capsys.readouterr().err.split("HLO text: step.hlo\n")[-1]
+    assert message.startswith("error: ")
+    assert "Traceback" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("command", [[], ["plan"], ["plan", "x"], ["nosuch"], ["serve"], ["serve", "c.json"]])
+def test_wrong_usage_exits_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(command)
+    assert exit_.value.code == 2
+    assert "usage: shardwright" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "lower", "explain", "serve", "doctor"])
+def test_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert f"examples:\n  shardwright {command}" in text
+    assert "exit codes:" in text
+
+
+def test_doctor_reports_versions_devices_and_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        nodes = {"master": {"ip": "127.0.0.1", "port": port}, "workers": [{"ip": "192.0.2.1", "port": 2222}]}
+        (tmp_path / "c.json").write_text(json.dumps(nodes))
+        main(["doctor", "--cluster", str(tmp_path / "c.json"), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    findings = {finding["name"]: finding for finding in report["findings"]}
+    assert findings["jax"]["ok"]
+    assert findings["jaxlib internals"]["ok"]
+    assert "cpu" in findings["devices"]["detail"].lower()
+    assert "something listens" in findings[f"task 0 127.0.0.1:{port}"]["detail"]
+
+
+def test_doctor_reads_requirements() -> None:
+    assert _split_requirement("pulp<4,>=3.0") == ("pulp", [("<", "4"), (">=", "3.0")])
+    assert _satisfies("3.3.2", "<", "4")
+    assert not _satisfies("4.0", "<", "4")
+    assert not _satisfies("0.9.9", ">=", "0.10.2")
+    assert Finding(name="x", ok=True, detail="y").remedy == ""
+
+
+def test_a_closed_pipe_is_no_traceback(project: Path) -> None:
+    script = f"{sys.executable} -m shardwright.cli lower usermodel:step --example usermodel:arguments | head -1"
+    child = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert child.stdout.startswith("HloModule")
+    assert child.stderr == ""

@@ -1,0 +1,80 @@
+"""What the command line's own notations mean, and what it says to those that mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cli.lower import example_of, load_function, numbers_of
+from shardwright.cli.options import cluster_of, force_of, mesh_of
+from shardwright.errors import ClusterConfigError, OptionError
+
+
+def test_mesh_notations() -> None:
+    assert mesh_of(None) is None
+    assert mesh_of("8") == {"data": 8}
+    assert mesh_of("2x4") == {"data": 2, "model": 4}
+    assert mesh_of("rows=2,columns=4") == {"rows": 2, "columns": 4}
+
+
+@pytest.mark.parametrize("text", ["", "x", "2x", "2x2x2", "a=1,a=2", "a=b", "2,4", "-1"])
+def test_bad_meshes(text: str) -> None:
+    with pytest.raises(OptionError, match="mesh") as caught:
+        mesh_of(text)
+    assert "2x4" in caught.value.remedy
+
+
+def test_forced_strategies_and_pins() -> None:
+    assert force_of([]) is None
+    assert force_of(["fsdp"]) == "fsdp"
+    pins = force_of(["params['a=b']=0:model,1:-", "x=2:*"])
+    assert pins == {"params['a=b']": {0: "model", 1: None}, "x": {2: True}}
+
+
+@pytest.mark.parametrize("texts", [["fast"], ["data", "tensor"], ["w=model"], ["=0:x"], ["w=0:x,"]])
+def test_bad_force(texts: list[str]) -> None:
+    with pytest.raises(OptionError, match="neither a strategy nor the pins"):
+        force_of(texts)
+
+
+def test_clusters_by_count_and_by_file() -> None:
+    assert cluster_of("4").device_count == 4
+    assert cluster_of("cluster_configs/two_workers_cpu.json").device_count == 8
+    with pytest.raises(ClusterConfigError, match="does not exist"):
+        cluster_of("none.json")
+
+
+def test_argument_types() -> None:
+    matrix, scalar, flags = example_of("f32[8,16] s32[] pred[3]", None)
+    assert (matrix.shape, matrix.dtype.name) == ((8, 16), "float32")
+    assert (scalar.shape, scalar.dtype.name) == ((), "int32")
+    assert flags.dtype.name == "bool"
+    assert example_of("", None) == ()
+
+
+@pytest.mark.parametrize("types", ["f32", "f32[a]", "q7[2]", "f32[2]{0}", "token[]"])
+def test_bad_argument_types(types: str) -> None:
+    with pytest.raises(OptionError, match="type") as caught:
+        example_of(types, None)
+    assert caught.value.where == "--args"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("math", "does not name a function"),
+        ("math:", "does not name a function"),
+        ("no_such_module:f", "module 'no_such_module' was not found"),
+        ("math:cosine", "math has no 'cosine'"),
+        ("math:pi", "not callable"),
+    ],
+)
+def test_functions_that_cannot_be_loaded(name: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        load_function(name, "FUNCTION")
+
+
+def test_numbers() -> None:
+    assert numbers_of("") == ()
+    assert numbers_of("0,12") == (0, 12)
+    with pytest.raises(OptionError, match="not a list of numbers"):
+        numbers_of("0;1")

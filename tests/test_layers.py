@@ -1,0 +1,33 @@
+"""What an import costs: `import shardwright` and the command line stay light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("jax", "jaxlib", "pulp", "highspy", "networkx", "grpc", "numpy")
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names of the modules that a fresh interpreter holds after `statement`."""
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(child.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import shardwright", HEAVY),
+        ("import shardwright.cli; shardwright.cli.app.build_parser()", HEAVY),
+        ("import shardwright.cluster", HEAVY),
+        ("import shardwright.plans", ("jax", "jaxlib", "pulp", "highspy")),
+        ("import shardwright.hlo", ("jax", "jaxlib", "pulp", "highspy")),
+        ("import shardwright.planner", ("jax", "jaxlib")),
+        ("import shardwright.client", ("pulp", "highspy", "shardwright.planner", "shardwright.server")),
+    ],
+)
+def test_import_loads_nothing_heavy(statement: str, absent: tuple[str, ...]) -> None:
+    assert modules_after(statement).isdisjoint(absent)
