@@ -1,6 +1,7 @@
 """Everything that touches XLA: emission, compilation, loading, inspection.
 
-Names are loaded when first used: the master's process needs none of MLIR.
+Names are loaded when first used: a process that only asks a `CompileService`
+loads neither jax nor MLIR.
 """
 
 from __future__ import annotations
@@ -9,16 +10,54 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwright.xla.compare import CollectiveComparison, compare_collectives
+    from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
     from shardwright.xla.emit import emit_stablehlo
+    from shardwright.xla.inspect import observed_collectives
+    from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, named_shardings
     from shardwright.xla.private import canonical_hlo, check_platform
+    from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
+    from shardwright.xla.service import CompileService
 
 _HOME = {
+    "BoundaryArray": "runtime",
+    "CollectiveComparison": "compare",
+    "CompileService": "service",
+    "CompiledMemory": "compiled",
+    "CompiledProgram": "compiled",
+    "LoadedProgram": "runtime",
+    "ObservedCollective": "compiled",
     "canonical_hlo": "private",
     "check_platform": "private",
+    "compare_collectives": "compare",
     "emit_stablehlo": "emit",
+    "jax_mesh": "layouts",
+    "load_program": "runtime",
+    "mesh_devices": "layouts",
+    "named_sharding": "layouts",
+    "named_shardings": "layouts",
+    "observed_collectives": "inspect",
 }
 
-__all__ = ["canonical_hlo", "check_platform", "emit_stablehlo"]
+__all__ = [
+    "BoundaryArray",
+    "CollectiveComparison",
+    "CompileService",
+    "CompiledMemory",
+    "CompiledProgram",
+    "LoadedProgram",
+    "ObservedCollective",
+    "canonical_hlo",
+    "check_platform",
+    "compare_collectives",
+    "emit_stablehlo",
+    "jax_mesh",
+    "load_program",
+    "mesh_devices",
+    "named_sharding",
+    "named_shardings",
+    "observed_collectives",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ Written against jax/jaxlib 0.10.2.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,10 +20,9 @@ from shardwright.errors import CompilationError, HloSyntaxError, PlatformError
 
 #: module → names that the functions below take from it.
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
-    "jaxlib._hlo": ("hlo_module_from_text", "XlaComputation"),
-    "jaxlib._jax": ("DeviceList", "CompileOptions", "CompiledMemoryStats", "mlir"),
+    "jaxlib._hlo": ("hlo_module_from_text", "XlaComputation", "HloSharding"),
+    "jaxlib._jax": ("DeviceList", "CompileOptions", "HloSharding", "array_result_handler", "mlir"),
     "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
-    "jaxlib.xla_client": ("DeviceAssignment", "CompileOptions"),
     "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "InsertionPoint", "Attribute", "NameLoc"),
     "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
     "jaxlib.mlir.dialects.mhlo": ("register_mhlo_dialect",),
@@ -133,7 +133,7 @@ def compile_options(device_ids: Sequence[int], *, overrides: Sequence[tuple[str,
     """
     import numpy as np
 
-    client = _module("jaxlib.xla_client")
+    client = _module("jaxlib._jax")
     options = client.CompileOptions()
     options.num_replicas = 1
     options.num_partitions = len(device_ids)
@@ -159,6 +159,13 @@ def compile_and_load(stablehlo: str, devices: Sequence[Any], options: Any) -> An
     return local_client().compile_and_load(stablehlo, device_list(devices), options)
 
 
+def local_devices() -> list[Any]:
+    """This process' devices, by id."""
+    import jax
+
+    return sorted(jax.local_devices(), key=lambda device: device.id)
+
+
 def local_client() -> Any:
     """The PJRT client of this process' default backend."""
     import jax
@@ -177,3 +184,65 @@ def deserialize_executable(payload: bytes, devices: Sequence[Any], options: Any)
 def compiled_hlo(executable: Any) -> str:
     """HLO text of what each device runs, collectives included."""
     return str(executable.hlo_modules()[0].to_string())
+
+
+_ALIAS_ENTRY = re.compile(r"\{[0-9, ]*\}: \((\d+), \{[0-9, ]*\}, (?:may|must)-alias\)")
+
+
+def aliased_parameters(executable: Any) -> set[int]:
+    """Numbers of the arguments whose buffers become outputs."""
+    header = compiled_hlo(executable).split("\n", 1)[0]
+    return {int(number) for number in _ALIAS_ENTRY.findall(header)}
+
+
+def parameter_shardings(executable: Any) -> list[Any]:
+    """`OpSharding` of every argument of a loaded executable."""
+    return list(executable.get_parameter_shardings() or [])
+
+
+def output_shardings(executable: Any) -> list[Any]:
+    """`OpSharding` of every output of a loaded executable."""
+    return list(executable.get_output_shardings() or [])
+
+
+def tile_coordinates(op_sharding: Any, rank: int, device_count: int) -> tuple[tuple[int, ...], ...]:
+    """Per device, in mesh order, the number of its shard along each of `rank` dimensions."""
+    sharding = _module("jaxlib._hlo").HloSharding.from_proto(op_sharding)
+    if sharding.is_replicated() or device_count == 1:
+        return ((0,) * rank,) * device_count
+    if not sharding.is_tiled():
+        return ((-1,) * (rank + 1),) * device_count  # on one device, manual, …: like no plan's
+    sizes = sharding.tile_assignment_dimensions()
+    found: list[tuple[int, ...]] = [()] * device_count
+    for place, device in enumerate(sharding.tile_assignment_devices()):
+        shard = []
+        for size in reversed(sizes):
+            place, index = divmod(place, size)
+            shard.append(index)
+        found[device] = tuple(reversed(shard))[:rank]
+    return tuple(found)
+
+
+def memory_figures(executable: Any) -> tuple[int, int, int, int]:
+    """Bytes on one device: (arguments, outputs, outputs that alias arguments, temporaries)."""
+    stats = executable.get_compiled_memory_stats()
+    return (
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes,
+        stats.alias_size_in_bytes,
+        stats.temp_size_in_bytes,
+    )
+
+
+# ---- running ---------------------------------------------------------------
+def execute(executable: Any, arrays: Sequence[Any], handlers: Sequence[Any]) -> list[Any]:
+    """Start one run; returns global arrays at once, each made by its handler."""
+    return list(executable.execute_sharded(arrays).consume_with_handlers(handlers))
+
+
+def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+    """What makes a global `jax.Array` of an output's per-device buffers, without checks."""
+    import jax
+
+    aval = jax.core.ShapedArray(shape, dtype)
+    return _module("jaxlib._jax").array_result_handler(aval, sharding, committed=True, _skip_checks=True)

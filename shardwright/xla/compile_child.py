@@ -1,0 +1,95 @@
+"""The process that compiles: reads requests on stdin, answers on stdout, may die of any of them.
+
+Started by `CompileService` with the device count in its environment. Ends when stdin
+does, so that it never outlives the process that started it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import sys
+import threading
+from typing import Any, BinaryIO
+
+from shardwright.errors import InternalError, ShardwrightError
+from shardwright.plans import Plan
+from shardwright.xla.messages import Header, read_message, write_message
+
+Request = tuple[Header, list[bytes]]
+
+
+def main() -> None:
+    """Serve requests until stdin ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever XLA prints goes to stderr, not between the answers
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    write_message(answers, {"ready": True})
+    while True:
+        header, blobs = requests.get()
+        _answer(answers, header, blobs)
+
+
+def _read_requests(requests: queue.SimpleQueue[Request]) -> None:
+    """Hand on requests; end the process at the end of stdin, even while XLA compiles."""
+    while (message := read_message(sys.stdin.buffer.read)) is not None:
+        requests.put(message)
+    os._exit(0)
+
+
+def _answer(answers: BinaryIO, header: Header, blobs: list[bytes]) -> None:
+    try:
+        reply, payload = _JOBS[header["job"]](header, blobs)
+    except ShardwrightError as error:
+        reply, payload = _error(error), []
+    except Exception as error:
+        reply, payload = _error(InternalError(f"the compile child failed: {type(error).__name__}: {error}")), []
+    write_message(answers, reply, payload)
+    if header.get("inspect") == "partition-pass":
+        os._exit(0)  # XLA is still compiling in a thread: nobody waits for that
+
+
+def _error(error: ShardwrightError) -> Header:
+    return {"code": error.code, "message": error.message, "where": error.where, "remedy": error.remedy}
+
+
+def _compile(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
+    from shardwright.xla.compiling import compile_planned, inspect_partitioned
+
+    hlo_text = blobs[0].decode()
+    plan = Plan.from_json(blobs[1].decode())
+    if header["inspect"] == "partition-pass":
+        program = inspect_partitioned(hlo_text, plan)
+    else:
+        program = compile_planned(hlo_text, plan, want_executable=header["want_executable"])
+    reply: dict[str, Any] = {
+        "collectives": [dataclasses.asdict(collective) for collective in program.collectives],
+        "memory": None if program.memory is None else dataclasses.asdict(program.memory),
+        "emit_s": program.emit_s,
+        "compile_s": program.compile_s,
+    }
+    parts = [program.stablehlo.encode()]
+    if program.serialized is not None:
+        parts.append(program.serialized)
+    return reply, parts
+
+
+def _compile_stablehlo(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
+    from shardwright.xla.compiling import compile_stablehlo
+    from shardwright.xla.private import compiled_hlo
+
+    return {}, [compiled_hlo(compile_stablehlo(blobs[0].decode(), header["device_count"])).encode()]
+
+
+def _emit(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
+    from shardwright.xla.emit import emit_stablehlo
+
+    return {}, [emit_stablehlo(blobs[0].decode(), Plan.from_json(blobs[1].decode())).encode()]
+
+
+_JOBS = {"compile": _compile, "compile_stablehlo": _compile_stablehlo, "emit": _emit}
+
+if __name__ == "__main__":
+    main()

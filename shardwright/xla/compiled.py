@@ -1,0 +1,69 @@
+"""What a compilation tells about a planned program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedCollective:
+    """A collective that XLA put into a partitioned program.
+
+    kind: all-reduce, all-gather, reduce-scatter, all-to-all or collective-permute; an all-reduce
+        of which every device only keeps its slice counts as the reduce-scatter that
+        GPU and TPU make of it.
+    payload_bytes: bytes on one device of the larger of operand and result (all arrays of a
+        combined collective together): the whole array of an all-reduce, all-gather or
+        reduce-scatter, one shard of an all-to-all or permute.
+    wire_bytes: bytes one device puts on the wire, once (ring algorithm).
+    group_size / group_count: devices that work together, and how many such groups
+        (a permute has one group of the devices that send).
+    count: executions a step, trip counts of loops multiplied in.
+    trip_counts_known: False where a loop's trip count is not in the program (it counts once).
+    groups: as XLA printed them.
+    instruction: its name in the partitioned HLO.
+    op_name: the planned HLO instruction it was made for, where XLA kept its name.
+    """
+
+    kind: str
+    payload_bytes: int
+    wire_bytes: int
+    group_size: int
+    group_count: int
+    count: int
+    trip_counts_known: bool
+    groups: str
+    instruction: str
+    op_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledMemory:
+    """XLA's own figures for one device, in bytes. `alias_bytes` are outputs that reuse arguments."""
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledProgram:
+    """A planned program after XLA saw it.
+
+    stablehlo: the emitted module, as text.
+    serialized: XLA's executable, or None where it was not asked for or cannot be serialized.
+    collectives: what XLA inserted, in program order.
+    memory: None where only the partitioner ran.
+    """
+
+    stablehlo: str
+    serialized: bytes | None
+    collectives: tuple[ObservedCollective, ...]
+    memory: CompiledMemory | None
+    emit_s: float
+    compile_s: float

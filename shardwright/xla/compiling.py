@@ -1,0 +1,137 @@
+"""Emit, compile and inspect one program. Runs in a compile child: XLA may abort its process."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import CompilationError
+from shardwright.plans import Plan
+from shardwright.xla import private
+from shardwright.xla.compiled import CompiledMemory, CompiledProgram
+from shardwright.xla.emit import emit_stablehlo
+from shardwright.xla.inspect import observed_collectives
+from shardwright.xla.layouts import require_shardings
+
+#: Passes whose input or output is worth reading: the partitioner's result, and the program
+#: just before XLA:CPU merges all its all-reduces into one (which GPU and TPU do not).
+_DUMPED_PASSES = ".*spmd-partitioning|cpu-all-reduce-combiner"
+_BEFORE_COMBINER = "*before_cpu-all-reduce-combiner*.txt"
+_PARTITIONED = "*after_spmd-partitioning*.txt"
+_POLL_S = 0.05
+
+
+def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
+    """Emit and compile a plan for this process' devices.
+
+    want_executable: also serialize XLA's executable. Raises CompilationError where XLA
+    refuses the program or changed a sharding at its boundary.
+    """
+    started = time.perf_counter()
+    stablehlo = emit_stablehlo(hlo_text, plan)
+    emitted = time.perf_counter()
+    devices = private.local_devices()[: plan.mesh.device_count]
+    if len(devices) < plan.mesh.device_count:
+        raise CompilationError(f"the mesh {plan.mesh} needs more than the {len(devices)} devices of the compiler")
+    with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
+        executable = _compile(stablehlo, devices, folder)
+        compiled = time.perf_counter()
+        text = _newest(folder, _BEFORE_COMBINER) or private.compiled_hlo(executable)
+    require_shardings(
+        "argument", private.parameter_shardings(executable), [v.sharding for v in plan.parameters], plan.mesh
+    )
+    require_shardings("output", private.output_shardings(executable), [v.sharding for v in plan.outputs], plan.mesh)
+    arguments, outputs, alias, temporaries = private.memory_figures(executable)
+    return CompiledProgram(
+        stablehlo=stablehlo,
+        serialized=private.serialize_executable(executable) if want_executable else None,
+        collectives=observed_collectives(text, plan.mesh.device_count),
+        memory=CompiledMemory(
+            argument_bytes=arguments, output_bytes=outputs, alias_bytes=alias, temporary_bytes=temporaries
+        ),
+        emit_s=emitted - started,
+        compile_s=compiled - emitted,
+    )
+
+
+def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
+    """Read the collectives as soon as XLA's partitioner is done, minutes before a deep model is compiled.
+
+    XLA goes on compiling in a thread of this process: end the process afterwards.
+    """
+    started = time.perf_counter()
+    stablehlo = emit_stablehlo(hlo_text, plan)
+    emitted = time.perf_counter()
+    devices = private.local_devices()[: plan.mesh.device_count]
+    folder = tempfile.mkdtemp(prefix="shardwright-xla-")
+    try:
+        text = _partitioned_text(stablehlo, devices, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return CompiledProgram(
+        stablehlo=stablehlo,
+        serialized=None,
+        collectives=observed_collectives(text, plan.mesh.device_count),
+        memory=None,
+        emit_s=emitted - started,
+        compile_s=time.perf_counter() - emitted,
+    )
+
+
+def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            _compile(stablehlo, devices, folder)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive() and not failures:
+        text = _newest(folder, _PARTITIONED)
+        # The dump is written in one go; its last line closes the last computation.
+        if text is not None and text.rstrip().endswith("}"):
+            return text
+        thread.join(_POLL_S)
+    if failures:
+        raise failures[0]
+    text = _newest(folder, _PARTITIONED)
+    if text is None:
+        raise CompilationError("XLA dumped no partitioned program", remedy="run `shardwright doctor`")
+    return text
+
+
+def _compile(stablehlo: str, devices: list[Any], folder: str) -> Any:
+    """XLA's executable, with the interesting passes dumped into `folder`."""
+    options = private.compile_options(
+        [device.id for device in devices],
+        overrides=[("xla_dump_to", folder), ("xla_dump_hlo_pass_re", _DUMPED_PASSES)],
+    )
+    try:
+        return private.compile_and_load(stablehlo, devices, options)
+    except Exception as error:
+        raise CompilationError(f"XLA refused the program: {trimmed(str(error))}") from None
+
+
+def compile_stablehlo(stablehlo: str, device_count: int) -> Any:
+    """Compile StableHLO text as it is, for a look at what XLA makes of it."""
+    with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
+        return _compile(stablehlo, private.local_devices()[:device_count], folder)
+
+
+def _newest(folder: str, pattern: str) -> str | None:
+    """The text of the largest dumped module that matches: helpers of XLA's own are small."""
+    found = sorted(Path(folder).glob(pattern), key=lambda path: path.stat().st_size)
+    return found[-1].read_text() if found else None
+
+
+def trimmed(message: str, limit: int = 2000) -> str:
+    """A message of XLA's without its stack dumps and module text."""
+    message = message.strip()
+    return message if len(message) <= limit else f"{message[:limit]} … ({len(message)} characters)"

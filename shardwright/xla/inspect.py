@@ -1,0 +1,155 @@
+"""What XLA really inserted: the collectives of a partitioned HLO module, with bytes and counts.
+
+Read by our own HLO parser. Bytes on the wire follow the ring algorithms, as the
+cost model's do, but are computed here on their own so that the two can be compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardwright import hlo
+from shardwright.hlo import Computation, Instruction, Module
+from shardwright.xla.compiled import ObservedCollective
+from shardwright.xla.scatter import Users, is_scattered
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_OPCODES = {
+    **{kind: kind for kind in _KINDS},
+    **{f"{kind}-start": kind for kind in _KINDS},
+    "ragged-all-to-all": "all-to-all",
+    "collective-broadcast": "collective-permute",
+}
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
+
+
+class _Times(NamedTuple):
+    """How often a computation runs in a step, and whether every loop around it was counted."""
+
+    count: int
+    known: bool
+
+
+def observed_collectives(hlo_text: str, device_count: int) -> tuple[ObservedCollective, ...]:
+    """Every collective of a partitioned HLO module, in program order.
+
+    device_count: devices of the program; groups that name none mean all of them.
+    Raises HloSyntaxError where the text is not HLO.
+    """
+    module = hlo.parse(hlo_text)
+    users = Users(module)
+    return tuple(
+        _observe(instruction, times, device_count, users)
+        for instruction, times in _executed(module)
+        if instruction.opcode in _OPCODES
+    )
+
+
+def _executed(module: Module) -> Iterator[tuple[Instruction, _Times]]:
+    """Instructions that run, with how often; reducers of collectives and the like are left out."""
+    pending: list[tuple[Computation, _Times]] = [(module.entry, _Times(1, True))]
+    while pending:
+        computation, times = pending.pop()
+        for instruction in computation:
+            yield instruction, times
+            if instruction.opcode == "while":
+                trips = trip_count(instruction)
+                inner = _Times(times.count * (trips or 1), times.known and trips is not None)
+                pending += [(body, inner) for key in ("body", "condition") for body in instruction.called.get(key, ())]
+                continue
+            for key in ("calls", "called_computations", "branch_computations", "true_computation", "false_computation"):
+                pending += [(called, times) for called in instruction.called.get(key, ())]
+            if instruction.opcode in ("call", "async-start"):
+                pending += [(called, times) for called in instruction.called.get("to_apply", ())]
+
+
+def _observe(instruction: Instruction, times: _Times, device_count: int, users: Users) -> ObservedCollective:
+    kind = _OPCODES[instruction.opcode]
+    size, count, groups = _groups(instruction, device_count)
+    operand_bytes = sum(operand.shape.size_bytes for operand in instruction.operands)
+    payload = operand_bytes * size if kind == "all-gather" else operand_bytes
+    if kind == "all-reduce" and is_scattered(instruction, users):
+        kind = "reduce-scatter"
+    return ObservedCollective(
+        kind=kind,
+        payload_bytes=payload,
+        wire_bytes=ring_bytes(kind, payload, size),
+        group_size=size,
+        group_count=count,
+        count=times.count,
+        trip_counts_known=times.known,
+        groups=groups,
+        instruction=instruction.name,
+        op_name=instruction.op_name.rpartition("/")[2],  # inlining prefixes the names of callers
+    )
+
+
+def _groups(instruction: Instruction, device_count: int) -> tuple[int, int, str]:
+    """(devices of a group, groups, the text that says so)."""
+    pairs = instruction.attributes.get("source_target_pairs")
+    if pairs is not None:
+        return len(pairs.value), 1, pairs.text
+    attribute = instruction.attributes.get("replica_groups")
+    if attribute is None or not attribute.value:
+        return device_count, 1, "all"
+    return max(map(len, attribute.value)), len(attribute.value), attribute.text
+
+
+def ring_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
+    """Bytes one device sends for one collective: 2(n−1)/n of an all-reduce's array, all of a
+    permute's shard, (n−1)/n of the others' payload."""
+    if group_size <= 1:
+        return 0
+    if kind == "collective-permute":
+        return payload_bytes
+    rounds = 2 if kind == "all-reduce" else 1
+    return round(rounds * payload_bytes * (group_size - 1) / group_size)
+
+
+# ---- loops -----------------------------------------------------------------
+def trip_count(loop: Instruction) -> int | None:
+    """How often a while's body runs: XLA's annotation, else a counter compared with a constant."""
+    known = loop.attributes.get("backend_config")
+    if known is not None and (match := _KNOWN_TRIPS.search(known.text)):
+        return int(match[1])
+    return _counted_trips(loop)
+
+
+def _counted_trips(loop: Instruction) -> int | None:
+    """`for i in range(start, limit)`: condition `i < limit`, body `i + 1`, start a constant."""
+    root = _through(loop.called["condition"][0].root)
+    if root.opcode != "compare" or root.get("direction") != "LT" or len(root.operands) != 2:
+        return None
+    counter, limit = (_through(operand) for operand in root.operands)
+    if counter.opcode != "get-tuple-element" or limit.opcode != "constant":
+        return None
+    start = _element(loop.operands[0], counter.index)
+    step = _element(loop.called["body"][0].root, counter.index)
+    if start is None or start.opcode != "constant" or not _adds_one(step, counter.index):
+        return None
+    try:
+        return max(0, int(limit.payload) - int(start.payload))
+    except ValueError:
+        return None
+
+
+def _through(value: Instruction) -> Instruction:
+    while value.opcode in ("copy", "bitcast", "convert") and value.operands:
+        value = value.operands[0]
+    return value
+
+
+def _element(value: Instruction, index: int) -> Instruction | None:
+    """Element `index` of a tuple that is built in sight."""
+    value = _through(value)
+    return _through(value.operands[index]) if value.opcode == "tuple" and index < len(value.operands) else None
+
+
+def _adds_one(step: Instruction | None, index: int) -> bool:
+    if step is None or step.opcode != "add":
+        return False
+    sides = [_through(operand) for operand in step.operands]
+    ones = any(side.opcode == "constant" and side.payload == "1" for side in sides)
+    return ones and any(side.opcode == "get-tuple-element" and side.index == index for side in sides)

@@ -1,0 +1,134 @@
+"""A planned program on this process' devices: load, compare with the plan, run.
+
+Used by the executor that owns the devices. In a job of several processes each
+process loads the same module and runs it on global arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwright.dtypes import to_dtype
+from shardwright.errors import CompilationError, ExecutionError
+from shardwright.plans import Mesh, TensorSharding, VariablePlan
+from shardwright.xla import private
+from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, require_shardings
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryArray:
+    """How one argument or output lies on the devices: what `load_program` compares and builds.
+
+    stored_shape: dimensions as stored, padded up to what the axes divide.
+    """
+
+    element_type: str
+    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    sharding: TensorSharding
+
+    @classmethod
+    def of(cls, variable: VariablePlan) -> BoundaryArray:
+        return cls(
+            element_type=variable.element_type,
+            shape=variable.shape,
+            stored_shape=variable.stored_shape,
+            sharding=variable.sharding,
+        )
+
+
+class LoadedProgram:
+    """An executable on this process' devices.
+
+    `argument_shardings`, `output_shardings`: `NamedSharding`s, built once; arrays passed
+    to `run` must have them (and the stored shapes), arrays that come out do.
+    """
+
+    def __init__(
+        self,
+        executable: Any,
+        mesh: jax.sharding.Mesh,
+        arguments: Sequence[BoundaryArray],
+        outputs: Sequence[BoundaryArray],
+    ) -> None:
+        self._executable = executable
+        self.argument_shardings = tuple(named_sharding(mesh, argument.sharding) for argument in arguments)
+        self.output_shardings = tuple(named_sharding(mesh, output.sharding) for output in outputs)
+        self._handlers = [
+            private.result_handler(output.stored_shape, to_dtype(output.element_type), sharding)
+            for output, sharding in zip(outputs, self.output_shardings, strict=True)
+        ]
+
+    def run(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """Start the program on global arrays in argument order; returns its outputs at once.
+
+        Donated arguments are consumed: their buffers become outputs. The call returns
+        before the devices are done. Raises ExecutionError with XLA's message.
+        """
+        try:
+            return private.execute(self._executable, arrays, self._handlers)
+        except Exception as error:
+            raise ExecutionError(f"XLA could not start the program: {_first_lines(error)}") from error
+
+    def hlo_text(self) -> str:
+        """What each device runs."""
+        return private.compiled_hlo(self._executable)
+
+
+def load_program(
+    payload: bytes,
+    *,
+    is_serialized: bool,
+    mesh: Mesh,
+    arguments: Sequence[BoundaryArray],
+    outputs: Sequence[BoundaryArray],
+    devices: Sequence[Any] | None = None,
+    donated: Sequence[int] = (),
+) -> LoadedProgram:
+    """Load a compiled program, or compile its StableHLO text, onto `devices` in mesh order.
+
+    payload: `CompiledProgram.serialized`, or its StableHLO text as UTF-8.
+    devices: default all devices of the job, by process, then id.
+    donated: argument numbers whose buffers the program must reuse.
+
+    What was loaded is compared with `arguments`, `outputs` and `donated` every time.
+    Raises CompilationError where it differs or XLA refuses it, PlanError where there
+    are too few devices.
+    """
+    devices = list(mesh_devices() if devices is None else devices)[: mesh.device_count]
+    grid = jax_mesh(mesh, devices)
+    options = private.compile_options([device.id for device in devices])
+    try:
+        if is_serialized:
+            executable = private.deserialize_executable(payload, devices, options)
+        else:
+            executable = private.compile_and_load(payload.decode(), devices, options)
+    except Exception as error:
+        raise CompilationError(f"XLA refused the program: {_first_lines(error)}") from error
+    require_shardings("argument", private.parameter_shardings(executable), [a.sharding for a in arguments], mesh)
+    require_shardings("output", private.output_shardings(executable), [o.sharding for o in outputs], mesh)
+    _require_donations(executable, donated)
+    return LoadedProgram(executable, grid, arguments, outputs)
+
+
+def _require_donations(executable: Any, donated: Sequence[int]) -> None:
+    if not donated:
+        return
+    reused = private.aliased_parameters(executable)
+    missing = sorted(set(donated) - reused)
+    if missing:
+        raise CompilationError(
+            f"the program does not reuse the buffers of its donated arguments {missing}",
+            where=f"argument {missing[0]}",
+            remedy="an output must have the shape, type and sharding of the argument it replaces",
+        )
+
+
+def _first_lines(error: Exception, limit: int = 1500) -> str:
+    text = str(error).strip()
+    return text if len(text) <= limit else text[:limit] + " …"

@@ -1,0 +1,92 @@
+"""Recognising reduce-scatters that XLA:CPU leaves as an all-reduce of which each device keeps a slice.
+
+GPU and TPU turn the pair into one reduce-scatter; XLA:CPU does not, so whoever counts
+traffic from a CPU compile has to. The pair is an all-reduce whose every use, through
+copies and paddings and into fusions, is a dynamic-slice at an offset that depends
+on `partition-id`.
+"""
+
+from __future__ import annotations
+
+from shardwright.hlo import Computation, Instruction, Module
+
+_PASSING = frozenset({"bitcast", "reshape", "copy", "convert", "transpose", "pad", "get-tuple-element", "slice"})
+
+#: Instructions to look at before giving up on a slice's offset.
+_OFFSET_LIMIT = 200
+
+
+class Users:
+    """Who uses an instruction, and where its computation is called from."""
+
+    def __init__(self, module: Module) -> None:
+        self.of: dict[Instruction, list[Instruction]] = {}
+        self.home: dict[Instruction, Computation] = {}
+        self.fusion: dict[Computation, Instruction] = {}  # computation → the fusion or call that runs it
+        self.loop: dict[Computation, Instruction] = {}  # body → its while
+        for computation in module.computations:
+            for instruction in computation:
+                self.home[instruction] = computation
+                for operand in dict.fromkeys(instruction.operands):
+                    self.of.setdefault(operand, []).append(instruction)
+                if instruction.opcode in ("fusion", "call"):
+                    for called in (*instruction.called.get("calls", ()), *instruction.called.get("to_apply", ())):
+                        self.fusion[called] = instruction
+                if instruction.opcode == "while":
+                    self.loop.update(dict.fromkeys(instruction.called["body"], instruction))
+
+
+def is_scattered(all_reduce: Instruction, users: Users) -> bool:
+    """Whether every device keeps only its own slice of the all-reduce."""
+    return _all_sliced(all_reduce, users)
+
+
+def _all_sliced(value: Instruction, users: Users) -> bool:
+    following = users.of.get(value, [])
+    is_fusion_root = value.is_root and users.home[value] in users.fusion
+    ends_here = not following or value.is_root
+    if ends_here and not is_fusion_root:
+        return False
+    inside = all(_slices(value, user, users) for user in following)
+    return inside and (not is_fusion_root or _all_sliced(users.fusion[users.home[value]], users))
+
+
+def _slices(value: Instruction, user: Instruction, users: Users) -> bool:
+    if user.opcode == "dynamic-slice":
+        return user.operands[0] is value and any(_by_partition(index, users) for index in user.operands[1:])
+    if user.opcode in _PASSING:
+        return user.operands[0] is value and _all_sliced(user, users)
+    if user.opcode in ("fusion", "call"):
+        called = (*user.called.get("calls", ()), *user.called.get("to_apply", ()))
+        inner = [
+            parameter
+            for parameter in called[0].parameters
+            if parameter.index < len(user.operands) and user.operands[parameter.index] is value
+        ]
+        return all(_all_sliced(parameter, users) for parameter in inner)
+    return False
+
+
+def _by_partition(offset: Instruction, users: Users) -> bool:
+    """Whether a value is computed from `partition-id`."""
+    pending, seen = [offset], {offset}
+    while pending and len(seen) < _OFFSET_LIMIT:
+        value = pending.pop()
+        if value.opcode == "partition-id":
+            return True
+        sources = _sources(value, users)
+        pending += [source for source in sources if source not in seen]
+        seen.update(sources)
+    return False
+
+
+def _sources(value: Instruction, users: Users) -> list[Instruction]:
+    """What a value is computed from, looking out of fusions and of loops that only carry it."""
+    home = users.home[value]
+    if value.opcode == "parameter" and home in users.fusion:
+        caller = users.fusion[home]
+        return [caller.operands[value.index]] if value.index < len(caller.operands) else []
+    if value.opcode == "get-tuple-element" and value.operands[0].opcode == "parameter" and home in users.loop:
+        start = users.loop[home].operands[0]
+        return [start.operands[value.index]] if start.opcode == "tuple" else []
+    return list(value.operands)
