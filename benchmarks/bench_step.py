@@ -1,0 +1,170 @@
+"""A training step through the embedded server beside the same step under plain `jax.jit`.
+
+    make bench            (or: python benchmarks/bench_step.py --rounds 20)
+
+Both run on eight CPU devices with the shardings of the same plan; the batch starts as a numpy
+array and the step ends when the loss is a Python float. Rounds alternate between the two, so that
+whatever else the machine does hits both. Prints JSON; exit code 1 where the server takes more
+than max(5 %, 2 ms) longer.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import shardwright as sw
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ALLOWED_RATIO = 0.05
+ALLOWED_S = 2e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step `(params, opt_state, *batch) -> (params, opt_state, loss)` and what it starts from."""
+
+    name: str
+    init: Callable[[jax.Array], Any]
+    train_step: Callable[..., Any]
+    batches: Iterator[tuple[np.ndarray, ...]]
+
+
+def load_example(path: str) -> Any:
+    """An example's module, loaded from its file."""
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), EXAMPLES / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def gpt2_case() -> Case:
+    model, data = load_example("gpt2/model.py"), load_example("gpt2/data.py")
+    config = model.Config()
+    init, train_step, _ = model.make_steps(config, optax.adamw(1e-3))
+    text, _ = data.split(data.standard_library_text())
+    batches = ((tokens,) for tokens in data.batches(text, batch=16, context=config.context))
+    return Case(name="gpt2", init=init, train_step=train_step, batches=batches)
+
+
+def mlp_case() -> Case:
+    mlp = load_example("mlp/train.py")
+    random = np.random.default_rng(0)
+    batches = iter(lambda: mlp.spirals(random), None)
+    return Case(name="mlp", init=mlp.init, train_step=mlp.train_step, batches=batches)
+
+
+class ServerRunner:
+    """Steps through an embedded server."""
+
+    def __init__(self, case: Case, session: Any) -> None:
+        self.step = session.parallelize(case.train_step, donate_argnums=(0, 1))
+        self.state = self.step.init(case.init, jax.random.key(0))
+        self.run(next(case.batches))
+
+    def run(self, batch: tuple[np.ndarray, ...]) -> float:
+        *self.state, loss = self.step(*self.state, *batch)
+        return float(loss)
+
+
+class StockRunner:
+    """The same step under `jax.jit`, arguments and results laid out as the plan says."""
+
+    def __init__(self, case: Case, plan: Any) -> None:
+        arguments, outputs = plan.shardings()
+        abstract = jax.eval_shape(case.init, jax.random.key(0))
+        state_tree = jax.tree.structure(abstract)
+        count = state_tree.num_leaves
+        self.batch_shardings = arguments[count:]
+        state_shardings = jax.tree.unflatten(state_tree, arguments[:count])
+        result_shardings = (*jax.tree.unflatten(state_tree, outputs[:count]), outputs[count])
+        self.step = jax.jit(
+            case.train_step,
+            in_shardings=(*state_shardings, *self.batch_shardings),
+            out_shardings=result_shardings,
+            donate_argnums=(0, 1),
+        )
+        self.state = jax.jit(case.init, out_shardings=state_shardings)(jax.random.key(0))
+        self.run(next(case.batches))
+
+    def run(self, batch: tuple[np.ndarray, ...]) -> float:
+        *self.state, loss = self.step(*self.state, *batch)
+        return float(loss)
+
+
+def times_s(runner: ServerRunner | StockRunner, batches: list[tuple[np.ndarray, ...]]) -> list[float]:
+    """Seconds of each step, from the numpy batch to the loss as a float."""
+    times = []
+    for batch in batches:
+        started_s = time.perf_counter()
+        runner.run(batch)
+        times.append(time.perf_counter() - started_s)
+    return times
+
+
+def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
+    """Medians of both over `rounds` alternating rounds of `steps` steps each."""
+    with sw.connect(devices=8) as session:
+        server = ServerRunner(case, session)
+        stock = StockRunner(case, server.step.plan)
+        runners: dict[str, ServerRunner | StockRunner] = {"server": server, "jit": stock}
+        times: dict[str, list[float]] = {"server": [], "jit": []}
+        for number in range(rounds):
+            batches = [next(case.batches) for _ in range(steps)]
+            order = list(runners) if number % 2 else list(runners)[::-1]
+            for name in order:
+                runners[name].run(batches[0])  # the other one's caches are cold now
+                times[name] += times_s(runners[name], batches)
+    return summary(case.name, times, str(server.step.plan.mesh))
+
+
+def summary(name: str, times: dict[str, list[float]], mesh: str) -> dict[str, Any]:
+    server_s, jit_s = (statistics.median(times[key]) for key in ("server", "jit"))
+    difference_s = server_s - jit_s
+    return {
+        "model": name,
+        "mesh": mesh,
+        "steps_each": len(times["jit"]),
+        "server_ms": round(server_s * 1e3, 3),
+        "jit_ms": round(jit_s * 1e3, 3),
+        "difference_ms": round(difference_s * 1e3, 3),
+        "difference_percent": round(100 * difference_s / jit_s, 2),
+        "passed": difference_s <= max(ALLOWED_RATIO * jit_s, ALLOWED_S),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of each in a round")
+    parser.add_argument("--only", choices=("gpt2", "mlp"))
+    arguments = parser.parse_args()
+    makers = {"gpt2": gpt2_case, "mlp": mlp_case}
+    chosen = [arguments.only] if arguments.only else list(makers)
+    results = [measure(makers[name](), arguments.rounds, arguments.steps) for name in chosen]
+    print(json.dumps({"cpus": os.cpu_count(), "jax": jax.__version__, "results": results}, indent=2))
+    return 0 if all(result["passed"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
