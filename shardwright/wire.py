@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import grpc
 
@@ -28,6 +28,7 @@ from shardwright.errors import (
 from shardwright.layouts import Layout
 from shardwright.plans import Mesh, MeshAxis, TensorSharding
 from shardwright.proto.v1 import common_pb2, master_pb2
+from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 
 #: Preferred size of one stream message; gRPC's default limit is 4 MiB.
 CHUNK_BYTES = 1 << 20
@@ -48,6 +49,22 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.so_reuseport", 0),
 )
+
+
+class PlanningStep(Protocol):
+    """How far planning is, as the planner reports it; 0.0 where a figure is not known yet."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def incumbent_s(self) -> float: ...
+    @property
+    def lower_bound_s(self) -> float: ...
+    @property
+    def elapsed_s(self) -> float: ...
+
 
 # ---- layouts ---------------------------------------------------------------
 
@@ -156,6 +173,77 @@ def _pin_value(text: str) -> Pin:
         return True
     axes = tuple(text.split(","))
     return axes[0] if len(axes) == 1 else axes
+
+
+def plan_progress(step: PlanningStep) -> master_pb2.PlanProgress:
+    return master_pb2.PlanProgress(
+        phase=step.phase,
+        detail=step.detail,
+        incumbent_s=step.incumbent_s,
+        lower_bound_s=step.lower_bound_s,
+        elapsed_s=step.elapsed_s,
+    )
+
+
+# ---- compiled programs -----------------------------------------------------
+
+
+def load_result(executable_id: str, compiled: CompiledProgram) -> master_pb2.LoadResult:
+    """What a client is told of a loaded plan; `observed_collectives` and `compiled_memory` read it back."""
+    memory = compiled.memory
+    result = master_pb2.LoadResult(
+        executable_id=executable_id,
+        compile_s=compiled.emit_s + compiled.compile_s,
+        collectives=[
+            master_pb2.ObservedCollective(
+                kind=collective.kind,
+                payload_bytes=collective.payload_bytes,
+                wire_bytes=collective.wire_bytes,
+                group_size=collective.group_size,
+                group_count=collective.group_count,
+                executions=collective.count,
+                trip_counts_known=collective.trip_counts_known,
+                instruction=collective.instruction,
+                op_name=collective.op_name,
+                groups=collective.groups,
+            )
+            for collective in compiled.collectives
+        ],
+    )
+    if memory is not None:
+        result.arguments_bytes = memory.argument_bytes
+        result.outputs_bytes = memory.output_bytes
+        result.temporaries_bytes = memory.temporary_bytes
+        result.aliased_bytes = memory.alias_bytes
+    return result
+
+
+def observed_collectives(result: master_pb2.LoadResult) -> tuple[ObservedCollective, ...]:
+    return tuple(
+        ObservedCollective(
+            kind=message.kind,
+            payload_bytes=message.payload_bytes,
+            wire_bytes=message.wire_bytes,
+            group_size=message.group_size,
+            group_count=message.group_count,
+            count=message.executions,
+            trip_counts_known=message.trip_counts_known,
+            groups=message.groups,
+            instruction=message.instruction,
+            op_name=message.op_name,
+        )
+        for message in result.collectives
+    )
+
+
+def compiled_memory(result: master_pb2.LoadResult) -> CompiledMemory:
+    """XLA's figures of a loaded plan, for one device."""
+    return CompiledMemory(
+        argument_bytes=result.arguments_bytes,
+        output_bytes=result.outputs_bytes,
+        alias_bytes=result.aliased_bytes,
+        temporary_bytes=result.temporaries_bytes,
+    )
 
 
 # ---- chunks ----------------------------------------------------------------

@@ -160,7 +160,7 @@ class LoadProgress(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., elapsed_s: _Optional[float] = ...) -> None: ...
 
 class ObservedCollective(_message.Message):
-    __slots__ = ("kind", "payload_bytes", "wire_bytes", "group_size", "group_count", "executions", "instruction", "op_name", "groups")
+    __slots__ = ("kind", "payload_bytes", "wire_bytes", "group_size", "group_count", "executions", "instruction", "op_name", "groups", "trip_counts_known")
     KIND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class ObservedCollective(_message.Message):
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     OP_NAME_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TRIP_COUNTS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     kind: str
     payload_bytes: int
     wire_bytes: int
@@ -179,7 +180,8 @@ class ObservedCollective(_message.Message):
     instruction: str
     op_name: str
     groups: str
-    def __init__(self, kind: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., group_size: _Optional[int] = ..., group_count: _Optional[int] = ..., executions: _Optional[int] = ..., instruction: _Optional[str] = ..., op_name: _Optional[str] = ..., groups: _Optional[str] = ...) -> None: ...
+    trip_counts_known: bool
+    def __init__(self, kind: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., group_size: _Optional[int] = ..., group_count: _Optional[int] = ..., executions: _Optional[int] = ..., instruction: _Optional[str] = ..., op_name: _Optional[str] = ..., groups: _Optional[str] = ..., trip_counts_known: _Optional[bool] = ...) -> None: ...
 
 class LoadResult(_message.Message):
     __slots__ = ("executable_id", "collectives", "arguments_bytes", "outputs_bytes", "temporaries_bytes", "aliased_bytes", "compile_s")

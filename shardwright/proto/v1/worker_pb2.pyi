@@ -167,20 +167,22 @@ class ProgramChunk(_message.Message):
     def __init__(self, executable_id: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class LoadProgram(_message.Message):
-    __slots__ = ("session_id", "executable_id", "is_serialized", "arguments", "outputs", "donated")
+    __slots__ = ("session_id", "executable_id", "is_serialized", "arguments", "outputs", "donated", "mesh")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
     IS_SERIALIZED_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DONATED_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     executable_id: str
     is_serialized: bool
     arguments: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
     outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
     donated: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ...) -> None: ...
+    mesh: _containers.RepeatedCompositeFieldContainer[_common_pb2.MeshAxis]
+    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ...) -> None: ...
 
 class UnloadProgram(_message.Message):
     __slots__ = ("session_id", "executable_id")

@@ -1,0 +1,35 @@
+"""What a server allows and how long it waits. Seconds and bytes, in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of one server; the defaults suit a trusted team, not the open internet.
+
+    program_bytes: HLO text of one program, unpacked.
+    session_array_bytes: logical bytes of all arrays of one session.
+    pending_steps: step numbers a client may send ahead of the replies it has received;
+        that many replies are kept for a client that comes back.
+    grace_s: how long a session lives without an open RunSteps stream or a call.
+    argument_wait_s: how long a step waits for arguments that are still on their way.
+    divergence_s: how long the other executors may go on with a step that failed on one of
+        them before all are started anew (they may wait for it in a collective for ever).
+    start_attempts: generations in a row that may fail to start before the server gives up.
+    """
+
+    sessions: int = 64
+    programs_per_session: int = 256
+    program_bytes: int = 1 << 30
+    arrays_per_session: int = 1_000_000
+    session_array_bytes: int = 1 << 44
+    pending_steps: int = 64
+    read_back_bytes: int = 64 << 10
+    grace_s: float = 60.0
+    argument_wait_s: float = 60.0
+    divergence_s: float = 15.0
+    start_timeout_s: float = 300.0
+    start_attempts: int = 3
+    max_streams: int = 256

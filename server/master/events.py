@@ -1,0 +1,340 @@
+"""What may happen to the master, and what it may decide: events in, commands out.
+
+Frozen values. `connection`, `call` and `stream` are numbers the shell gives to
+its gRPC streams and calls; what they stand for is the shell's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.errors import ShardwrightError
+
+# ---- events ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonJoined:
+    """A worker's daemon said hello on its Supervise stream."""
+
+    connection: int
+    node: int
+    cluster_hash: str
+    shardwright_version: str
+    jax_version: str
+    coordinator_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonLeft:
+    """A Supervise stream ended."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorExited:
+    """A daemon says that its executor ended."""
+
+    connection: int
+    generation: int
+    exit_code: int
+    last_lines: str
+    coordinator_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorJoined:
+    """An executor owns its devices and opened its Execute stream."""
+
+    connection: int
+    node: int
+    generation: int
+    data_address: str
+    device_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorLeft:
+    """An Execute stream ended."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandDone:
+    """An executor finished the command `sequence`; `values` by array id, of a step."""
+
+    connection: int
+    sequence: int
+    error: ShardwrightError | None = None
+    values: tuple[Any, ...] = ()
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayArrived:
+    """A client put all shards of an array that belong on one node."""
+
+    connection: int
+    session_id: str
+    array_id: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRequested:
+    call: int
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionClosed:
+    call: int
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTouched:
+    """A sign of life from the client."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequested:
+    call: int
+    session_id: str
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """What the state machine knows of a compiled plan; `payload` is for the shell only.
+
+    donated: argument numbers whose buffers the program reuses.
+    output_bytes: logical bytes of each output.
+    """
+
+    plan_id: str
+    argument_count: int
+    donated: frozenset[int]
+    output_bytes: tuple[int, ...]
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFinished:
+    """The compile child is done with a plan; exactly one of `program` and `error` is set."""
+
+    plan_id: str
+    program: ProgramFacts | None = None
+    error: ShardwrightError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadRequested:
+    call: int
+    session_id: str
+    executable_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsOpened:
+    """A client opened a RunSteps stream and named its session."""
+
+    stream: int
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsClosed:
+    stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRequested:
+    """A numbered step; `inline` are the (id, bytes) of arrays that ride along, `payload` is the message."""
+
+    stream: int
+    session_id: str
+    number: int
+    executable_id: str
+    arguments: tuple[int, ...]
+    outputs: tuple[int, ...]
+    inline: tuple[tuple[int, int], ...] = ()
+    released: tuple[int, ...] = ()
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequested:
+    """Arrays to free once step `after_step` was dispatched."""
+
+    call: int
+    session_id: str
+    array_ids: tuple[int, ...]
+    after_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time went by."""
+
+
+Event = (
+    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArrayArrived
+    | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
+    | StepsOpened | StepsClosed | StepRequested | ReleaseRequested | Tick
+)  # fmt: skip
+
+# ---- commands --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartExecutor:
+    """To a daemon: start the executor of `generation`."""
+
+    connection: int
+    generation: int
+    coordinator_address: str
+    process_count: int
+    process_id: int
+    data_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopExecutor:
+    """To a daemon: end the executor of `generation`."""
+
+    connection: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """To a daemon or an executor: not you; the stream ends."""
+
+    connection: int
+    error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOnWorkers:
+    sequence: int
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseOnWorkers:
+    sequence: int
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOnWorkers:
+    sequence: int
+    session_id: str
+    program: ProgramFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadOnWorkers:
+    sequence: int
+    session_id: str
+    executable_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOnWorkers:
+    sequence: int
+    step: StepRequested
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseOnWorkers:
+    """Free arrays; with `error`, they will never exist and that is why."""
+
+    sequence: int
+    session_id: str
+    array_ids: tuple[int, ...]
+    error: ShardwrightError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """Compile a plan in the compile child; `CompileFinished` answers."""
+
+    plan_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A call goes on: what it waits for now."""
+
+    call: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A call succeeded; of a load, `value` is the program."""
+
+    call: int
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail:
+    call: int
+    error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyStep:
+    """One reply on a RunSteps stream."""
+
+    stream: int
+    number: int
+    error: ShardwrightError | None
+    values: tuple[Any, ...]
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndStream:
+    """End a RunSteps stream with an error."""
+
+    stream: int
+    error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded:
+    """The shell may forget the session's programs and plans."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A line for people."""
+
+    text: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """The server cannot go on: print the error, exit not 0."""
+
+    error: ShardwrightError
+
+
+ToWorkers = OpenOnWorkers | CloseOnWorkers | LoadOnWorkers | UnloadOnWorkers | RunOnWorkers | ReleaseOnWorkers
+Command = (
+    StartExecutor | StopExecutor | Refuse | ToWorkers | Compile | Progress | Answer | Fail | ReplyStep | EndStream
+    | SessionEnded | Log | Halt
+)  # fmt: skip

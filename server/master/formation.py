@@ -1,0 +1,297 @@
+"""Which workers are there, and which generation of executors runs: a pure state machine.
+
+All executors are started together and die together, because one dead process
+takes the others of its `jax.distributed` job with it:
+
+| phase    | event                                    | next     | commands                     |
+|----------|------------------------------------------|----------|------------------------------|
+| waiting  | the last daemon joins                    | starting | StartExecutor to every node  |
+| waiting  | `wait_s` is over, first time only        | waiting  | Halt                         |
+| starting | the last executor joins                  | ready    | Log                          |
+| starting | an executor exits, or too much time      | stopping | StopExecutor to the others   |
+| ready    | an executor exits or leaves              | stopping | StopExecutor to the others   |
+| any      | a daemon leaves                          | stopping | StopExecutor to the others   |
+| stopping | the last executor has exited             | waiting  | (then as above)              |
+
+After `start_attempts` generations in a row that never got ready: Halt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.errors import ClusterConfigError, ServerUnavailableError, ShardwrightError, WorkerLostError
+from shardwright.server.limits import Limits
+from shardwright.server.master.events import (
+    Command,
+    DaemonJoined,
+    DaemonLeft,
+    ExecutorExited,
+    ExecutorJoined,
+    ExecutorLeft,
+    Halt,
+    Log,
+    Refuse,
+    StartExecutor,
+    StopExecutor,
+)
+
+Phase = Literal["waiting", "starting", "ready", "stopping"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node that contributes devices."""
+
+    index: int
+    address: str
+    device_count: int
+    data_port: int = 0  # 0: any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What every node must agree on."""
+
+    cluster_hash: str
+    shardwright_version: str
+    jax_version: str
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """daemon: its connection, or None. executor: whether one may be running, as far as is known.
+
+    executor_connection: its Execute stream, or None until it joined.
+    """
+
+    member: Member
+    daemon: int | None = None
+    coordinator_address: str = ""
+    executor: bool = False
+    executor_connection: int | None = None
+    data_address: str = ""
+    data_port: int = 0
+    detail: str = ""
+
+
+class Formation:
+    """Mutable; `MasterState` feeds it and looks at `phase` before and after."""
+
+    def __init__(self, members: tuple[Member, ...], identity: Identity, limits: Limits, *, wait_s: float, now_s: float):
+        self.nodes = {member.index: NodeRecord(member=member, data_port=member.data_port) for member in members}
+        self.identity = identity
+        self.phase: Phase = "waiting"
+        self.generation = 0
+        self.last_loss: ShardwrightError | None = None
+        self._limits = limits
+        self._wait_s = wait_s
+        self._since_s = now_s
+        self._failed_starts = 0
+        self._was_ready = False
+
+    # ---- looking -----------------------------------------------------------
+    @property
+    def connections(self) -> dict[int, int]:
+        """Execute connection → node index, of the running generation."""
+        return {
+            record.executor_connection: index
+            for index, record in self.nodes.items()
+            if record.executor_connection is not None
+        }
+
+    @property
+    def missing(self) -> list[Member]:
+        return [record.member for record in self.nodes.values() if record.daemon is None]
+
+    def node_state(self, index: int) -> str:
+        """One of "waiting", "starting", "ready", "lost", for people."""
+        record = self.nodes[index]
+        if record.daemon is None:
+            return "lost" if self._was_ready else "waiting"
+        return "ready" if self.phase == "ready" else "starting"
+
+    # ---- daemons -----------------------------------------------------------
+    def daemon_joined(self, event: DaemonJoined, now_s: float) -> list[Command]:
+        error = self._refusal(event)
+        if error is not None:
+            return [Refuse(connection=event.connection, error=error), Log(text=f"refused a worker: {error.message}")]
+        record = self.nodes[event.node]
+        record.daemon = event.connection
+        record.coordinator_address = event.coordinator_address
+        record.detail = ""
+        missing = [str(member.index) for member in self.missing]
+        text = f"node {event.node} joined" + (f"; waiting for workers {', '.join(missing)}" if missing else "")
+        return [Log(text=text), *self._start_if_complete(now_s)]
+
+    def _refusal(self, event: DaemonJoined) -> ShardwrightError | None:
+        mine = self.identity
+        if event.node not in self.nodes:
+            return ClusterConfigError(
+                f"task {event.node} is no worker of the master's cluster file", remedy="give all nodes the same file"
+            )
+        if event.cluster_hash != mine.cluster_hash:
+            return ClusterConfigError(
+                f"the cluster files of the master and of node {event.node} differ",
+                remedy="give all nodes the same file",
+            )
+        for what, theirs, ours in (
+            ("shardwright", event.shardwright_version, mine.shardwright_version),
+            ("jax", event.jax_version, mine.jax_version),
+        ):
+            if theirs != ours:
+                return ClusterConfigError(
+                    f"node {event.node} runs {what} {theirs}, the master {ours}",
+                    remedy="install the same versions on all nodes",
+                )
+        if self.nodes[event.node].daemon is not None:
+            return ClusterConfigError(
+                f"task {event.node} is running already", remedy="give each node its own task index, or stop the other"
+            )
+        return None
+
+    def daemon_left(self, event: DaemonLeft, now_s: float) -> list[Command]:
+        record = next((record for record in self.nodes.values() if record.daemon == event.connection), None)
+        if record is None:
+            return []
+        record.daemon = None
+        record.executor = False  # it dies with its daemon
+        record.executor_connection = None
+        record.detail = "its daemon left"
+        return self._stop(record, "its daemon left", now_s)
+
+    # ---- executors ---------------------------------------------------------
+    def executor_joined(self, event: ExecutorJoined, now_s: float) -> list[Command]:
+        record = self.nodes.get(event.node)
+        if record is None or self.phase != "starting" or event.generation != self.generation:
+            error = WorkerLostError(f"generation {event.generation} of node {event.node} is over")
+            return [Refuse(connection=event.connection, error=error)]
+        if event.device_count != record.member.device_count:
+            text = f"{event.device_count} devices instead of {record.member.device_count}"
+            refusal = Refuse(connection=event.connection, error=ClusterConfigError(f"node {event.node} has {text}"))
+            return [refusal, *self._stop(record, f"it has {text}", now_s)]
+        record.executor_connection = event.connection
+        record.data_address = event.data_address
+        record.data_port = int(event.data_address.rpartition(":")[2])
+        if any(other.executor_connection is None for other in self.nodes.values()):
+            return []
+        self.phase = "ready"
+        self._was_ready = True
+        self._failed_starts = 0
+        counts = [record.member.device_count for record in self.nodes.values()]
+        shape = f"{len(counts)} × {counts[0]}" if len(set(counts)) == 1 else " + ".join(map(str, counts))
+        return [Log(text=f"cluster ready: {len(counts)} node{'s' * (len(counts) > 1)}, {shape} devices")]
+
+    def executor_exited(self, event: ExecutorExited, now_s: float) -> list[Command]:
+        record = next((record for record in self.nodes.values() if record.daemon == event.connection), None)
+        if record is None or event.generation != self.generation:
+            return []
+        record.coordinator_address = event.coordinator_address
+        record.executor = False
+        never_joined = record.executor_connection is None
+        record.executor_connection = None
+        if self.phase == "starting" and never_joined:
+            record.data_port = record.member.data_port  # the old port may have been the reason
+        lines = event.last_lines.strip().splitlines()
+        return self._stop(
+            record, f"it ended with {_exit_text(event.exit_code)}" + (f": {lines[-1]}" if lines else ""), now_s
+        )
+
+    def executor_left(self, event: ExecutorLeft, now_s: float) -> list[Command]:
+        for record in self.nodes.values():
+            if record.executor_connection == event.connection:
+                record.executor_connection = None
+                return self._stop(record, "its connection was lost", now_s)
+        return []
+
+    def restart(self, reason: str, now_s: float) -> list[Command]:
+        """Start a new generation although all executors are there."""
+        return self._stop(None, reason, now_s)
+
+    # ---- time --------------------------------------------------------------
+    def tick(self, now_s: float) -> list[Command]:
+        waited_s = now_s - self._since_s
+        if self.phase == "waiting" and not self._was_ready and self.missing and waited_s > self._wait_s:
+            names = ", ".join(f"{member.index} ({member.address})" for member in self.missing)
+            error = ServerUnavailableError(
+                f"worker {names} did not come within {self._wait_s:g} s",
+                remedy="start it with launch_worker.sh and the same cluster file, or wait longer with --wait",
+            )
+            return [Halt(error=error)]
+        if self.phase == "starting" and waited_s > self._limits.start_timeout_s:
+            late = next(record for record in self.nodes.values() if record.executor_connection is None)
+            return self._stop(late, f"it did not start within {self._limits.start_timeout_s:g} s", now_s)
+        return []
+
+    # ---- transitions -------------------------------------------------------
+    def _stop(self, culprit: NodeRecord | None, reason: str, now_s: float) -> list[Command]:
+        """End all executors that still run; a new generation follows when the last is gone."""
+        commands: list[Command] = []
+        if self.phase in ("starting", "ready"):
+            who = "the cluster" if culprit is None else f"the executor of node {culprit.member.index}"
+            self.last_loss = WorkerLostError(
+                f"{who} was lost: {reason}",
+                remedy="the server starts it again; run init again, or restore a checkpoint",
+            )
+            commands.append(Log(text=self.last_loss.message, is_warning=True))
+            if self.phase == "starting":
+                self._failed_starts += 1
+            if culprit is not None:
+                culprit.detail = reason
+            commands += [
+                StopExecutor(connection=record.daemon, generation=self.generation)
+                for record in self.nodes.values()
+                if record.executor and record.daemon is not None
+            ]
+            self.phase = "stopping"
+            for record in self.nodes.values():
+                record.executor_connection = None
+            if self._failed_starts >= self._limits.start_attempts:
+                return [*commands, Halt(error=self.last_loss)]
+        if self.phase == "stopping" and not any(record.executor for record in self.nodes.values()):
+            self.phase = "waiting"
+            self._since_s = now_s
+            commands += self._start_if_complete(now_s)
+        return commands
+
+    def _start_if_complete(self, now_s: float) -> list[Command]:
+        if self.phase != "waiting" or self.missing:
+            return []
+        self.phase = "starting"
+        self.generation += 1
+        self._since_s = now_s
+        records = list(self.nodes.values())
+        commands: list[Command] = []
+        for process_id, record in enumerate(records):
+            assert record.daemon is not None
+            record.executor = True
+            commands.append(
+                StartExecutor(
+                    connection=record.daemon,
+                    generation=self.generation,
+                    coordinator_address=records[0].coordinator_address,
+                    process_count=len(records),
+                    process_id=process_id,
+                    data_port=record.data_port,
+                )
+            )
+        return commands
+
+    def check_invariants(self) -> None:
+        """What always holds between two events; AssertionError where it does not."""
+        records = self.nodes.values()
+        assert (self.phase == "ready") <= all(record.executor_connection is not None for record in records)
+        assert (self.phase in ("waiting", "stopping")) <= all(record.executor_connection is None for record in records)
+        assert (self.phase == "waiting") <= bool(self.missing), "a complete cluster does not wait"
+        assert (self.phase == "waiting") <= (not any(record.executor for record in records))
+        assert (self.phase == "stopping") <= any(record.executor for record in records)
+        for record in records:
+            assert (record.executor_connection is not None) <= record.executor, "no stream without an executor"
+            assert record.executor <= (record.daemon is not None), "an executor dies with its daemon"
+        daemons = [record.daemon for record in records if record.daemon is not None]
+        assert len(set(daemons)) == len(daemons)
+
+
+def _exit_text(exit_code: int) -> str:
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"

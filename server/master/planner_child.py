@@ -1,0 +1,47 @@
+"""The planner's process: `python -m shardwright.server.master.planner_child PARENT_PID`.
+
+Planning takes seconds of pure Python; here it blocks nobody and can be ended
+when the client goes away. Talks frames (`xla.messages`) over stdin and stdout
+with `planning.PlannerPool`, one program at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any, BinaryIO
+
+from shardwright import wire
+from shardwright.proto.v1 import master_pb2
+from shardwright.server.processes import die_with_parent
+from shardwright.xla.messages import read_message, write_message
+
+
+def main() -> None:
+    die_with_parent(int(sys.argv[1]))
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a solver prints must not end up among the frames
+    from shardwright import planner  # loaded ahead of the first request
+
+    while (message := read_message(requests.read)) is not None:
+        try:
+            _plan(planner, message[1], replies)
+        except Exception as caught:
+            error = wire.error_to_proto(wire.as_our_error(caught))
+            write_message(replies, {"kind": "error"}, [error.SerializeToString()])
+
+
+def _plan(planner: Any, blobs: list[bytes], replies: BinaryIO) -> None:
+    cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
+    options = wire.plan_options(master_pb2.PlanProgramRequest.FromString(blobs[1]))
+
+    def progress(step: Any) -> None:
+        write_message(replies, {"kind": "progress"}, [wire.plan_progress(step).SerializeToString()])
+
+    plan = planner.plan(blobs[2].decode(), cluster, options, progress=progress)
+    write_message(replies, {"kind": "plan"}, [plan.to_json().encode()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Planner children: planning beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+
+from shardwright import wire
+from shardwright.cluster import Cluster
+from shardwright.errors import InternalError
+from shardwright.proto.v1 import common_pb2, master_pb2
+from shardwright.xla.messages import read_message, write_message
+
+Listener = Callable[[master_pb2.PlanProgress], None]
+
+
+class _PlannerChild:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shardwright.server.master.planner_child", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},  # the devices belong to the executors
+            start_new_session=True,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def plan(self, blobs: list[bytes], listener: Listener) -> bytes:
+        """Blocking. JSON of the plan; raises what the planner raised, InternalError where it died."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            write_message(stdin, {}, blobs)
+            while (message := read_message(stdout.read)) is not None:
+                header, (blob,) = message
+                if header["kind"] == "progress":
+                    listener(master_pb2.PlanProgress.FromString(blob))
+                elif header["kind"] == "plan":
+                    return blob
+                else:
+                    raise wire.error_from_proto(common_pb2.Error.FromString(blob))
+        except BrokenPipeError:
+            pass
+        code = self._process.wait()
+        raise InternalError(f"the planner ended with exit code {code}", remedy="the server's log says why")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class PlannerPool:
+    """Keeps one planner warm; more run while several clients plan at once.
+
+    Use it from the event loop's thread: a child dies with the thread that started it.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = pickle.dumps(cluster)
+        self._idle: _PlannerChild | None = None
+        self._busy: set[_PlannerChild] = set()
+
+    def warm(self) -> None:
+        """Start a planner ahead of the first request."""
+        if self._idle is None:
+            self._idle = _PlannerChild()
+
+    async def plan(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: Listener) -> bytes:
+        """JSON of the plan. `listener` is called on the event loop. Cancelling ends the planner."""
+        loop = asyncio.get_running_loop()
+        child = self._take()
+        blobs = [self._cluster, request.SerializeToString(), hlo_text.encode()]
+        is_finished = False
+        try:
+            plan = await loop.run_in_executor(
+                None, child.plan, blobs, lambda progress: loop.call_soon_threadsafe(listener, progress)
+            )
+            is_finished = True
+            return plan
+        finally:
+            self._busy.discard(child)
+            if is_finished and self._idle is None and child.is_alive:
+                self._idle = child
+            else:
+                child.kill()
+
+    def _take(self) -> _PlannerChild:
+        child, self._idle = self._idle, None
+        if child is None or not child.is_alive:
+            child = _PlannerChild()
+        self._busy.add(child)
+        return child
+
+    def close(self) -> None:
+        for child in [*self._busy, *([self._idle] if self._idle else [])]:
+            child.kill()
+        self._idle = None

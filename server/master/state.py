@@ -1,0 +1,520 @@
+"""The master as a pure state machine: `MasterState.handle(event, now_s) -> commands`.
+
+No clock, no network, no randomness: the shell (`shell.py`) brings events and
+carries out commands. `formation.py` decides which executors run, `sessions.py`
+books arrays and steps; here they meet:
+
+- the formation becomes *ready*: every session is opened on the executors and
+  its executables are loaded again, then queues move on;
+- it stops being ready: every array is gone, every running step has failed
+  (WorkerLostError), what was being opened or loaded waits for the next generation.
+
+Commands to executors are broadcast under one sequence number and are done when
+every node has answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, SessionError, ShardwrightError
+from shardwright.server.limits import Limits
+from shardwright.server.master import events as ev
+from shardwright.server.master.formation import Formation, Identity, Member
+from shardwright.server.master.sessions import Executable, Queued, Session, StepOutcome
+
+Commands = list[ev.Command]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A broadcast that not every node has answered: `waiting` nodes, and what the others said.
+
+    failed_s: when the first node reported an error; the divergence clock.
+    """
+
+    command: ev.ToWorkers
+    waiting: set[int]
+    error: ShardwrightError | None = None
+    failed_s: float | None = None
+    values: tuple[Any, ...] = ()
+    run_s: float = 0.0
+
+
+@dataclass(slots=True)
+class MasterState:
+    """See the module's docstring. `check_invariants` holds between any two events."""
+
+    formation: Formation
+    limits: Limits
+    sessions: dict[str, Session] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    sequence: int = 0
+    _now_s: float = 0.0
+
+    @classmethod
+    def create(
+        cls, members: tuple[Member, ...], identity: Identity, limits: Limits, *, wait_s: float, now_s: float = 0.0
+    ) -> MasterState:
+        return cls(formation=Formation(members, identity, limits, wait_s=wait_s, now_s=now_s), limits=limits)
+
+    def handle(self, event: ev.Event, now_s: float) -> Commands:
+        """Take in one event at time `now_s` (seconds, any origin, never backwards)."""
+        self._now_s = now_s
+        formation_handler = _FORMATION_HANDLERS.get(type(event))
+        if formation_handler is not None:
+            return self._with_formation(formation_handler(self.formation, event, now_s))
+        return _HANDLERS[type(event)](self, event)
+
+    # ---- the cluster comes and goes ----------------------------------------
+    def _with_formation(self, commands: Commands) -> Commands:
+        """Add what sessions need after the formation may have changed its phase."""
+        phase = self.formation.phase
+        opened = any(session.is_open for session in self.sessions.values())
+        if phase != "ready" and (self.pending or opened):
+            commands = commands + self._lose_everything()
+        elif phase == "ready":
+            for session in self.sessions.values():
+                if not session.is_open and not self._is_pending(ev.OpenOnWorkers, session.session_id):
+                    commands = commands + self._broadcast(
+                        lambda sequence, session=session: ev.OpenOnWorkers(
+                            sequence=sequence, session_id=session.session_id
+                        )
+                    )
+        return commands
+
+    def _lose_everything(self) -> Commands:
+        loss = self.formation.last_loss
+        assert loss is not None
+        self.pending.clear()
+        commands: Commands = []
+        for session in self.sessions.values():
+            session.is_open = False
+            for array_id in list(session.arrays):
+                session.drop_array(array_id, loss)
+            for number in sorted(session.running):
+                session.finish(number, StepOutcome(error=loss))
+            for executable in session.executables.values():
+                if executable.state == "loaded":
+                    executable.state = "loading"
+            commands += self._reply_steps(session) + self._advance(session)
+        return commands
+
+    def _is_pending(self, kind: type[ev.ToWorkers], session_id: str) -> bool:
+        return any(
+            isinstance(item.command, kind) and item.command.session_id == session_id  # type: ignore[union-attr]
+            for item in self.pending.values()
+        )
+
+    def _broadcast(self, make: Callable[[int], ev.ToWorkers]) -> Commands:
+        self.sequence += 1
+        command = make(self.sequence)
+        self.pending[self.sequence] = Pending(command=command, waiting=set(self.formation.nodes))
+        return [command]
+
+    # ---- executors answer --------------------------------------------------
+    def _command_done(self, event: ev.CommandDone) -> Commands:
+        node = self.formation.connections.get(event.connection)
+        item = self.pending.get(event.sequence)
+        if node is None or item is None or node not in item.waiting:
+            return []
+        item.waiting.discard(node)
+        item.run_s = max(item.run_s, event.run_s)
+        item.values = item.values or event.values
+        if event.error is not None and item.error is None:
+            item.error, item.failed_s = event.error, self._now_s
+        if item.waiting:
+            return []
+        del self.pending[event.sequence]
+        finish = _FINISHERS.get(type(item.command))
+        return finish(self, item) if finish is not None else []
+
+    def _opened(self, item: Pending) -> Commands:
+        assert isinstance(item.command, ev.OpenOnWorkers)
+        session = self.sessions.get(item.command.session_id)
+        if session is None:
+            return []
+        session.is_open = True
+        commands: Commands = []
+        if session.open_call is not None:
+            commands.append(ev.Answer(call=session.open_call))
+            session.open_call = None
+        for executable in session.executables.values():
+            if executable.state == "loading":
+                commands += self._load(session, executable)
+        return commands + self._advance(session)
+
+    def _loaded(self, item: Pending) -> Commands:
+        assert isinstance(item.command, ev.LoadOnWorkers)
+        session = self.sessions.get(item.command.session_id)
+        executable = session.executables.get(item.command.program.plan_id) if session is not None else None
+        if session is None or executable is None:
+            return []
+        calls, executable.waiting_calls = executable.waiting_calls, []
+        if item.error is not None:
+            del session.executables[executable.plan_id]
+            fail: Commands = [ev.Fail(call=call, error=item.error) for call in calls]
+            return fail + self._advance(session)
+        executable.state = "loaded"
+        return [*(ev.Answer(call=call, value=executable.program) for call in calls), *self._advance(session)]
+
+    def _ran(self, item: Pending) -> Commands:
+        assert isinstance(item.command, ev.RunOnWorkers)
+        step = item.command.step
+        session = self.sessions.get(step.session_id)
+        if session is None:
+            return []
+        if item.error is not None:
+            for array_id in step.outputs:
+                if array_id in session.arrays:
+                    session.drop_array(array_id, item.error)
+        session.finish(step.number, StepOutcome(error=item.error, values=item.values, run_s=item.run_s))
+        return self._reply_steps(session)
+
+    # ---- sessions ----------------------------------------------------------
+    def _session_requested(self, event: ev.SessionRequested) -> Commands:
+        if len(self.sessions) >= self.limits.sessions:
+            error = ResourceLimitError(
+                f"the server has {len(self.sessions)} sessions, its limit",
+                remedy="close sessions, or wait for one to end",
+            )
+            return [ev.Fail(call=event.call, error=error)]
+        session = Session(
+            session_id=event.session_id, limits=self.limits, last_seen_s=self._now_s, open_call=event.call
+        )
+        self.sessions[event.session_id] = session
+        return self._with_formation([])
+
+    def _session_closed(self, event: ev.SessionClosed) -> Commands:
+        reason = SessionError("the session was closed", remedy="open a new session")
+        commands = self._end_session(event.session_id, reason) if event.session_id in self.sessions else []
+        return [*commands, ev.Answer(call=event.call)]
+
+    def _end_session(self, session_id: str, reason: SessionError) -> Commands:
+        session = self.sessions.pop(session_id)
+        calls = [call for executable in session.executables.values() for call in executable.waiting_calls]
+        calls += [session.open_call] if session.open_call is not None else []
+        calls += [item.request.call for item in session.queue if isinstance(item.request, ev.ReleaseRequested)]
+        commands: Commands = [ev.Fail(call=call, error=reason) for call in calls]
+        if session.stream is not None:
+            commands.append(ev.EndStream(stream=session.stream, error=reason))
+        if session.is_open or self._is_pending(ev.OpenOnWorkers, session_id):
+            commands += self._broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
+        return [*commands, ev.SessionEnded(session_id=session_id)]
+
+    def _session_touched(self, event: ev.SessionTouched) -> Commands:
+        if event.session_id in self.sessions:
+            self.sessions[event.session_id].last_seen_s = self._now_s
+        return []
+
+    def _array_arrived(self, event: ev.ArrayArrived) -> Commands:
+        node = self.formation.connections.get(event.connection)
+        session = self.sessions.get(event.session_id)
+        if node is None or session is None:
+            return []
+        session.last_seen_s = self._now_s
+        session.arrived(event.array_id, event.size_bytes, node, len(self.formation.nodes))
+        return self._advance(session)
+
+    # ---- executables -------------------------------------------------------
+    def _load_requested(self, event: ev.LoadRequested) -> Commands:
+        session = self.sessions.get(event.session_id)
+        if session is None:
+            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        session.last_seen_s = self._now_s
+        executable = session.executables.get(event.plan_id)
+        if executable is None:
+            executable = session.executables[event.plan_id] = Executable(plan_id=event.plan_id)
+            executable.waiting_calls.append(event.call)
+            return [
+                ev.Progress(call=event.call, phase="emit and compile"),
+                ev.Compile(plan_id=event.plan_id, session_id=event.session_id),
+            ]
+        if executable.state == "loaded":
+            return [ev.Answer(call=event.call, value=executable.program)]
+        executable.waiting_calls.append(event.call)
+        return [ev.Progress(call=event.call, phase="emit and compile" if executable.program is None else "load")]
+
+    def _compile_finished(self, event: ev.CompileFinished) -> Commands:
+        commands: Commands = []
+        for session in self.sessions.values():
+            executable = session.executables.get(event.plan_id)
+            if executable is None or executable.state != "compiling":
+                continue
+            if event.error is not None:
+                del session.executables[event.plan_id]
+                commands += [ev.Fail(call=call, error=event.error) for call in executable.waiting_calls]
+                commands += self._advance(session)
+                continue
+            executable.program, executable.state = event.program, "loading"
+            commands += [ev.Progress(call=call, phase="load") for call in executable.waiting_calls]
+            if session.is_open:
+                commands += self._load(session, executable)
+        return commands
+
+    def _load(self, session: Session, executable: Executable) -> Commands:
+        program = executable.program
+        assert program is not None
+        return self._broadcast(
+            lambda sequence: ev.LoadOnWorkers(sequence=sequence, session_id=session.session_id, program=program)
+        )
+
+    def _unload_requested(self, event: ev.UnloadRequested) -> Commands:
+        session = self.sessions.get(event.session_id)
+        if session is None:
+            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        executable = session.executables.pop(event.executable_id, None)
+        commands: Commands = [ev.Answer(call=event.call)]
+        if executable is not None:
+            gone = SessionError(f"executable {event.executable_id} was unloaded while it was being loaded")
+            commands += [ev.Fail(call=call, error=gone) for call in executable.waiting_calls]
+            if session.is_open and executable.state != "compiling":
+                commands += self._broadcast(
+                    lambda sequence: ev.UnloadOnWorkers(
+                        sequence=sequence, session_id=event.session_id, executable_id=event.executable_id
+                    )
+                )
+            commands += self._advance(session)
+        return commands
+
+    # ---- steps -------------------------------------------------------------
+    def _steps_opened(self, event: ev.StepsOpened) -> Commands:
+        session = self.sessions.get(event.session_id)
+        if session is None:
+            return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id))]
+        session.last_seen_s = self._now_s
+        old, session.stream = session.stream, event.stream
+        session.reply_cursor = 0  # the first number of the stream sets it
+        newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
+        return [] if old is None else [ev.EndStream(stream=old, error=newer)]
+
+    def _steps_closed(self, event: ev.StepsClosed) -> Commands:
+        for session in self.sessions.values():
+            if session.stream == event.stream:
+                session.stream = None
+                session.last_seen_s = self._now_s
+        return []
+
+    def _step_requested(self, event: ev.StepRequested) -> Commands:
+        session = self.sessions.get(event.session_id)
+        if session is None:
+            return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id))]
+        if session.stream != event.stream:
+            return []  # left over from a stream that was replaced
+        session.last_seen_s = self._now_s
+        refused = self._number_refusal(session, event.number)
+        if refused is not None:
+            session.stream = None
+            return [ev.EndStream(stream=event.stream, error=refused)]
+        session.reply_cursor = session.reply_cursor or event.number
+        if event.number <= session.last_number:
+            return self._reply_steps(session)  # sent again: it has run, or is about to
+        session.last_number = event.number
+        session.queue.append(Queued(request=event, since_s=self._now_s))
+        return self._advance(session)
+
+    def _number_refusal(self, session: Session, number: int) -> ShardwrightError | None:
+        if number > session.last_number + 1 or number < 1:
+            return SessionError(
+                f"step {number} does not follow step {session.last_number}", remedy="number steps 1, 2, 3, …"
+            )
+        if number <= session.last_number - self.limits.pending_steps:
+            return SessionError(f"the reply to step {number} is no longer kept", remedy="open a new session")
+        if session.reply_cursor and number - session.reply_cursor >= self.limits.pending_steps:
+            return ResourceLimitError(
+                f"step {number} was sent, but the reply to step {session.reply_cursor} is still out",
+                remedy=f"send at most {self.limits.pending_steps} steps ahead of the replies",
+            )
+        return None
+
+    def _reply_steps(self, session: Session) -> Commands:
+        """Replies that are due on the session's stream, in the order of their numbers."""
+        commands: Commands = []
+        while session.stream is not None and session.reply_cursor in session.outcomes:
+            outcome = session.outcomes[session.reply_cursor]
+            commands.append(
+                ev.ReplyStep(
+                    stream=session.stream, number=session.reply_cursor, error=outcome.error, values=outcome.values,
+                    run_s=outcome.run_s,
+                )
+            )  # fmt: skip
+            session.reply_cursor += 1
+        return commands
+
+    def _release_requested(self, event: ev.ReleaseRequested) -> Commands:
+        session = self.sessions.get(event.session_id)
+        if session is None:
+            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        session.last_seen_s = self._now_s
+        at = next(
+            (index for index, item in enumerate(session.queue) if _order(item) > event.after_step), len(session.queue)
+        )
+        session.queue.insert(at, Queued(request=event, since_s=self._now_s))
+        return self._advance(session)
+
+    def _advance(self, session: Session) -> Commands:
+        """Dispatch from the head of the queue as long as it can go."""
+        commands: Commands = []
+        queue: deque[Queued] = session.queue
+        while queue:
+            item = queue[0]
+            request = item.request
+            if isinstance(request, ev.ReleaseRequested):
+                if request.after_step > session.last_number and not self._is_late(item):
+                    break
+                queue.popleft()
+                commands += self._release(session, request)
+                continue
+            error = session.refusal(request) or self._lateness(session, item)
+            if error is not None:
+                queue.popleft()
+                commands += self._refuse_step(session, request, error)
+            elif self._can_run(session, request):
+                queue.popleft()
+                commands += self._broadcast(
+                    lambda sequence, step=request: ev.RunOnWorkers(sequence=sequence, step=step)
+                )
+                session.start(request, self.sequence)
+            else:
+                break
+        return commands
+
+    def _can_run(self, session: Session, step: ev.StepRequested) -> bool:
+        is_loaded = session.executables[step.executable_id].state == "loaded"
+        return session.is_open and is_loaded and not session.missing_arguments(step)
+
+    def _is_late(self, item: Queued) -> bool:
+        return self._now_s - item.since_s > self.limits.argument_wait_s
+
+    def _lateness(self, session: Session, item: Queued) -> ShardwrightError | None:
+        if not self._is_late(item) or not isinstance(item.request, ev.StepRequested):
+            return None
+        waited = f"{self.limits.argument_wait_s:g} s"
+        missing = session.missing_arguments(item.request)
+        if session.is_open and missing:
+            return ArrayError(
+                f"array {missing[0]}, an argument of step {item.request.number}, was not written within {waited}",
+                remedy="put it on every node, or run the step that makes it",
+            )
+        if session.is_open and session.executables[item.request.executable_id].state != "loaded":
+            return None  # compiling takes as long as it takes
+        return DeadlineError(f"step {item.request.number}: the workers were not ready within {waited}")
+
+    def _refuse_step(self, session: Session, step: ev.StepRequested, error: ShardwrightError) -> Commands:
+        """A step that never reaches the workers; whoever waits for its outputs there is told."""
+        outputs = tuple(array_id for array_id in step.outputs if array_id and array_id not in session.arrays)
+        for array_id in outputs:
+            session.drop_array(array_id, error)
+        session.finish(step.number, StepOutcome(error=error))
+        commands = self._reply_steps(session)
+        if session.is_open and outputs:
+            commands += self._broadcast(
+                lambda sequence: ev.ReleaseOnWorkers(
+                    sequence=sequence, session_id=session.session_id, array_ids=outputs, error=error
+                )
+            )
+        return commands
+
+    def _release(self, session: Session, request: ev.ReleaseRequested) -> Commands:
+        there = tuple(
+            array_id
+            for array_id in dict.fromkeys(request.array_ids)
+            if session.drop_array(array_id, ArrayError(f"array {array_id} was released"))
+        )
+        commands: Commands = [ev.Answer(call=request.call)]
+        if there and session.is_open:
+            commands += self._broadcast(
+                lambda sequence: ev.ReleaseOnWorkers(sequence=sequence, session_id=session.session_id, array_ids=there)
+            )
+        return commands
+
+    # ---- time --------------------------------------------------------------
+    def _tick(self, event: ev.Tick) -> Commands:
+        del event
+        commands = self._with_formation(self.formation.tick(self._now_s))
+        for session in list(self.sessions.values()):
+            commands += self._advance(session)
+            idle_s = self._now_s - session.last_seen_s
+            busy = session.stream is not None or session.open_call is not None or session.running
+            busy = busy or any(executable.waiting_calls for executable in session.executables.values())
+            if not busy and idle_s > self.limits.grace_s:
+                reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
+                commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
+                commands += self._end_session(session.session_id, reason)
+        return commands + self._check_divergence()
+
+    def _check_divergence(self) -> Commands:
+        for sequence, item in self.pending.items():
+            if item.failed_s is not None and self._now_s - item.failed_s > self.limits.divergence_s:
+                nodes = ", ".join(map(str, sorted(item.waiting)))
+                reason = f"command {sequence} failed on one node ({item.error}) while node {nodes} went on"
+                return self._with_formation(self.formation.restart(reason, self._now_s))
+        return []
+
+    # ---- invariants --------------------------------------------------------
+    def check_invariants(self) -> None:
+        """What holds between any two events; AssertionError where it does not."""
+        self.formation.check_invariants()
+        is_ready = self.formation.phase == "ready"
+        assert bool(self.pending) <= is_ready, "nothing is pending without a cluster"
+        running = {
+            item.command.step.session_id: item
+            for item in self.pending.values()
+            if isinstance(item.command, ev.RunOnWorkers)
+        }
+        for sequence, item in self.pending.items():
+            assert item.waiting, "a broadcast that all have answered is not pending"
+            assert item.waiting <= set(self.formation.nodes)
+            assert item.command.sequence == sequence <= self.sequence
+        for session in self.sessions.values():
+            session.check_invariants()
+            assert session.is_open <= is_ready
+            assert bool(session.running) <= (session.session_id in running)
+            assert (session.open_call is None) or not session.is_open
+            for executable in session.executables.values():
+                assert (executable.state == "loaded") <= (session.is_open and not executable.waiting_calls)
+                assert (executable.state == "compiling") == (executable.program is None)
+
+
+def unknown_session(session_id: str) -> SessionError:
+    return SessionError(
+        f"no session {session_id[:8] or '(empty)'}: it was closed, expired, or belongs to a server that was restarted",
+        remedy="open a new session",
+    )
+
+
+def _order(item: Queued) -> int:
+    request = item.request
+    return request.number if isinstance(request, ev.StepRequested) else request.after_step
+
+
+_FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Commands]] = {
+    ev.DaemonJoined: Formation.daemon_joined,
+    ev.DaemonLeft: Formation.daemon_left,
+    ev.ExecutorJoined: Formation.executor_joined,
+    ev.ExecutorExited: Formation.executor_exited,
+    ev.ExecutorLeft: Formation.executor_left,
+}
+_HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
+    ev.CommandDone: MasterState._command_done,
+    ev.ArrayArrived: MasterState._array_arrived,
+    ev.SessionRequested: MasterState._session_requested,
+    ev.SessionClosed: MasterState._session_closed,
+    ev.SessionTouched: MasterState._session_touched,
+    ev.LoadRequested: MasterState._load_requested,
+    ev.CompileFinished: MasterState._compile_finished,
+    ev.UnloadRequested: MasterState._unload_requested,
+    ev.StepsOpened: MasterState._steps_opened,
+    ev.StepsClosed: MasterState._steps_closed,
+    ev.StepRequested: MasterState._step_requested,
+    ev.ReleaseRequested: MasterState._release_requested,
+    ev.Tick: MasterState._tick,
+}
+_FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]] = {
+    ev.OpenOnWorkers: MasterState._opened,
+    ev.LoadOnWorkers: MasterState._loaded,
+    ev.RunOnWorkers: MasterState._ran,
+}

@@ -1,0 +1,34 @@
+"""Child processes that never outlive their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import BinaryIO
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent's thread ends (Linux; elsewhere stdin's end does it).
+
+    Call it first thing in a child; `parent_pid` closes the gap between fork and this call.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def exit_at_end_of(stream: BinaryIO) -> None:
+    """End this process, without ceremony, once the other end of `stream` is closed."""
+
+    def watch() -> None:
+        while os.read(stream.fileno(), 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()

@@ -1,0 +1,1 @@
+"""What an executor child does with its devices: arrays, programs, steps, array transfer."""

@@ -1,0 +1,194 @@
+"""The arrays of all sessions on this node's devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwright.errors import ArrayError, SessionError, ShardwrightError
+from shardwright.layouts import Layout, distinct_shards, pad_to_stored, shard_slices
+from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding
+
+#: How many ids that are gone are remembered, to say why.
+GONE_REMEMBERED = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredArray:
+    """An array and how it lies; `value` is global, its addressable shards are this node's."""
+
+    value: jax.Array
+    layout: Layout
+
+
+class _SessionArrays:
+    def __init__(self) -> None:
+        self.there: dict[int, StoredArray] = {}
+        self.gone: dict[int, ShardwrightError] = {}
+
+
+class ArrayStore:
+    """Arrays by (session, id). Thread-safe: steps and transfers come from different threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sessions: dict[str, _SessionArrays] = {}
+
+    def open(self, session_id: str) -> None:
+        with self._changed:
+            self._sessions.setdefault(session_id, _SessionArrays())
+
+    def close(self, session_id: str) -> None:
+        """Forget a session and free its arrays; whoever waits for one gets SessionError."""
+        with self._changed:
+            self._sessions.pop(session_id, None)
+            self._changed.notify_all()
+
+    def add(self, session_id: str, arrays: Iterable[tuple[int, StoredArray]]) -> None:
+        """Raises ArrayError for an id in use, SessionError for a session that is not open."""
+        with self._changed:
+            session = self._session(session_id)
+            for array_id, stored in arrays:
+                if array_id in session.there:
+                    raise ArrayError(f"array id {array_id} is in use already", remedy="give each new array a new id")
+                session.there[array_id] = stored
+            self._changed.notify_all()
+
+    def require(self, session_id: str) -> None:
+        """Raises SessionError unless the session is open."""
+        with self._changed:
+            self._session(session_id)
+
+    def get_all(self, session_id: str, array_ids: Iterable[int]) -> list[StoredArray]:
+        """Raises ArrayError that names the first that is not there, and says why."""
+        with self._changed:
+            session = self._session(session_id)
+            return [self._find(session, array_id) or _raise_missing(array_id) for array_id in array_ids]
+
+    def wait(self, session_id: str, array_id: int, timeout_s: float) -> StoredArray:
+        """One array; waits until the step that makes it was dispatched, or the upload is complete."""
+        with self._changed:
+            found = self._changed.wait_for(
+                lambda: self._find(self._session(session_id), array_id), timeout=min(timeout_s, threading.TIMEOUT_MAX)
+            )
+        return found or _raise_missing(array_id)
+
+    def drop(self, session_id: str, array_ids: Iterable[int], why: ShardwrightError | None = None) -> None:
+        """Free arrays (unknown ones too: they will not come); `why` is told to whoever asks later."""
+        with self._changed:
+            session = self._sessions.get(session_id)
+            if session is None:
+                return
+            for array_id in array_ids:
+                session.there.pop(array_id, None)
+                session.gone[array_id] = why or ArrayError(f"array {array_id} was released")
+            while len(session.gone) > GONE_REMEMBERED:
+                del session.gone[next(iter(session.gone))]
+            self._changed.notify_all()
+
+    def _session(self, session_id: str) -> _SessionArrays:
+        try:
+            return self._sessions[session_id]
+        except KeyError:
+            raise SessionError(f"no session {session_id[:8]} on this worker", remedy="open a new session") from None
+
+    def _find(self, session: _SessionArrays, array_id: int) -> StoredArray | None:
+        if array_id in session.there:
+            return session.there[array_id]
+        if array_id in session.gone:
+            raise session.gone[array_id]
+        return None
+
+
+def _raise_missing(array_id: int) -> StoredArray:
+    raise ArrayError(f"array {array_id} was never written", remedy="put it, or run the step that makes it")
+
+
+# ---- numpy ↔ devices ---------------------------------------------------------
+@lru_cache(maxsize=1024)
+def sharding_of(layout: Layout) -> jax.sharding.NamedSharding:
+    """jax's sharding of a layout over all devices of the job."""
+    return named_sharding(jax_mesh(layout.mesh), layout.sharding)
+
+
+@lru_cache(maxsize=1)
+def local_positions() -> dict[int, jax.Device]:
+    """Device position → device, of this process."""
+    here = jax.process_index()
+    return {at: device for at, device in enumerate(mesh_devices()) if device.process_index == here}
+
+
+def from_host(data: bytes, layout: Layout) -> StoredArray:
+    """Put a whole logical array (C order, little endian) on this node's devices.
+
+    Raises ArrayError where the bytes do not fit the layout.
+    """
+    if len(data) != layout.size_bytes:
+        raise ArrayError(f"{len(data)} bytes for an array of {layout.size_bytes}")
+    host = pad_to_stored(np.frombuffer(data, dtype=layout.dtype).reshape(layout.shape), layout)
+    sharding = sharding_of(layout)
+    if jax.process_count() == 1:
+        return StoredArray(value=jax.device_put(host, sharding), layout=layout)
+    positions = local_positions()
+    pieces = [host[shard_slices(layout, position)] for position in positions]
+    return _assemble(pieces, list(positions.values()), layout)
+
+
+def from_shards(data: memoryview, header_devices: Iterable[int], layout: Layout) -> StoredArray:
+    """Put distinct shards, one after another in the order of `header_devices`, on this node's devices.
+
+    Each shard goes to every device of this node that holds it. Raises ArrayError
+    where bytes or devices do not fit the layout.
+    """
+    named = tuple(header_devices)
+    positions = local_positions()
+    shards = distinct_shards(layout, positions)
+    data_at = {number: at for at, number in enumerate(named)}
+    size = layout.shard_bytes
+    if len(data) != size * len(named):
+        raise ArrayError(f"{len(data)} bytes for {len(named)} shards of {size}")
+    pieces, devices = [], []
+    for shard in shards:
+        sent = next((data_at[position] for position in shard.holders if position in data_at), None)
+        if sent is None:
+            raise ArrayError(f"the shard of device {shard.holders[0]} is missing", remedy="send each distinct shard")
+        piece = np.frombuffer(data[sent * size : (sent + 1) * size], dtype=layout.dtype).reshape(layout.shard_shape)
+        pieces += [piece] * len(shard.holders)
+        devices += [positions[position] for position in shard.holders]
+    return _assemble(pieces, devices, layout)
+
+
+def _assemble(pieces: list[np.ndarray], devices: list[jax.Device], layout: Layout) -> StoredArray:
+    placed = [jax.device_put(piece, device) for piece, device in zip(pieces, devices, strict=True)]
+    value = jax.make_array_from_single_device_arrays(layout.stored_shape, sharding_of(layout), placed)
+    return StoredArray(value=value, layout=layout)
+
+
+def shard_to_host(stored: StoredArray, position: int) -> np.ndarray:
+    """The shard at a device position of this node, once it is computed; ArrayError for another node's."""
+    device = local_positions().get(position)
+    if device is None:
+        raise ArrayError(f"device {position} is not on this node", remedy="ask the node that owns it")
+    shard: Any = next(shard for shard in stored.value.addressable_shards if shard.device == device)
+    return np.ascontiguousarray(shard.data)
+
+
+def whole_to_host(stored: StoredArray) -> np.ndarray | None:
+    """The logical array from this node's shards, once it is computed; None where other nodes hold parts."""
+    layout = stored.layout
+    positions = tuple(local_positions())
+    if layout.sharding.is_replicated:
+        return np.asarray(stored.value.addressable_data(0))
+    shards = distinct_shards(layout, positions)
+    if len(shards) != len(distinct_shards(layout, range(layout.mesh.device_count))):
+        return None
+    whole = np.empty(layout.stored_shape, dtype=layout.dtype)
+    for shard in shards:
+        whole[shard.slices] = shard_to_host(stored, shard.holders[0])
+    return np.ascontiguousarray(whole[tuple(slice(0, size) for size in layout.shape)])

@@ -1,0 +1,1 @@
+"""A node: a daemon that outlives (`state`, `daemon`) its executor child that owns the devices (`executor`)."""

@@ -1,0 +1,74 @@
+"""Starts an executor child and keeps the last lines of its stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+
+from shardwright.cluster import Cluster, ClusterNode
+from shardwright.server.worker.state import ChildExited, Start
+
+_LAST_LINES = 30
+_log = logging.getLogger("shardwright.server")
+
+
+def executor_environment(cluster: Cluster, node: ClusterNode) -> dict[str, str]:
+    """This process' environment, with what decides the executor's devices before jax starts."""
+    environment = dict(os.environ)
+    environment["JAX_PLATFORMS"] = cluster.platform
+    if cluster.platform == "cpu":
+        flags = [flag for flag in environment.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
+        flags.append(f"--xla_force_host_platform_device_count={node.device_count}")
+        environment["XLA_FLAGS"] = " ".join(flags)
+    elif cluster.platform == "cuda":
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
+    return environment
+
+
+class ExecutorChild:
+    """One executor process; `exited` is called once, on the event loop."""
+
+    def __init__(self, start: Start, exited: Callable[[ChildExited], None]) -> None:
+        self._start = start
+        self._exited = exited
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_killed = False
+
+    async def run(self, environment: dict[str, str], config: dict[str, object]) -> None:
+        """Start it, hand over `config` on stdin (which stays open: its end means die), wait for its end."""
+        lines: deque[str] = deque(maxlen=_LAST_LINES)
+        code = 1
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "shardwright.server.worker.executor", str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+                env=environment, start_new_session=True,  # Ctrl-C in a terminal reaches the daemon only
+            )  # fmt: skip
+            self._process = process
+            if self._is_killed:
+                process.kill()
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(json.dumps(config).encode() + b"\n")
+            async for raw in process.stderr:
+                line = raw.decode(errors="replace").rstrip()
+                lines.append(line)
+                _log.debug("executor: %s", line)
+            code = await process.wait()
+        except OSError as error:
+            lines.append(f"the executor cannot be started: {error}")
+        self._exited(
+            ChildExited(generation=self._start.generation, exit_code=code, last_lines="\n".join(lines)[-8000:])
+        )
+
+    def kill(self) -> None:
+        """End it at once: it has nothing to save. May come before it started, or twice."""
+        self._is_killed = True
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)

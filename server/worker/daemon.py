@@ -1,0 +1,184 @@
+"""A worker's daemon: the gRPC and process shell around `DaemonState`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import asdict
+
+import grpc
+import grpc.aio
+
+from shardwright import wire
+from shardwright.cluster import Cluster
+from shardwright.errors import ShardwrightError
+from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
+from shardwright.server.limits import Limits
+from shardwright.server.security import Protection, free_port, join_address
+from shardwright.server.versions import jax_version, shardwright_version
+from shardwright.server.worker import state as st
+from shardwright.server.worker.child import ExecutorChild, executor_environment
+
+HEARTBEAT_S = 10.0
+
+_log = logging.getLogger("shardwright.server")
+
+
+class Daemon:
+    """Runs one node until it is told to end; `run` returns how.
+
+    Keeps the Supervise stream to the master open, starts and ends the executor.
+    """
+
+    def __init__(
+        self, cluster: Cluster, index: int, master_address: str, protection: Protection, limits: Limits, wait_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._node = cluster.nodes[index]
+        self._protection = protection
+        self._limits = limits
+        self._state = st.DaemonState(master_address=master_address, wait_s=wait_s)
+        self._outbox: asyncio.Queue[worker_pb2.SupervisorEvent] = asyncio.Queue()
+        self._child: ExecutorChild | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exit: asyncio.Future[st.Exit] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> st.Exit:
+        """Dial, serve, and return what the process is to exit with; its executor is gone by then."""
+        self._carry_out([st.Dial(delay_s=0.0)])
+        try:
+            return await asyncio.shield(self._exit)
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def ask_to_stop(self, exit_code: int) -> None:
+        self._happened(st.Asked(exit_code=exit_code))
+
+    # ---- events in, commands out -------------------------------------------
+    def _happened(self, event: st.Event) -> None:
+        self._carry_out(self._state.handle(event, asyncio.get_running_loop().time()))
+
+    def _carry_out(self, commands: list[st.Command]) -> None:
+        for command in commands:
+            match command:
+                case st.Dial(delay_s=delay_s):
+                    self._spawn_task(self._supervise(delay_s))
+                case st.SayHello():
+                    self._outbox.put_nowait(worker_pb2.SupervisorEvent(hello=self._hello()))
+                case st.Spawn(start=start):
+                    self._spawn(start)
+                case st.KillExecutor():
+                    if self._child is not None:
+                        self._child.kill()
+                case st.ReportExit(child=child):
+                    self._report_exit(child)
+                case st.Log(text=text):
+                    _log.info("%s", text)
+                case st.Exit():
+                    if not self._exit.done():
+                        self._exit.set_result(command)
+
+    def _spawn_task(self, coroutine: object) -> None:
+        task = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _spawn(self, start: st.Start) -> None:
+        self._child = ExecutorChild(start, self._happened)
+        config = {
+            "node": self._node.index,
+            "host": self._node.ip,
+            "device_count": self._node.device_count,
+            "platform": self._cluster.platform,
+            "master_address": self._state.master_address,
+            "read_back_bytes": self._limits.read_back_bytes,
+            "put_limit_bytes": self._limits.session_array_bytes,
+            "protection": {
+                key: value.decode() if isinstance(value, bytes) else value
+                for key, value in asdict(self._protection).items()
+            },
+            **asdict(start),
+        }
+        self._spawn_task(self._child.run(executor_environment(self._cluster, self._node), config))
+
+    def _hello(self) -> worker_pb2.DaemonHello:
+        return worker_pb2.DaemonHello(
+            node_index=self._node.index,
+            cluster_hash=self._cluster.content_hash,
+            shardwright_version=shardwright_version(),
+            jax_version=jax_version(),
+            coordinator_address=self._coordinator_address(),
+        )
+
+    def _coordinator_address(self) -> str:
+        return join_address(self._node.ip, free_port(self._node.ip))
+
+    def _report_exit(self, child: st.ChildExited) -> None:
+        exited = worker_pb2.ExecutorExited(
+            generation=child.generation,
+            exit_code=child.exit_code,
+            last_lines=child.last_lines,
+            coordinator_address=self._coordinator_address(),
+        )
+        self._outbox.put_nowait(worker_pb2.SupervisorEvent(exited=exited))
+
+    # ---- the stream --------------------------------------------------------
+    async def _supervise(self, delay_s: float) -> None:
+        """One attempt: open the stream, pass messages until it ends, say why it ended."""
+        await asyncio.sleep(delay_s)
+        error: ShardwrightError
+        try:
+            async with self._protection.aio_channel(self._state.master_address) as channel:
+                await self._converse(channel)
+            error = ShardwrightError("the master closed the stream")
+        except grpc.RpcError as caught:
+            error = wire.error_from_rpc(caught)
+        except TimeoutError:
+            error = ShardwrightError("the master does not answer")
+        self._happened(st.Undialed(error=error))
+
+    async def _converse(self, channel: grpc.aio.Channel) -> None:
+        await asyncio.wait_for(channel.channel_ready(), timeout=5.0)
+        stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
+        stream = stub.Supervise(metadata=self._protection.metadata)
+        while not self._outbox.empty():  # what an older stream left behind
+            self._outbox.get_nowait()
+        self._happened(st.Dialed())
+        sender = asyncio.ensure_future(self._send(stream))
+        try:
+            async for command in stream:
+                self._happened_if(command)
+        finally:
+            sender.cancel()
+
+    async def _send(self, stream: grpc.aio.StreamStreamCall) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                try:
+                    event = await asyncio.wait_for(self._outbox.get(), HEARTBEAT_S)
+                except TimeoutError:
+                    event = worker_pb2.SupervisorEvent(heartbeat=worker_pb2.Heartbeat())
+                await stream.write(event)
+
+    def _happened_if(self, command: worker_pb2.SupervisorCommand) -> None:
+        match command.WhichOneof("kind"):
+            case "start":
+                start = command.start
+                self._happened(
+                    st.Start(
+                        generation=start.generation,
+                        coordinator_address=start.coordinator_address,
+                        process_count=start.process_count,
+                        process_id=start.process_id,
+                        data_port=start.data_port,
+                    )
+                )
+            case "stop":
+                self._happened(st.Stop(generation=command.stop.generation))
+            case "refused":
+                self._happened(st.Refused(error=wire.error_from_proto(command.refused.error)))
+            case "shutdown":
+                self._happened(st.Ended(reason=command.shutdown.reason))

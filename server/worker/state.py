@@ -1,0 +1,220 @@
+"""A worker's daemon as a pure state machine: `DaemonState.handle(event, now_s) -> commands`.
+
+| phase   | event                  | next    | commands                                |
+|---------|------------------------|---------|-----------------------------------------|
+| dialing | Dialed                 | joined  | SayHello                                |
+| dialing | Undialed, in time      | dialing | Dial again, later                       |
+| dialing | Undialed, `wait_s` over| ended   | Exit 1                                  |
+| joined  | Undialed               | dialing | KillExecutor, Dial                      |
+| joined  | Start                  | joined  | Spawn (once an older child is gone)     |
+| joined  | Stop                   | joined  | KillExecutor                            |
+| joined  | ChildExited            | joined  | ReportExit                              |
+| any     | Refused, Ended, Asked  | ended   | KillExecutor, then Exit                 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.errors import AuthenticationError, ServerUnavailableError, ShardwrightError
+
+#: Seconds between two attempts to reach the master: doubled from the first to the last.
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+
+# ---- events ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialed:
+    """The Supervise stream is open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undialed:
+    """The stream could not be opened, or ended."""
+
+    error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The master wants the executor of a generation."""
+
+    generation: int
+    coordinator_address: str
+    process_count: int
+    process_id: int
+    data_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The master does not want this node."""
+
+    error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The master is shutting the cluster down."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A signal: stop, with this exit code."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildExited:
+    generation: int
+    exit_code: int
+    last_lines: str
+
+
+Event = Dialed | Undialed | Start | Stop | Refused | Ended | Asked | ChildExited
+
+# ---- commands --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dial:
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SayHello:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    start: Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillExecutor:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportExit:
+    child: ChildExited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """End the process; `error` is printed as one line."""
+
+    code: int
+    error: ShardwrightError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    text: str
+
+
+Command = Dial | SayHello | Spawn | KillExecutor | ReportExit | Exit | Log
+
+
+@dataclass(slots=True)
+class DaemonState:
+    """child: generation of the executor that may be running; wanted: the one to start after it.
+
+    exit_: what to exit with once the child is gone.
+    """
+
+    master_address: str
+    wait_s: float
+    phase: Literal["dialing", "joined", "ended"] = "dialing"
+    child: int | None = None
+    wanted: Start | None = None
+    exit_: Exit | None = None
+    _deadline_s: float | None = None
+    _retry_s: float = FIRST_RETRY_S
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        if isinstance(event, ChildExited):
+            return self._child_exited(event)
+        if self.phase == "ended":
+            return []
+        match event:
+            case Dialed():
+                self.phase, self._deadline_s, self._retry_s = "joined", None, FIRST_RETRY_S
+                return [SayHello()]
+            case Undialed(error=error):
+                return self._undialed(error, now_s)
+            case Start():
+                return self._start(event)
+            case Stop(generation=generation):
+                return self._kill() if self.child == generation else []
+            case Refused(error=error):
+                return self._end(Exit(code=1, error=error))
+            case Ended(reason=reason):
+                return [Log(text=f"the master ends the cluster: {reason}"), *self._end(Exit(code=0))]
+            case Asked(exit_code=code):
+                return self._end(Exit(code=code))
+
+    def _undialed(self, error: ShardwrightError, now_s: float) -> list[Command]:
+        if isinstance(error, AuthenticationError):
+            return self._end(Exit(code=1, error=error))
+        commands: list[Command] = []
+        if self.phase == "joined":
+            commands.append(Log(text=f"lost the master at {self.master_address}; dialing again"))
+            self.phase = "dialing"
+            self.wanted = None
+            commands += self._kill()
+        if self._deadline_s is None:
+            self._deadline_s = now_s + self.wait_s
+        if now_s >= self._deadline_s:
+            gone = ServerUnavailableError(
+                f"the master at {self.master_address} did not answer within {self.wait_s:g} s",
+                remedy="start task 0, check the address in the cluster file, or wait longer with --wait",
+            )
+            return commands + self._end(Exit(code=1, error=gone))
+        delay_s, self._retry_s = self._retry_s, min(2 * self._retry_s, LAST_RETRY_S)
+        return [*commands, Dial(delay_s=min(delay_s, self._deadline_s - now_s))]
+
+    def _start(self, start: Start) -> list[Command]:
+        if self.child is not None:
+            self.wanted = start
+            return self._kill()
+        self.child = start.generation
+        return [Spawn(start=start)]
+
+    def _child_exited(self, event: ChildExited) -> list[Command]:
+        if event.generation != self.child:
+            return []
+        self.child = None
+        if self.exit_ is not None:
+            return [self.exit_]
+        if self.phase != "joined":
+            return []
+        if self.wanted is not None:
+            start, self.wanted = self.wanted, None
+            return [ReportExit(child=event), *self._start(start)]
+        return [ReportExit(child=event)]
+
+    def _kill(self) -> list[Command]:
+        return [] if self.child is None else [KillExecutor(generation=self.child)]
+
+    def _end(self, exit_: Exit) -> list[Command]:
+        self.phase, self.exit_, self.wanted = "ended", exit_, None
+        return self._kill() or [exit_]
+
+    def check_invariants(self) -> None:
+        """What holds between any two events; AssertionError where it does not."""
+        assert (self.phase == "ended") == (self.exit_ is not None)
+        assert (self.wanted is not None) <= (self.phase == "joined" and self.child is not None)
+        assert self._retry_s <= LAST_RETRY_S
