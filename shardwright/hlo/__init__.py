@@ -4,13 +4,14 @@ from shardwright.hlo.attributes import ConvDims, Window
 from shardwright.hlo.ir import Alias, Attribute, Computation, Instruction, Module, SourceLocation
 from shardwright.hlo.parser import parse
 from shardwright.hlo.shape_text import format_shape
-from shardwright.hlo.shapes import ArrayShape, OpaqueShape, Shape, TupleShape, without_layout
+from shardwright.hlo.shapes import ArrayShape, BufferShape, OpaqueShape, Shape, TupleShape, without_layout
 from shardwright.hlo.source import locate, stack
 
 __all__ = [
     "Alias",
     "ArrayShape",
     "Attribute",
+    "BufferShape",
     "Computation",
     "ConvDims",
     "Instruction",

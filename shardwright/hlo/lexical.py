@@ -25,7 +25,8 @@ NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*+"
 STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 SINGLE_QUOTED = r"'[^'\\]*+(?:\\.[^'\\]*+)*+'"
 
-_COMMENT_OR_STRING = re.compile(rf"/\*.*?\*/|//[^\n\r]*|{STRING}", re.DOTALL)
+# The alternatives that match a lone opening keep a text full of them from being searched to its end for each.
+_COMMENT_OR_STRING = re.compile(rf"/\*(?:.*?\*/)?|//[^\n\r]*+|{STRING}|\"", re.DOTALL)
 _NOT_NEWLINE = re.compile(r"[^\n]")
 _SPACE = re.compile(r"\s*+", re.ASCII)
 _BRACKET = re.compile(rf"[()\[\]{{}}]|{STRING}|{SINGLE_QUOTED}", re.DOTALL)
@@ -35,18 +36,23 @@ _MESH_TAIL = re.compile(r",?\s*+(?:device_ids=\([^(){}]*+(?:\([^(){}]*+\)[^(){}]
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-def _blank(match: re.Match[str]) -> str:
-    token = match[0]
-    if token[0] == '"':
-        return token
-    return _NOT_NEWLINE.sub(" ", token)
-
-
 def blank_comments(text: str) -> str:
-    """`text` with comments outside of strings replaced by as many spaces (newlines stay)."""
-    if "/*" not in text and "//" not in text:
-        return text
-    return _COMMENT_OR_STRING.sub(_blank, text)
+    """`text` with comments outside of strings replaced by as many spaces (newlines stay).
+
+    Raises HloSyntaxError where a comment or a string never ends.
+    """
+
+    def blank(match: re.Match[str]) -> str:
+        token = match[0]
+        if token[0] == "/":
+            if token == "/*":
+                fail(text, match.start(), "this comment never ends")
+            return _NOT_NEWLINE.sub(" ", token)
+        if token == '"':
+            fail(text, match.start(), "this string never ends")
+        return token
+
+    return _COMMENT_OR_STRING.sub(blank, text)
 
 
 def skip_space(text: str, position: int) -> int:
@@ -95,9 +101,11 @@ def value_end(text: str, start: int, original: str | None = None) -> int:
 
 def near_matches(name: str, known: Iterable[str]) -> str:
     """`; did you mean …?` for names close to `name`, or ''."""
+    if len(name) > 100:
+        return ""
     # Similarity is quadratic: only names of about the same length are compared, and not too many.
     candidates = [other for other in known if abs(len(other) - len(name)) <= 2 and other[:1] == name[:1]][:2000]
-    close = difflib.get_close_matches(name[:200], candidates, n=3, cutoff=0.75)
+    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.75)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 

@@ -6,11 +6,11 @@ import re
 from math import prod
 
 from shardwright.hlo.lexical import balanced_end, fail, skip_space
-from shardwright.hlo.shapes import ArrayShape, OpaqueShape, Shape, TupleShape
+from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape, BufferShape, OpaqueShape, Shape, TupleShape
 
 _INT = r"-?[0-9]+"
 _REAL = r"-?(?:[0-9]+\.?[0-9]*(?:[eE][+\-]?[0-9]+)?|\.[0-9]+(?:[eE][+\-]?[0-9]+)?|inf|nan(?:\(0x[0-9a-fA-F]+\))?)"
-_COMPLEX = rf"(?:\(\s*{_REAL}\s*,\s*{_REAL}\s*\)|{_REAL})"
+_COMPLEX = rf"\(\s*{_REAL}\s*,\s*{_REAL}\s*\)"
 
 
 def _list_of(value: str) -> re.Pattern[str]:
@@ -19,8 +19,8 @@ def _list_of(value: str) -> re.Pattern[str]:
 
 _VALUES = {
     "pred": (_list_of("(?:true|false|0|1)"), "true or false"),
-    "integer": (_list_of(rf"(?:{_INT}|true|false)"), "an integer"),
-    "real": (_list_of(f"(?:{_REAL}|true|false)"), "a number, inf or nan"),
+    "integer": (_list_of(_INT), "an integer"),
+    "real": (_list_of(_REAL), "a number, inf or nan"),
     "complex": (_list_of(_COMPLEX), "a complex number such as (1, 2)"),
 }
 _NOT_BRACKETS = re.compile(r"[^{},]+")
@@ -48,9 +48,8 @@ def check_literal(text: str, start: int, end: int, shape: Shape, original: str) 
             end -= 1
         if isinstance(shape, TupleShape):
             pending.extend(_tuple_parts(text, start, end, shape, original))
-        elif isinstance(shape, OpaqueShape):
-            if start != end:
-                fail(original, start, f"a constant of shape {shape.kind}[] has no value")
+        elif isinstance(shape, OpaqueShape | BufferShape):
+            fail(original, start, "a constant is an array or a tuple of arrays")
         else:
             _check_array(text, start, end, shape, original)
 
@@ -86,7 +85,8 @@ def _check_array(text: str, start: int, end: int, shape: ArrayShape, original: s
             remedy="print the module with large constants (print_large_constants=True)",
         )
     count = prod(shape.dimensions)
-    pattern, expected = _VALUES[_kind(shape.element_type)]
+    element_type = shape.element_type
+    pattern, expected = _VALUES[_kind(element_type)]
     if count:
         # The shortest value is one character and a comma: a wrong shape cannot make us build a huge skeleton.
         if count > len(body):
@@ -94,12 +94,24 @@ def _check_array(text: str, start: int, end: int, shape: ArrayShape, original: s
         match = pattern.match(body)
         if match is None or match.end() != len(body):
             fail(original, start + _first_bad(body, pattern), f"expected {expected}")
+        if element_type[0] in "su":
+            _check_range(body, element_type, start, original)
     skeleton = _COMPLEX_PAIR.sub("", body) if shape.element_type[0] == "c" else body
     found = _NOT_BRACKETS.sub("", skeleton)
     if found != _skeleton(shape.dimensions, len(body)) and not _same_but_empty(found, shape.dimensions):
         sizes = ",".join(map(str, shape.dimensions))
         values = f"{found.count(',') + 1} values"
         fail(original, start, f"expected a literal with {count} values nested as [{sizes}], got {values}")
+
+
+def _check_range(body: str, element_type: str, start: int, original: str) -> None:
+    """Refuse integers that the type does not hold; only those with enough digits to be too large are converted."""
+    bits = ELEMENT_BITS[element_type]
+    low, high = (0, 2**bits - 1) if element_type[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    digits = len(str(high))
+    for match in re.finditer(rf"-?[0-9]{{{digits},}}" if low else rf"-[0-9]+|[0-9]{{{digits},}}", body, re.ASCII):
+        if len(match[0]) > 20 or not low <= int(match[0]) <= high:
+            fail(original, start + match.start(), f"{match[0][:40]} is not a value of type {element_type}")
 
 
 def _first_bad(body: str, pattern: re.Pattern[str]) -> int:

@@ -38,6 +38,7 @@ from shardwright.hlo.lexical import (
 )
 from shardwright.hlo.literals import check_literal
 from shardwright.hlo.opcodes import OPCODES, is_opcode
+from shardwright.hlo.replica_groups import MAX_DEVICES
 from shardwright.hlo.shape_text import ShapeReader
 from shardwright.hlo.shapes import Shape, without_layout
 
@@ -93,7 +94,8 @@ class _Parser:
         self.shapes = ShapeReader(self.text, self.original)
         self.attributes: dict[str, Attribute] = {}
         self.computations: dict[str, Computation] = {}
-        self.used_names: set[str] = set()
+        self.last_suffix: dict[str, int] = {}  # instruction names in use → the number last appended to them
+        self.expanded_devices = 0
         self.line = 1
         self.line_offset = 0
 
@@ -213,6 +215,8 @@ class _Parser:
         result: list[Instruction] = []
         names: dict[str, Instruction] = {}
         has_root = False
+        root: object
+        shape: Shape | None
         while True:
             match = _INSTRUCTION.match(text, position)
             if match is None:
@@ -248,9 +252,9 @@ class _Parser:
                     self.fail(name_start, "a second ROOT in this computation")
                 has_root = instruction.is_root = True
             names[name] = instruction
-            if name in self.used_names:
+            if name in self.last_suffix:
                 instruction.name = self.fresh_name(name)
-            self.used_names.add(instruction.name)
+            self.last_suffix[instruction.name] = 0
             result.append(instruction)
 
     def instruction_head(self, position: int) -> tuple[bool, str, Shape, str, int, int]:
@@ -277,9 +281,10 @@ class _Parser:
 
     def fresh_name(self, name: str) -> str:
         """XLA lets computations reuse each other's instruction names, and numbers the later ones."""
-        number = 1
-        while (candidate := f"{name}.{number}") in self.used_names:
+        number = self.last_suffix[name] + 1
+        while (candidate := f"{name}.{number}") in self.last_suffix:
             number += 1
+        self.last_suffix[name] = number
         return candidate
 
     def check_opcode(self, opcode: str, position: int) -> None:
@@ -414,6 +419,11 @@ class _Parser:
             value = parse_value(name, text)
         except AttributeValueError as error:
             self.fail(start, f"attribute {name!r}: {error}")
+        if name == "replica_groups":
+            # Short texts stand for many devices: bound what all of them together expand to.
+            self.expanded_devices += sum(map(len, value))
+            if self.expanded_devices > 16 * MAX_DEVICES:
+                self.fail(start, "the replica groups of this module hold too many devices")
         attribute = self.attributes[key] = Attribute(name, text, value)
         return attribute
 

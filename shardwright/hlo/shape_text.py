@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
+from math import prod
 
-from shardwright.hlo.lexical import MAX_DEPTH, fail, skip_space
-from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape, OpaqueShape, Shape, TupleShape
+from shardwright.hlo.lexical import fail, skip_space
+from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape, BufferShape, OpaqueShape, Shape, TupleShape
 
 _TYPE = re.compile(r"([A-Za-z][A-Za-z0-9]*+)\s*+\[([^\[\]]*+)\]", re.ASCII)
 # A brace that no number or colon follows opens a computation's body, not a layout.
 _LAYOUT = re.compile(r"\s*+\{(?=\s*[0-9:])([^{}\"]*+)\}", re.ASCII)
 _DIMENSION = re.compile(r"\s*+(<=)?\s*+([0-9]+)\s*+", re.ASCII)
+_BUFFER = re.compile(r"b\s*+\(\s*+", re.ASCII)
 _OPAQUE = frozenset(["token", "opaque"])
 
 #: XLA's layout: minor-to-major, then `:` with dimension level types, tiles and the rest.
 _LAYOUT_TEXT = re.compile(
-    r"\s*+(?:[0-9]+(?:\s*+,\s*+[0-9]+)*+)?\s*+"
+    r"\s*+((?:[0-9]+(?:\s*+,\s*+[0-9]+)*+)?)\s*+"
     r"(?::\s*+(?:D\([A-Z,+~\s]*+\)|T(?:\([0-9*,\-\s]*+\))++|[A-Z]+\([^{}]*+\)|[#*][a-z0-9()]*+|\s)++)?\s*+",
     re.ASCII,
 )
-_MAX_DIMENSION = 2**63 - 1
+#: XLA counts elements and bytes in 63 bits.
+_MAX_SIZE = 2**63 - 1
+#: Bounds on what may be written, far above what is: products and comparisons of shapes stay cheap.
+MAX_RANK = 128
+MAX_TUPLE_DEPTH = 64
 
 
 class ShapeReader:
@@ -37,15 +43,15 @@ class ShapeReader:
         while True:
             position = skip_space(text, position)
             if text.startswith("(", position):
-                if len(open_tuples) >= MAX_DEPTH:
-                    fail(self.original, position, f"tuple shapes nest deeper than {MAX_DEPTH}")
+                if len(open_tuples) >= MAX_TUPLE_DEPTH:
+                    fail(self.original, position, f"tuple shapes nest deeper than {MAX_TUPLE_DEPTH}")
                 open_tuples.append((position, []))
                 position = skip_space(text, position + 1)
                 if not text.startswith(")", position):
                     continue
                 shape, position = self._close(open_tuples, position + 1)
             else:
-                shape, position = self._read_leaf(position)
+                shape, position = self._read_buffer(position) or self._read_leaf(position)
             while open_tuples:
                 open_tuples[-1][1].append(shape)
                 position = skip_space(text, position)
@@ -66,6 +72,17 @@ class ShapeReader:
             shape = self.by_text[key] = TupleShape(tuple(elements))
         return shape, end
 
+    def _read_buffer(self, position: int) -> tuple[Shape, int] | None:
+        match = _BUFFER.match(self.text, position)
+        if match is None:
+            return None
+        shape, end = self._read_leaf(match.end())
+        end = skip_space(self.text, end)
+        if not isinstance(shape, ArrayShape) or not self.text.startswith(")", end):
+            fail(self.original, match.end(), "expected the shape of one array and ')' in b(…)")
+        key = self.text[position : end + 1]
+        return self.by_text.setdefault(key, BufferShape(shape)), end + 1
+
     def _read_leaf(self, position: int) -> tuple[Shape, int]:
         text = self.text
         match = _TYPE.match(text, position)
@@ -79,19 +96,26 @@ class ShapeReader:
         if shape is not None:
             return shape, end
         layout = None
+        layout_order: list[str] = []
         if layout_match is not None:
             layout = layout_match[1]
-            if not _LAYOUT_TEXT.fullmatch(layout):
+            layout_parts = _LAYOUT_TEXT.fullmatch(layout)
+            if layout_parts is None:
                 fail(self.original, layout_match.start(1), "expected a layout such as {1,0} or {1,0:T(8,128)S(1)}")
+            layout_order = [number.strip() for number in layout_parts[1].split(",")] if layout_parts[1] else []
         if element_type in _OPAQUE:
-            if dimension_text.strip():
-                fail(self.original, match.start(2), f"{element_type}[] has no dimensions")
+            if dimension_text.strip() or layout is not None:
+                fail(self.original, match.start(2), f"{element_type}[] has no dimensions and no layout")
             shape = OpaqueShape(element_type)
         else:
             if element_type not in ELEMENT_BITS:
                 fail(self.original, position, f"unknown element type {element_type!r}")
             dimensions, dynamic = self._dimensions(dimension_text, match.start(2))
+            if layout is not None and sorted(layout_order) != sorted(map(str, range(len(dimensions)))):
+                fail(self.original, match.end(), f"expected a layout that orders {len(dimensions)} dimensions")
             shape = ArrayShape(element_type, dimensions, dynamic, layout)
+            if shape.size_bytes > _MAX_SIZE or prod(dimensions) > _MAX_SIZE:
+                fail(self.original, position, "the size of this array does not fit in 63 bits")
         self.by_text[key] = shape
         return shape, end
 
@@ -101,11 +125,13 @@ class ShapeReader:
         dimensions: list[int] = []
         dynamic: list[bool] = []
         offset = start
+        if dimension_text.count(",") >= MAX_RANK:
+            fail(self.original, start, f"an array has at most {MAX_RANK} dimensions")
         for part in dimension_text.split(","):
             match = _DIMENSION.fullmatch(part)
             if match is None:
                 fail(self.original, offset, "expected a dimension: a number, or <= and a number where it is dynamic")
-            if len(match[2]) > 19 or (size := int(match[2])) > _MAX_DIMENSION:
+            if len(match[2]) > 19 or (size := int(match[2])) > _MAX_SIZE:
                 fail(self.original, offset, "a dimension must fit in 63 bits")
             dimensions.append(size)
             dynamic.append(match[1] is not None)
@@ -130,6 +156,8 @@ def format_shape(shape: Shape) -> str:
             pending.append("(")
         elif isinstance(item, OpaqueShape):
             pieces.append(f"{item.kind}[]")
+        elif isinstance(item, BufferShape):
+            pieces.append(f"b({_format_array(item.element)})")
         else:
             pieces.append(_format_array(item))
     return "".join(pieces)

@@ -74,7 +74,22 @@ class OpaqueShape:
         return ()
 
 
-Shape = ArrayShape | TupleShape | OpaqueShape
+@dataclass(frozen=True)
+class BufferShape:
+    """A buffer that is passed on in place, `b(f32[2]{0})`: what it holds is in `element`."""
+
+    element: ArrayShape
+
+    @property
+    def size_bytes(self) -> int:
+        return self.element.size_bytes
+
+    @property
+    def leaves(self) -> tuple[ArrayShape, ...]:
+        return (self.element,)
+
+
+Shape = ArrayShape | TupleShape | OpaqueShape | BufferShape
 
 
 def without_layout(shape: Shape) -> Shape:
@@ -83,4 +98,7 @@ def without_layout(shape: Shape) -> Shape:
         return shape if shape.layout is None else ArrayShape(shape.element_type, shape.dimensions, shape.dynamic)
     if isinstance(shape, TupleShape):
         return TupleShape(tuple(without_layout(element) for element in shape.elements))
+    if isinstance(shape, BufferShape):
+        element = shape.element
+        return BufferShape(ArrayShape(element.element_type, element.dimensions, element.dynamic))
     return shape
