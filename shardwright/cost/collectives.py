@@ -74,9 +74,21 @@ def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
     raise InternalError(f"unknown collective kind {kind!r}")
 
 
-def collective_time_s(kind: str, payload_bytes: int, axes: tuple[str, ...], mesh: Mesh, topology: Topology) -> float:
-    """Seconds of one collective over the named mesh axes, all its groups running side by side."""
-    n = mesh.size(axes)
+def collective_time_s(
+    kind: str,
+    payload_bytes: int,
+    axes: tuple[str, ...],
+    mesh: Mesh,
+    topology: Topology,
+    *,
+    group_size: int | None = None,
+) -> float:
+    """Seconds of one collective over the named mesh axes, all its groups running side by side.
+
+    payload_bytes: as `wire_bytes` takes it. group_size: devices of one group where that is not
+    all devices along the axes.
+    """
+    n = mesh.size(axes) if group_size is None else group_size
     if n <= 1:
         return 0.0
     bandwidth, latency_s = _slowest_link(axes, mesh, topology)

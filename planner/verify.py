@@ -1,0 +1,492 @@
+"""The plan checker: reads a finished plan beside its module and knows nothing of the search.
+
+What must hold, and the function that checks it:
+
+1. the plan is of this program (`_check_program`);
+2. every instruction of the entry computation and of the bodies it calls has one entry,
+   and nothing else has (`_Checker.run`);
+3. shardings have the value's rank, known axes in mesh order, and divide the value; only an
+   argument or a result of the program may be split unevenly, for it is stored padded (`_check_value`);
+4. how operands are used and the result is split follows from the instruction's rule: each
+   mesh axis takes one factor or none, contracted factors are reduced or stay marked as
+   partial, and no combination is one that XLA computes wrongly (`_check_rule`);
+5. partial sums reach only what is linear in them (`_check_partial`);
+6. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
+7. parameters and outputs of the plan are those of the program, an alias has one layout
+   (`_check_boundary`);
+8. predicted collectives name instructions and axes that exist (`_check_collectives`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import product
+
+from shardwright.errors import PlanCheckError
+from shardwright.hlo import Alias, ArrayShape, Computation, Instruction, Module, Shape, TupleShape
+from shardwright.planner.rules import Factor, OpRule, denied, rule_of
+from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, ValueSharding, VariablePlan
+
+#: Problems that one error lists before it only counts.
+_LISTED = 20
+
+#: Instructions that call computations which are planned like the entry: attribute names by opcode.
+CALLING = {
+    "while": ("body", "condition"),
+    "call": ("to_apply",),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+    "async-start": ("calls",),
+}
+
+#: f(a + b) = f(a) + f(b): an axis that a lone operand is partial over stays one of the result.
+_LINEAR = frozenset({
+    "negate", "copy", "reshape", "bitcast", "transpose", "broadcast", "slice", "reverse", "convert", "tuple",
+    "get-tuple-element", "opt-barrier", "optimization-barrier", "while", "real", "imag",
+})  # fmt: skip
+
+
+def check_plan(module: Module, plan: Plan) -> None:
+    """Check `plan` against `module`; PlanCheckError lists what is wrong and where."""
+    problems = _Checker(module, plan).run()
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems[:_LISTED])
+        more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        raise PlanCheckError(
+            f"{len(problems)} problem(s) in the plan over {plan.mesh}:\n{listed}{more}",
+            where=f"plan of {module.name}",
+            remedy="this is a defect of the planner: report it with the HLO text",
+        )
+
+
+def planned_computations(module: Module) -> dict[str, Computation]:
+    """The entry and every computation it reaches through while, call and conditional, by name."""
+    found: dict[str, Computation] = {}
+    todo = [module.entry]
+    while todo:
+        computation = todo.pop()
+        if computation.name in found:
+            continue
+        found[computation.name] = computation
+        for instruction in computation.instructions:
+            for name in CALLING.get(instruction.opcode, ()):
+                todo.extend(instruction.called.get(name, ()))
+    return found
+
+
+@dataclass(slots=True)
+class _Checker:
+    module: Module
+    plan: Plan
+    problems: list[str] = field(default_factory=list)
+    entries: dict[str, InstructionPlan] = field(default_factory=dict)
+
+    def run(self) -> list[str]:
+        self._check_program()
+        computations = planned_computations(self.module)
+        self._collect_entries(computations)
+        for computation in computations.values():
+            for instruction in computation.instructions:
+                entry = self.entries.get(instruction.name)
+                if entry is None:
+                    self._report(computation, instruction, "has no entry in the plan")
+                elif self._check_form(computation, instruction, entry):
+                    self._check_instruction(computation, instruction, entry)
+        self._check_boundary()
+        self._check_collectives()
+        return self.problems
+
+    def _report(self, computation: Computation, instruction: Instruction, problem: str) -> None:
+        line = f" (line {instruction.line})" if instruction.line else ""
+        self.problems.append(f"{computation.name}/{instruction.name}{line}, {instruction.opcode}: {problem}")
+
+    def _check_program(self) -> None:
+        if self.plan.module_name != self.module.name:
+            self.problems.append(f"plan of module {self.plan.module_name!r}, not {self.module.name!r}")
+        text = self.plan.hlo_text
+        if text is not None and sha256(text.encode()).hexdigest() != self.plan.hlo_sha256:
+            self.problems.append("hlo_sha256 is not the hash of the plan's HLO text")
+
+    def _collect_entries(self, computations: Mapping[str, Computation]) -> None:
+        names = {
+            instruction.name: computation.name
+            for computation in computations.values()
+            for instruction in computation.instructions
+        }
+        for entry in self.plan.instructions:
+            if entry.name in self.entries:
+                self.problems.append(f"{entry.computation}/{entry.name}: two entries in the plan")
+            elif names.get(entry.name) != entry.computation:
+                self.problems.append(f"{entry.computation}/{entry.name}: the program has no such instruction")
+            else:
+                self.entries[entry.name] = entry
+
+    # ---- one instruction ---------------------------------------------------
+
+    def _check_form(self, computation: Computation, instruction: Instruction, entry: InstructionPlan) -> bool:
+        """Opcode, numbers of operands and leaves, ranks: what the other checks take for granted."""
+        if entry.opcode != instruction.opcode:
+            self._report(computation, instruction, f"planned as {entry.opcode}")
+            return False
+        if len(entry.operands) != len(instruction.operands):
+            self._report(computation, instruction, f"planned with {len(entry.operands)} operands")
+            return False
+        unknown = [axis for axis in entry.partial if axis not in self.plan.mesh.sizes]
+        if unknown or len(set(entry.partial)) != len(entry.partial):
+            self._report(computation, instruction, f"partial over {entry.partial}, which are not axes of the mesh")
+            return False
+        is_sound = True
+        shapes = [operand.shape for operand in instruction.operands]
+        for what, shape, value in [
+            *(
+                (f"operand {i}", shape, value)
+                for i, (shape, value) in enumerate(zip(shapes, entry.operands, strict=True))
+            ),
+            ("the result", instruction.shape, entry.result),
+        ]:
+            for problem in _check_value(shape, value, self.plan.mesh, self._may_be_uneven(computation, instruction)):
+                self._report(computation, instruction, f"{what} {problem}")
+                is_sound = False
+        return is_sound
+
+    def _may_be_uneven(self, computation: Computation, instruction: Instruction) -> bool:
+        at_boundary = instruction.opcode == "parameter" or instruction is computation.root
+        return computation.is_entry and at_boundary
+
+    def _check_instruction(self, computation: Computation, instruction: Instruction, entry: InstructionPlan) -> None:
+        for problem in self._check_unreduced_uses(instruction, entry):
+            self._report(computation, instruction, problem)
+        if instruction.opcode in ("parameter", "tuple", "get-tuple-element", *CALLING):
+            problems = self._check_carried(computation, instruction, entry)
+        else:
+            problems = _check_rule(instruction, entry, self.plan.mesh)
+        for problem in problems:
+            self._report(computation, instruction, problem)
+
+    def _check_unreduced_uses(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
+        """A value may be used as partial only where it was made partial."""
+        for i, (operand, used) in enumerate(zip(instruction.operands, entry.operands, strict=True)):
+            made = self.entries.get(operand.name)
+            if made is None:
+                continue
+            for have, want in zip(made.result, used, strict=False):
+                extra = set(want.unreduced) - set(have.unreduced)
+                if extra:
+                    yield f"operand {i} is used as partial over {', '.join(sorted(extra))}, but {operand.name} is not"
+
+    def _check_carried(
+        self, computation: Computation, instruction: Instruction, entry: InstructionPlan
+    ) -> Iterator[str]:
+        """Leaves that an instruction only hands on keep their sharding, into and out of called computations."""
+        opcode = instruction.opcode
+        if entry.partial:
+            yield f"reduces over {', '.join(entry.partial)}, but only hands values on"
+        if opcode == "tuple":
+            yield from _differ("the result", entry.result, "its operands", _flat(entry.operands))
+        elif opcode == "get-tuple-element":
+            shape = instruction.operands[0].shape
+            first = _leaves_before(shape, (instruction.index,))
+            taken = entry.operands[0][first : first + len(entry.result)]
+            yield from _differ("the result", entry.result, f"element {instruction.index}", taken)
+        elif opcode == "while":
+            yield from _differ("the result", entry.result, "the initial value", entry.operands[0])
+            yield from self._check_called(instruction, "body", entry.operands[0], entry.result)
+            yield from self._check_called(instruction, "condition", entry.operands[0], None)
+        elif opcode in ("call", "async-start"):
+            for name in CALLING[opcode]:
+                yield from self._check_called(instruction, name, _flat(entry.operands), entry.result)
+        elif opcode == "conditional":
+            yield from self._check_conditional(instruction, entry)
+
+    def _check_conditional(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
+        branches = [(name, branch) for name in CALLING["conditional"] for branch in instruction.called.get(name, ())]
+        if not all(sharding.is_replicated for sharding in entry.operands[0]):
+            yield "its predicate is split"
+        for i, (name, branch) in enumerate(branches):
+            yield from self._check_computation(f"{name} {branch.name}", branch, entry.operands[i + 1], entry.result)
+
+    def _check_called(
+        self, instruction: Instruction, name: str, arguments: ValueSharding, result: ValueSharding | None
+    ) -> Iterator[str]:
+        for computation in instruction.called.get(name, ()):
+            yield from self._check_computation(f"{name} {computation.name}", computation, arguments, result)
+
+    def _check_computation(
+        self, what: str, computation: Computation, arguments: ValueSharding, result: ValueSharding | None
+    ) -> Iterator[str]:
+        entries = [self.entries.get(parameter.name) for parameter in computation.parameters]
+        if all(entries):
+            parameters = _flat([entry.result for entry in entries if entry])
+            yield from _differ(f"the parameters of {what}", parameters, "what it is given", arguments)
+        root = self.entries.get(computation.root.name)
+        if root is not None and result is not None:
+            yield from _differ(f"the root of {what}", root.result, "the result", result)
+
+    # ---- the whole program ---------------------------------------------------
+
+    def _check_boundary(self) -> None:
+        entry = self.module.entry
+        for kind, variables, instructions in (
+            ("parameter", self.plan.parameters, entry.parameters),
+            ("output", self.plan.outputs, (entry.root,)),
+        ):
+            shapes = [leaf for instruction in instructions for leaf in instruction.shape.leaves]
+            planned = [self.entries.get(instruction.name) for instruction in instructions]
+            if len(variables) != len(shapes):
+                self.problems.append(f"{len(variables)} {kind}s planned, the program has {len(shapes)}")
+            elif all(planned):
+                shardings = _flat([each.result for each in planned if each])
+                for i, (variable, shape) in enumerate(zip(variables, shapes, strict=True)):
+                    inside = shardings[i] if i < len(shardings) else None
+                    for problem in _check_variable(variable, i, shape, inside, self.plan.mesh):
+                        self.problems.append(f"{kind} {i} ({variable.name}): {problem}")
+        self._check_aliases()
+
+    def _check_aliases(self) -> None:
+        expected = {
+            _output_leaf(self.module, alias): _parameter_leaf(self.module, alias) for alias in self.module.aliases
+        }
+        parameters = self.plan.parameters
+        for output in self.plan.outputs:
+            wanted = expected.pop(output.number, None)
+            if output.alias != wanted:
+                self.problems.append(
+                    f"output {output.number} ({output.name}): alias {output.alias}, program says {wanted}"
+                )
+            elif wanted is not None and wanted < len(parameters):
+                parameter = parameters[wanted]
+                if parameter.alias != output.number:
+                    self.problems.append(f"parameter {wanted} ({parameter.name}): alias {parameter.alias}, not back")
+                if (parameter.sharding, parameter.stored_shape) != (output.sharding, output.stored_shape):
+                    self.problems.append(
+                        f"output {output.number} ({output.name}) is {output.sharding} stored {output.stored_shape}, "
+                        f"but shares a buffer with parameter {wanted}: {parameter.sharding} stored {parameter.stored_shape}"
+                    )
+        aliased = {output.alias for output in self.plan.outputs}
+        for parameter in parameters:
+            if parameter.alias is not None and parameter.number not in aliased:
+                self.problems.append(
+                    f"parameter {parameter.number} ({parameter.name}): alias {parameter.alias}, not back"
+                )
+
+    def _check_collectives(self) -> None:
+        for collective in self.plan.collectives:
+            where = f"collective {collective.kind} at {collective.instruction}"
+            if collective.instruction not in self.entries:
+                self.problems.append(f"{where}: the program has no such instruction")
+            unknown = [axis for axis in collective.axes if axis not in self.plan.mesh.sizes]
+            if unknown or not collective.axes:
+                self.problems.append(f"{where}: axes {collective.axes} are not of the mesh")
+            if collective.count < 1 or collective.wire_bytes < 0 or collective.time_s < 0:
+                self.problems.append(f"{where}: count, bytes or time out of range")
+
+
+# ---- shardings ---------------------------------------------------------------
+
+
+def _check_value(shape: Shape, value: ValueSharding, mesh: Mesh, may_be_uneven: bool) -> Iterator[str]:
+    """Number of leaves, rank, axes and divisibility of one value's shardings."""
+    if len(value) != len(shape.leaves):
+        yield f"has {len(shape.leaves)} arrays, planned with {len(value)} shardings"
+        return
+    order = {axis.name: i for i, axis in enumerate(mesh.axes)}
+    for leaf, sharding in zip(shape.leaves, value, strict=True):
+        if len(sharding.dims) != leaf.rank:
+            yield f"of rank {leaf.rank} is planned as {sharding}"
+            continue
+        unknown = [axis for axis in (*sharding.axes, *sharding.unreduced) if axis not in order]
+        if unknown:
+            yield f"is split over {', '.join(unknown)}: not an axis of the mesh"
+            continue
+        for dim, axes in enumerate(sharding.dims):
+            if list(axes) != sorted(axes, key=order.__getitem__):
+                yield f"has the axes of dimension {dim} out of mesh order: {sharding}"
+            if not may_be_uneven and leaf.dimensions[dim] % mesh.size(axes):
+                yield f"has {leaf.dimensions[dim]} elements in dimension {dim}, not divided by {mesh.size(axes)}: {sharding}"
+
+
+def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequence[TensorSharding]) -> Iterator[str]:
+    """Where two values' leaves should be laid out alike and are not."""
+    if len(left) != len(right):
+        yield f"{what} has {len(left)} arrays, {other} {len(right)}"
+        return
+    for i, (a, b) in enumerate(zip(left, right, strict=True)):
+        if a != b:
+            yield f"{what} is {a} in leaf {i}, {other} is {b}"
+
+
+def _flat(values: Sequence[ValueSharding]) -> ValueSharding:
+    return tuple(sharding for value in values for sharding in value)
+
+
+def _leaves_before(shape: Shape, index: tuple[int, ...]) -> int:
+    """Array leaves of `shape` ahead of the sub-shape at `index`."""
+    count = 0
+    for at in index:
+        if not isinstance(shape, TupleShape):
+            return count
+        count += sum(len(element.leaves) for element in shape.elements[:at])
+        shape = shape.elements[at]
+    return count
+
+
+# ---- rules -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Where one mesh axis shows in an instruction: dimension per operand leaf and per result leaf."""
+
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    unreduced_operands: frozenset[int]
+    unreduced_result: bool
+    is_reduced: bool
+
+    @property
+    def is_idle(self) -> bool:
+        splits = (*self.operands, *self.results)
+        return not self.is_reduced and not self.unreduced_result and all(dim is None for dim in splits)
+
+
+def _use_of(axis: str, entry: InstructionPlan) -> _Use:
+    def places(value: Sequence[TensorSharding]) -> tuple[int | None, ...]:
+        return tuple(next((dim for dim, axes in enumerate(s.dims) if axis in axes), None) for s in value)
+
+    operands = _flat(entry.operands)
+    return _Use(
+        operands=places(operands),
+        results=places(entry.result),
+        unreduced_operands=frozenset(i for i, s in enumerate(operands) if axis in s.unreduced),
+        unreduced_result=any(axis in s.unreduced for s in entry.result),
+        is_reduced=axis in entry.partial,
+    )
+
+
+def _check_rule(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) -> Iterator[str]:
+    """Each axis takes at most one factor of the rule; together they are even and not denied."""
+    rule = rule_of(instruction)
+    explanations: dict[str, list[Factor | None]] = {}
+    for axis in mesh.axes:
+        if axis.size == 1:
+            continue
+        use = _use_of(axis.name, entry)
+        partial_problem = _check_partial(instruction, use)
+        if partial_problem:
+            yield f"axis {axis.name}: {partial_problem}"
+            return
+        found = _explanations(rule, use)
+        if not found:
+            yield f"axis {axis.name}: no factor of its rule splits {_describe(entry)}; factors: {_names(rule)}"
+            return
+        explanations[axis.name] = found
+    reasons = []
+    for combination in product(*explanations.values()):
+        assignment = dict(zip(explanations, combination, strict=True))
+        reason = _uneven(assignment, mesh) or (denied(instruction, assignment, mesh) if any(combination) else None)
+        if reason is None:
+            return
+        reasons.append(reason)
+    yield f"{_describe(entry)}: {reasons[0] if reasons else 'no combination of factors'}"
+
+
+def _explanations(rule: OpRule, use: _Use) -> list[Factor | None]:
+    """The factors that give exactly this use of an axis; [None] where the axis replicates."""
+    if use.unreduced_operands and not use.is_reduced:
+        return [None]  # a partial sum handed on: `_check_partial` has judged it
+    if use.is_idle:
+        return [None]
+    found: list[Factor | None] = []
+    for factor in rule.factors:
+        if factor.operands != use.operands:
+            continue
+        if factor.contracted:
+            is_plain_sum = factor.reduction == "add"
+            kept = use.unreduced_result and is_plain_sum and all(dim is None for dim in use.results)
+            scattered = any(dim is not None for dim in use.results)
+            if kept or (use.is_reduced and (is_plain_sum or not scattered)):
+                found.append(factor)
+        elif factor.results == use.results and not use.is_reduced and not use.unreduced_result:
+            found.append(factor)
+    return found
+
+
+def _uneven(assignment: Mapping[str, Factor | None], mesh: Mesh) -> str | None:
+    sizes: dict[str, int] = {}
+    for axis, factor in assignment.items():
+        if factor is not None:
+            sizes[factor.name] = sizes.get(factor.name, 1) * mesh.sizes[axis]
+            if factor.size % sizes[factor.name]:
+                return f"factor {factor.name} has {factor.size} elements, not divided by {sizes[factor.name]}"
+    return None
+
+
+def _check_partial(instruction: Instruction, use: _Use) -> str | None:
+    """Why a partial operand may not be used here, or None: the instruction must be linear in it."""
+    partial = use.unreduced_operands
+    if not partial:
+        return None
+    if use.is_reduced or any(dim is not None for dim in (*use.operands, *use.results)):
+        return "a partial operand is reduced or split in the same place"
+    if not use.unreduced_result:
+        return "an operand is partial, the result is not"
+    opcode, count = instruction.opcode, len(use.operands)
+    if opcode in ("add", "subtract"):
+        is_linear = len(partial) == count
+    elif opcode in ("multiply", "dot", "convolution"):
+        is_linear = len(partial) == 1
+    elif opcode == "divide":
+        is_linear = partial == {0}
+    else:
+        is_linear = opcode in _LINEAR and len(partial) == count
+    return None if is_linear else f"{opcode} is not linear in its partial operand"
+
+
+def _describe(entry: InstructionPlan) -> str:
+    operands = ", ".join(str(sharding) for sharding in _flat(entry.operands))
+    reduced = f" reduced over {', '.join(entry.partial)}" if entry.partial else ""
+    return f"({operands}) -> {', '.join(str(sharding) for sharding in entry.result)}{reduced}"
+
+
+def _names(rule: OpRule) -> str:
+    return ", ".join(factor.name for factor in rule.factors) or f"none ({rule.reason})"
+
+
+# ---- boundary ----------------------------------------------------------------
+
+
+def _check_variable(
+    variable: VariablePlan, number: int, shape: ArrayShape, inside: TensorSharding | None, mesh: Mesh
+) -> Iterator[str]:
+    if variable.number != number:
+        yield f"carries number {variable.number}"
+    if (variable.element_type, variable.shape) != (shape.element_type, shape.dimensions):
+        yield f"is {variable.element_type}{list(variable.shape)}, the program's {shape.element_type}{list(shape.dimensions)}"
+        return
+    if len(variable.sharding.dims) != shape.rank:
+        yield f"of rank {shape.rank} is planned as {variable.sharding}"
+        return
+    if any(axis not in mesh.sizes for axis in variable.sharding.axes):
+        yield f"is split over an axis that the mesh lacks: {variable.sharding}"
+        return
+    if variable.sharding.unreduced:
+        yield "is partial: nothing reduces it outside the program"
+    if inside is not None and variable.sharding != inside:
+        yield f"is {variable.sharding}, inside the program {inside}"
+    padded = tuple(
+        -(-n // mesh.size(axes)) * mesh.size(axes)
+        for n, axes in zip(shape.dimensions, variable.sharding.dims, strict=True)
+    )
+    if variable.stored_shape != padded:
+        yield f"is stored as {list(variable.stored_shape)}, its sharding needs {list(padded)}"
+
+
+def _output_leaf(module: Module, alias: Alias) -> int:
+    return _leaves_before(module.entry.root.shape, alias.output_index)
+
+
+def _parameter_leaf(module: Module, alias: Alias) -> int:
+    parameters = module.entry.parameters
+    before = sum(len(parameter.shape.leaves) for parameter in parameters[: alias.parameter_number])
+    return before + _leaves_before(parameters[alias.parameter_number].shape, alias.parameter_index)
