@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shardwright.hlo import Computation, Instruction
-from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, rule, strategy_rule
+from shardwright.planner.rules.base import OpRule, factor, operand_leaves, rule, strategy_rule
+from shardwright.planner.rules.windows import Span, span
 
 #: Region roots that combine partial results, and what an all-reduce calls them.
 REDUCTIONS = ("add", "and", "maximum", "minimum", "multiply", "or")
@@ -72,44 +73,26 @@ def _is_constant(value: Instruction, wanted: int) -> bool:
 
 @strategy_rule("reduce-window")
 def reduce_window(instruction: Instruction) -> OpRule:
-    """Dimensions that no window spans; along the others neighbours would have to trade borders."""
-    window = instruction.get("window")
+    """Dimensions that no window spans, or that windows tile; along others neighbours would trade borders."""
     count = len(instruction.operands) // 2
-    rank = operand_leaves(instruction)[0].rank
-    free = [dim for dim in range(rank) if not spans(window, dim)]
-    return rule(_windowless(instruction, free, count, count), _windowed_reason(rank, free))
+    return _windowed(instruction, operands=range(count), results=range(count))
 
 
 @strategy_rule("select-and-scatter")
 def select_and_scatter(instruction: Instruction) -> OpRule:
-    """As its reduce-window: operand, source and result share the dimensions that no window spans."""
+    """As its reduce-window: operand, source and result go together."""
+    return _windowed(instruction, operands=range(2), results=range(1))
+
+
+def _windowed(instruction: Instruction, operands: range, results: range) -> OpRule:
     window = instruction.get("window")
-    rank = operand_leaves(instruction)[0].rank
-    free = [dim for dim in range(rank) if not spans(window, dim)]
-    return rule(_windowless(instruction, free, 2, 1), _windowed_reason(rank, free))
-
-
-def spans(window: object, dim: int) -> bool:
-    """Whether dimension `dim` of a window attribute does anything but pass elements through."""
-    if window is None:
-        return False
-    fields = (
-        ("sizes", 1), ("strides", 1), ("padding_low", 0), ("padding_high", 0),
-        ("lhs_dilation", 1), ("rhs_dilation", 1), ("reversal", False),
-    )  # fmt: skip
-    return any(getattr(window, name)[dim] != neutral for name, neutral in fields)
-
-
-def _windowless(instruction: Instruction, free: list[int], inputs: int, outputs: int) -> list[Factor | None]:
-    return [
-        factor(instruction, f"d{dim}", dict.fromkeys(range(inputs), dim), dict.fromkeys(range(outputs), dim))
-        for dim in free
-    ]
-
-
-def _windowed_reason(rank: int, free: list[int]) -> str:
-    dims = [str(dim) for dim in range(rank) if dim not in free]
-    return f"a window spans dimension {', '.join(dims)}" if dims else ""
+    sizes = operand_leaves(instruction)[0].dimensions
+    apart = [dim for dim, size in enumerate(sizes) if span(window, dim, size) in (Span.NONE, Span.TILES)]
+    left_out = [str(dim) for dim in range(len(sizes)) if dim not in apart]
+    return rule(
+        (factor(instruction, f"d{dim}", dict.fromkeys(operands, dim), dict.fromkeys(results, dim)) for dim in apart),
+        f"windows overlap or are padded along dimension {', '.join(left_out)}" if left_out else "",
+    )
 
 
 @strategy_rule("sort")

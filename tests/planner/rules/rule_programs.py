@@ -244,7 +244,7 @@ def _convolutions() -> dict[str, Program]:
 
 
 def _windows() -> dict[str, Program]:
-    x = f32(4, 8, 8, 4)
+    x, tiles = f32(4, 8, 8, 4), ((1, 2, 4, 1), (1, 2, 4, 1), "VALID")
 
     def pool(reduction: Any, initial: float, padding: str, x: Any) -> Any:
         return lax.reduce_window(x, initial, reduction, (1, 2, 3, 1), (1, 2, 1, 1), padding)
@@ -255,6 +255,12 @@ def _windows() -> dict[str, Program]:
         "max_pool_gradient": (jax.grad(lambda x: jnp.sin(maximum("VALID", x)).sum()), (x,)),
         "sum_pool": (partial(pool, lax.add, 0.0, "VALID"), (x,)),
         "sum_pool_gradient": (jax.grad(lambda x: jnp.sin(pool(lax.add, 0.0, "SAME", x)).sum()), (x,)),
+        "tiled_max_pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, *tiles), (x,)),
+        "tiled_max_pool_gradient": (
+            jax.grad(lambda x: jnp.sin(lax.reduce_window(x, -jnp.inf, lax.max, *tiles)).sum()),
+            (x,),
+        ),
+        "tiled_sum_pool": (lambda x: lax.reduce_window(x, 0.0, lax.add, *tiles), (x,)),
         "cumulative_sum": (lambda x: lax.cumsum(x, 1), (x,)),
         "cumulative_window": (
             lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 8), (1, 1), ((0, 0), (7, 0))),

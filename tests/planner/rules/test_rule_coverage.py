@@ -49,4 +49,4 @@ def test_unknown_opcode_is_replicated_with_a_reason() -> None:
 
 def test_second_rule_for_an_opcode_is_refused() -> None:
     with pytest.raises(InternalError, match="two strategy rules"):
-        strategy_rule("dot")(lambda instruction: rule_of(instruction))
+        strategy_rule("dot")(rule_of)
