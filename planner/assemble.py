@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost import collective_time_s, reshard
+from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.dataflow import CONTROL_FLOW, Leaf
 from shardwright.planner.graph import Graph
@@ -146,7 +146,7 @@ class _Ledger:
         prices = self.decisions.graph.prices
         mesh = prices.mesh
         for move in reshard(shape.element_type, shape.dimensions, source, target, mesh):
-            once_s = collective_time_s(move.kind, move.payload_bytes, move.axes, mesh, prices.topology)
+            once_s = move.time_s(mesh, prices.topology)
             count = max(1, round(times))
             self.found.append(
                 PlannedCollective(
@@ -155,7 +155,7 @@ class _Ledger:
                     instruction=instruction,
                     cause=cause,
                     payload_bytes=move.payload_bytes,
-                    wire_bytes=move.wire_bytes(mesh),
+                    wire_bytes=move.wire_bytes,
                     count=count,
                     time_s=once_s * count,
                 )

@@ -29,6 +29,8 @@ _REMADE = frozenset({
     "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
 })  # fmt: skip
 
+_VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "bitcast"})
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Graph:
@@ -37,6 +39,7 @@ class Graph:
     sets: strategies per node. cluster_of: per node its cluster, or -1 for a free node.
     leaders: per cluster the node whose strategies are the cluster's states.
     strategy_of: per node, the strategy that goes with each state of its cluster.
+    in_place: nodes whose value is used as it lies or split further, never gathered.
     """
 
     flow: Dataflow
@@ -46,6 +49,7 @@ class Graph:
     cluster_of: list[int] = field(default_factory=list)
     leaders: list[int] = field(default_factory=list)
     strategy_of: list[IntArray] = field(default_factory=list)
+    in_place: frozenset[int] = frozenset()
 
     def problem(self) -> Problem:
         """Costs of all clusters' states, and of resharding between every pair of clusters."""
@@ -67,18 +71,29 @@ class Graph:
         wanted = self.sets[node.index].operand_ids[self.strategy_of[node.index], use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
-        return use.weight * self.prices.reshard_matrix(self.flow.nodes[source].shapes[leaf], made, wanted)
+        matrix = use.weight * self.prices.reshard_matrix(self.flow.nodes[source].shapes[leaf], made, wanted)
+        return np.where(matrix > 0, np.inf, matrix) if source in self.in_place else matrix
 
 
-def build_graph(flow: Dataflow, builder: StrategyBuilder, prices: Prices, pinned: Mapping[int, StrategySet]) -> Graph:
-    """Cluster the nodes of `flow`; `pinned` gives the strategies of nodes that may not choose freely."""
+def build_graph(
+    flow: Dataflow,
+    builder: StrategyBuilder,
+    prices: Prices,
+    pinned: Mapping[int, StrategySet],
+    in_place: frozenset[int] = frozenset(),
+) -> Graph:
+    """Cluster the nodes of `flow`.
+
+    pinned: the strategies of nodes that may not choose freely. in_place: nodes whose value may not be
+    gathered for use, nor what is converted or transposed from it.
+    """
     free = _free_nodes(flow, pinned)
     sets = [
         pinned.get(node.index)
         or (builder.of_value(node.shapes[0]) if node.is_value else builder.of_instruction(node.instruction))
         for node in flow.nodes
     ]
-    graph = Graph(flow=flow, prices=prices, sets=sets, is_free=free)
+    graph = Graph(flow=flow, prices=prices, sets=sets, is_free=free, in_place=_with_views(flow, in_place))
     follow = _Follow(graph)
     for node in flow.nodes:
         if free[node.index]:
@@ -94,6 +109,16 @@ def build_graph(flow: Dataflow, builder: StrategyBuilder, prices: Prices, pinned
             graph.cluster_of.append(found[0])
             graph.strategy_of.append(found[1])
     return graph
+
+
+def _with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
+    """`nodes`, and what only rearranges or converts their values."""
+    found = set(nodes)
+    if nodes:
+        for node in flow.nodes:
+            if node.instruction.opcode in _VIEWS and not node.is_value and node.uses[0].source[0] in found:
+                found.add(node.index)
+    return frozenset(found)
 
 
 def _free_nodes(flow: Dataflow, pinned: Mapping[int, StrategySet]) -> list[bool]:

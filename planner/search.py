@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, memory
-from shardwright.errors import PlanError
+from shardwright.errors import AnnotationError, PlanError
 from shardwright.hlo import Module, parse
 from shardwright.planner import ilp, pbqp
 from shardwright.planner.assemble import (
@@ -22,11 +22,13 @@ from shardwright.planner.assemble import (
     variables,
 )
 from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
 from shardwright.planner.graph import Graph, build_graph
-from shardwright.planner.meshes import all_meshes, given_mesh
+from shardwright.planner.meshes import given_mesh
 from shardwright.planner.names import argument_names, output_names
+from shardwright.planner.pins import allowed, collect
 from shardwright.planner.prices import Prices
-from shardwright.planner.strategies import StrategyBuilder
+from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, Mesh, Plan
 
@@ -64,9 +66,13 @@ def plan(
 
 
 class _Planner:
+    """One call of `plan`: the program and its pins are read once, then planned on mesh after mesh."""
+
     def __init__(self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None) -> None:
         self._start = time.perf_counter()
         self._progress = progress
+        check_force(options)
+        self.given = given_mesh(options, cluster.device_count)
         self._report("parse")
         self.module = hlo if isinstance(hlo, Module) else parse(hlo)
         self.text = hlo if isinstance(hlo, str) else hlo.to_text()
@@ -76,27 +82,28 @@ class _Planner:
         self.flow = build_dataflow(self.module)
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
+        self.pins = collect(self.flow, options)
 
     def run(self) -> Plan:
-        given = given_mesh(self.options, self.cluster.device_count)
-        meshes = (given,) if given else all_meshes(self.cluster.device_count)
+        meshes = (self.given,) if self.given else meshes_for(self.options, self.cluster.device_count)
         best: Plan | None = None
-        candidates = []
+        candidates: list[Candidate] = []
+        refusal: PlanError | AnnotationError | None = None
         for mesh in meshes:
             self._report("search", str(mesh), best)
-            found = self._on_mesh(mesh)
+            try:
+                found = self._on_mesh(mesh)
+            except (PlanError, AnnotationError) as error:
+                refusal = refusal or error
+                candidates.append(Candidate(mesh=mesh, step_s=None, note=error.message))
+                continue
             candidates.append(Candidate(mesh=mesh, step_s=found.cost.step_s))
             if best is None or found.cost.step_s < best.cost.step_s:
                 best = found
         if best is None:
-            raise PlanError("no mesh can be planned")
+            raise refusal or PlanError("no mesh can be planned")
         self._report("check", str(best.mesh), best)
-        best = replace(
-            best,
-            candidates=tuple(candidates),
-            memory=memory(self.module, best.instructions, best.parameters, best.outputs, best.mesh),
-            planning_s=time.perf_counter() - self._start,
-        )
+        best = replace(best, candidates=tuple(candidates), planning_s=time.perf_counter() - self._start)
         check_plan(self.module, best)
         return best
 
@@ -116,13 +123,45 @@ class _Planner:
     def _on_mesh(self, mesh: Mesh) -> Plan:
         prices = Prices(mesh, self.cluster, self.profile)
         builder = StrategyBuilder(prices)
-        graph = build_graph(self.flow, builder, prices, {})
-        reduction = pbqp.reduce(graph.problem())
-        core = ilp.solve(reduction.core, time_limit_s=TIME_LIMIT_S)
-        bound_s = reduction.constant + core.lower_bound
-        return self._assemble(graph, reduction.complete(core.states), bound_s)
+        force = forced(self.flow, self.arguments, self.options, mesh)
+        pinned = self._pinned(builder, force, mesh)
+        graph = build_graph(self.flow, builder, prices, pinned, force.in_place)
+        notes = list(self.flow.notes)
+        try:
+            states, bound_s = _solve(graph)
+        except PlanError:
+            if not force.in_place:
+                raise
+            notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
+            graph = build_graph(self.flow, builder, prices, pinned)
+            states, bound_s = _solve(graph)
+        return self._assemble(graph, states, bound_s, notes)
 
-    def _assemble(self, graph: Graph, states: pbqp.IntArray, bound_s: float) -> Plan:
+    def _pinned(self, builder: StrategyBuilder, force: Forced, mesh: Mesh) -> dict[int, StrategySet]:
+        """Strategies of the nodes that may not choose freely."""
+        return {
+            index: builder.of_shardings(
+                allowed(
+                    self.flow,
+                    self.flow.nodes[index],
+                    [*self.pins.get(index, ()), *force.requirements.get(index, ())],
+                    mesh,
+                    self._name(index),
+                )
+            )
+            for index in sorted({*self.pins, *force.requirements})
+        }
+
+    def _name(self, index: int) -> str:
+        """What messages call a value."""
+        if index in self.flow.parameters:
+            return f"argument {self.arguments[self.flow.parameters.index(index)]}"
+        if index in self.flow.outputs:
+            return f"output {self.outputs[self.flow.outputs.index(index)]}"
+        instruction = self.flow.nodes[index].instruction
+        return instruction.op_name or instruction.name
+
+    def _assemble(self, graph: Graph, states: pbqp.IntArray, bound_s: float, notes: list[str]) -> Plan:
         decisions = decide(graph, states)
         instructions = instruction_plans(decisions)
         collectives = planned_collectives(decisions)
@@ -134,7 +173,7 @@ class _Planner:
             hlo_sha256=hashlib.sha256(self.text.encode()).hexdigest(),
             mesh=graph.prices.mesh,
             hardware=self.profile.name,
-            origin="search",
+            origin=origin(self.options),
             instructions=instructions,
             parameters=parameters,
             outputs=outputs,
@@ -145,10 +184,23 @@ class _Planner:
                 lower_bound_s=min(bound_s, compute_s + communication_s),
                 bound_scope=_scope(graph),
             ),
-            memory=memory(self.module, (), (), (), graph.prices.mesh),
-            notes=(*self.flow.notes, *_replicated_notes(instructions)),
+            memory=memory(self.module, instructions, parameters, outputs, graph.prices.mesh),
+            notes=(*notes, *_replicated_notes(instructions)),
             hlo_text=self.text,
         )
+
+
+def _solve(graph: Graph) -> tuple[pbqp.IntArray, float]:
+    """States of the clusters and a lower bound. PlanError where pins leave no choice."""
+    try:
+        reduction = pbqp.reduce(graph.problem())
+    except ValueError as error:
+        raise PlanError(
+            f"no combination of strategies satisfies all pins over {graph.prices.mesh}: {error}",
+            remedy="pin or force less",
+        ) from None
+    core = ilp.solve(reduction.core, time_limit_s=TIME_LIMIT_S)
+    return reduction.complete(core.states), reduction.constant + core.lower_bound
 
 
 def _scope(graph: Graph) -> str:

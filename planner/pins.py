@@ -1,0 +1,265 @@
+"""Pins: what the user says about single tensors, from annotations inside the program and from options.
+
+A pin is read into a `Requirement`: which shardings a value may have, and who asked. Pins hold or
+are refused with the tensor, its shape, its source line and the reason; none is ever dropped.
+An argument or output that a pin splits unevenly is stored padded; inside the program a
+dimension that the axes do not divide is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from shardwright.config import ANNOTATION_TARGET, Pin, PlanOptions
+from shardwright.errors import AnnotationError, OptionError
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.dataflow import Dataflow, Node
+from shardwright.planner.rules.tuples import IDENTITY_TARGETS
+from shardwright.plans import Mesh, TensorSharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimPin:
+    """What one dimension may be split over.
+
+    axes: these, exactly (`is_open`: these first, maybe more); None: not given by name.
+    count: over axes of this many devices together; None: any number.
+    """
+
+    axes: tuple[str, ...] | None = None
+    is_open: bool = False
+    count: int | None = None
+    somewhere: bool = False  # over at least one axis
+
+    def accepts(self, split: tuple[str, ...], mesh: Mesh) -> bool:
+        if self.axes is not None:
+            return split[: len(self.axes)] == self.axes if self.is_open else split == self.axes
+        if self.count is not None:
+            return mesh.size(split) == self.count
+        return bool(split) or not self.somewhere
+
+    def __str__(self) -> str:
+        if self.axes is not None:
+            return "·".join(self.axes) or "not split"
+        return f"split {self.count} ways" if self.count is not None else "split somewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """Pins of one value: per dimension, for messages also who asked (`an annotation`, `argument_axes`, …).
+
+    may_pad: the value is stored between steps, so that named axes need not divide it.
+    rule: a condition on the whole sharding (of a forced strategy), besides the dimensions'.
+    """
+
+    asked_by: str
+    dims: Mapping[int, DimPin]
+    may_pad: bool = False
+    rule: Callable[[TensorSharding], bool] | None = None
+
+    def accepts(self, sharding: TensorSharding, mesh: Mesh) -> bool:
+        fits = all(pin.accepts(sharding.dims[dim], mesh) for dim, pin in self.dims.items())
+        return fits and (self.rule is None or self.rule(sharding))
+
+
+Requirements = dict[int, list[Requirement]]
+
+
+def collect(flow: Dataflow, options: PlanOptions) -> Requirements:
+    """Pins by node: annotations in the program, and exact axes of arguments and outputs."""
+    found: Requirements = {}
+    for node in flow.nodes:
+        if node.is_value and _is_annotation(node.instruction) and node.uses:
+            found.setdefault(node.index, []).append(_annotation(flow, node))
+    exact = (
+        ("argument_axes", options.argument_axes, flow.parameters),
+        ("output_axes", options.output_axes, flow.outputs),
+    )
+    for option, axes_by_number, nodes in exact:
+        if axes_by_number and options.mesh is None:
+            raise OptionError(f"{option} needs mesh", where=option, remedy="pass the mesh that the arrays lie on")
+        for number, axes in sorted(axes_by_number.items()):
+            if not 0 <= number < len(nodes):
+                raise OptionError(f"there is no number {number}: the program has {len(nodes)}", where=option)
+            dims = {dim: DimPin(axes=tuple(split)) for dim, split in enumerate(axes)}
+            node = flow.nodes[nodes[number]]
+            if len(dims) != node.shapes[0].rank:
+                raise OptionError(f"number {number} has rank {node.shapes[0].rank}, not {len(dims)}", where=option)
+            found.setdefault(node.index, []).append(Requirement(asked_by=option, dims=dims, may_pad=True))
+    return found
+
+
+def allowed(
+    flow: Dataflow, node: Node, requirements: Sequence[Requirement], mesh: Mesh, name: str
+) -> tuple[TensorSharding, ...]:
+    """Shardings of a value that satisfy all its pins. AnnotationError says which cannot hold, and why."""
+    shape = node.shapes[0]
+    for requirement in requirements:
+        _check(flow, node, requirement, mesh, name)
+    may_pad = {
+        dim
+        for requirement in requirements
+        if requirement.may_pad
+        for dim, pin in requirement.dims.items()
+        if pin.axes is not None
+    }
+    found = tuple(
+        sharding
+        for sharding in _all_shardings(shape, mesh, may_pad)
+        if all(requirement.accepts(sharding, mesh) for requirement in requirements)
+    )
+    if not found:
+        pins = "; ".join(_describe(requirement) for requirement in requirements)
+        raise _error(flow, node, name, f"no sharding over {mesh} satisfies {pins}", "change the pins or the mesh")
+    return found
+
+
+def _all_shardings(shape: ArrayShape, mesh: Mesh, may_pad: Iterable[int]) -> Iterator[TensorSharding]:
+    options = [None, *range(shape.rank)]
+    padded = set(may_pad)
+    for dims in product(options, repeat=len(mesh.axes)):
+        split: list[tuple[str, ...]] = [()] * shape.rank
+        for axis, dim in zip(mesh.axes, dims, strict=True):
+            if dim is not None:
+                split[dim] = (*split[dim], axis.name)
+        if all(dim in padded or size % mesh.size(split[dim]) == 0 for dim, size in enumerate(shape.dimensions)):
+            yield TensorSharding(tuple(split))
+
+
+# ---- what can be wrong with one pin ---------------------------------------------
+
+
+def _check(flow: Dataflow, node: Node, requirement: Requirement, mesh: Mesh, name: str) -> None:
+    shape = node.shapes[0]
+    seen: dict[str, int] = {}
+    for dim, pin in sorted(requirement.dims.items()):
+        if not 0 <= dim < shape.rank:
+            reason = f"{requirement.asked_by} pins dimension {dim}, but it has {shape.rank} dimensions"
+            raise _error(flow, node, name, reason, f"pin dimensions 0 to {shape.rank - 1}")
+        for axis in pin.axes or ():
+            if axis not in mesh.sizes:
+                reason = f"{requirement.asked_by} names axis {axis!r}, but the mesh is {mesh}"
+                raise _error(flow, node, name, reason, "name an axis of the mesh, or pass mesh= with that axis")
+            if axis in seen:
+                reason = f"{requirement.asked_by} splits dimensions {seen[axis]} and {dim} over the same axis {axis!r}"
+                raise _error(flow, node, name, reason, "an axis can split one dimension of a tensor")
+            seen[axis] = dim
+        _check_order(flow, node, requirement, pin, mesh, name)
+        _check_divides(flow, node, requirement, dim, pin, mesh, name)
+
+
+def _check_order(flow: Dataflow, node: Node, requirement: Requirement, pin: DimPin, mesh: Mesh, name: str) -> None:
+    order = list(mesh.sizes)
+    axes = pin.axes or ()
+    if list(axes) != sorted(axes, key=order.index):
+        reason = f"{requirement.asked_by} names axes {', '.join(axes)} out of the mesh's order ({', '.join(order)})"
+        raise _error(flow, node, name, reason, "name them in the mesh's order, or order the mesh so")
+
+
+def _check_divides(
+    flow: Dataflow, node: Node, requirement: Requirement, dim: int, pin: DimPin, mesh: Mesh, name: str
+) -> None:
+    size = node.shapes[0].dimensions[dim]
+    devices = mesh.size(pin.axes) if pin.axes else pin.count or 1
+    if size % devices and not requirement.may_pad:
+        reason = f"{requirement.asked_by} splits dimension {dim}, {size} elements, over {devices} devices: not even"
+        raise _error(flow, node, name, reason, "pad that dimension, or pin another one")
+    if pin.somewhere and all(size % axis.size for axis in mesh.axes):
+        reason = (
+            f"{requirement.asked_by} wants dimension {dim} of {size} elements split, but no axis of {mesh} divides it"
+        )
+        raise _error(flow, node, name, reason, "pad that dimension, or change the mesh")
+    counts = {prod(sizes) for sizes in product(*((1, axis.size) for axis in mesh.axes))}
+    if pin.count is not None and pin.count not in counts:
+        reason = f"{requirement.asked_by} splits dimension {dim} {pin.count} ways, which no axes of {mesh} do"
+        raise _error(flow, node, name, reason, "pass a mesh with such an axis")
+
+
+def _error(flow: Dataflow, node: Node, name: str, reason: str, remedy: str) -> AnnotationError:
+    shape = node.shapes[0]
+    line = flow.module.source(node.instruction)
+    tensor = f"{name} {shape.element_type}[{','.join(map(str, shape.dimensions))}]"
+    return AnnotationError(reason, where=f"{tensor}, {line}" if line else tensor, remedy=remedy)
+
+
+def _describe(requirement: Requirement) -> str:
+    dims = ", ".join(f"{dim}: {pin}" for dim, pin in sorted(requirement.dims.items()))
+    return f"{requirement.asked_by} {{{dims}}}" if dims else requirement.asked_by
+
+
+# ---- reading annotations ----------------------------------------------------------
+
+
+def dim_pin(pin: Pin) -> DimPin:
+    """A pin of the API: axis name(s), True for split somewhere, None for not split."""
+    if pin is None or pin is False:
+        return DimPin(axes=())
+    if pin is True:
+        return DimPin(somewhere=True)
+    return DimPin(axes=(pin,) if isinstance(pin, str) else tuple(pin))
+
+
+def _is_annotation(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and instruction.get("custom_call_target") in IDENTITY_TARGETS
+
+
+def _annotation(flow: Dataflow, node: Node) -> Requirement:
+    instruction = node.instruction
+    if instruction.get("custom_call_target") == ANNOTATION_TARGET:
+        return Requirement(asked_by="an annotation", dims=_own_pins(flow, node))
+    attributes = instruction.get("frontend_attributes") or {}
+    asked_by = "a sharding constraint"
+    if "xla.sdy.sharding" in attributes:
+        return Requirement(asked_by=asked_by, dims=_shardy_pins(flow, node, attributes["xla.sdy.sharding"]))
+    return Requirement(asked_by=asked_by, dims=_tile_pins(flow, node, str(instruction.get("sharding", ""))))
+
+
+def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:
+    """`0:data,1:-,2:*`; axes of one dimension are joined by `·` or `+`."""
+    text = str(node.instruction.get("backend_config") or "")
+    pins = {}
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\S+)\s*", item)
+        if match is None:
+            raise _error(flow, node, node.instruction.name, f"annotation {text!r} cannot be read", "write `0:data,1:-`")
+        what = match[2]
+        if what == "-":
+            pins[int(match[1])] = DimPin(axes=())
+        elif what == "*":
+            pins[int(match[1])] = DimPin(somewhere=True)
+        else:
+            pins[int(match[1])] = DimPin(axes=tuple(re.split(r"[·+]", what)))
+    return pins
+
+
+_SHARDY_DIMS = re.compile(r"\[((?:\{[^{}\[\]]*\}(?:p\d+)?,?\s*)*)\]")
+
+
+def _shardy_pins(flow: Dataflow, node: Node, text: str) -> dict[int, DimPin]:
+    """`#sdy.sharding<@mesh, [{"d"}, {}, {?}]>`: axes, not split, free."""
+    text = text.replace('\\"', '"')
+    match = _SHARDY_DIMS.search(text)
+    if match is None or ":(" in text:
+        raise _error(flow, node, node.instruction.name, f"sharding {text!r} cannot be read", "use whole axes by name")
+    pins = {}
+    for dim, inside in enumerate(re.findall(r"\{([^{}]*)\}", match[1])):
+        axes = tuple(re.findall(r'"([^"]+)"', inside))
+        if axes or "?" not in inside:
+            pins[dim] = DimPin(axes=axes, is_open="?" in inside)
+    return pins
+
+
+def _tile_pins(flow: Dataflow, node: Node, text: str) -> dict[int, DimPin]:
+    """`{devices=[2,1,4]<=[8] last_tile_dim_replicate}`: how many ways each dimension is split; names are lost."""
+    rank = node.shapes[0].rank
+    if "replicated}" in text and "devices" not in text:
+        return {dim: DimPin(axes=()) for dim in range(rank)}
+    match = re.search(r"devices=\[([\d,]+)\]", text)
+    if match is None:
+        raise _error(flow, node, node.instruction.name, f"sharding {text!r} cannot be read", "name axes instead")
+    counts = [int(count) for count in match[1].split(",")]
+    return {dim: DimPin(count=count) for dim, count in enumerate(counts[:rank])}
