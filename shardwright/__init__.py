@@ -1,0 +1,105 @@
+"""Shardwright: automatic parallelization of training steps, as a service.
+
+Names load when they are first used: importing the package starts neither JAX
+nor a solver.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from shardwright import errors
+from shardwright.errors import (
+    AnnotationError,
+    ArrayError,
+    AuthenticationError,
+    ClusterConfigError,
+    CompilationAbortedError,
+    CompilationError,
+    DeadlineError,
+    ExecutionError,
+    HloSyntaxError,
+    InternalError,
+    OptionError,
+    PlanCheckError,
+    PlanError,
+    PlatformError,
+    ResourceLimitError,
+    ServerUnavailableError,
+    SessionError,
+    ShardwrightError,
+    UnsupportedProgramError,
+    WorkerLostError,
+)
+
+if TYPE_CHECKING:
+    from shardwright import hlo
+    from shardwright.client.annotate import annotate
+    from shardwright.client.arrays import RemoteArray
+    from shardwright.client.session import Session, connect
+    from shardwright.cluster import Cluster
+    from shardwright.offline import plan
+    from shardwright.plans import Plan
+
+__version__ = "0.1.0"
+
+#: Public name → the module that holds it ("" is the module itself).
+_LAZY = {
+    "Cluster": "shardwright.cluster",
+    "Plan": "shardwright.plans",
+    "RemoteArray": "shardwright.client.arrays",
+    "Session": "shardwright.client.session",
+    "annotate": "shardwright.client.annotate",
+    "connect": "shardwright.client.session",
+    "plan": "shardwright.offline",
+}
+_LAZY_MODULES = ("hlo",)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"shardwright.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'shardwright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_LAZY_MODULES})
+
+
+__all__ = [
+    "AnnotationError",
+    "ArrayError",
+    "AuthenticationError",
+    "Cluster",
+    "ClusterConfigError",
+    "CompilationAbortedError",
+    "CompilationError",
+    "DeadlineError",
+    "ExecutionError",
+    "HloSyntaxError",
+    "InternalError",
+    "OptionError",
+    "Plan",
+    "PlanCheckError",
+    "PlanError",
+    "PlatformError",
+    "RemoteArray",
+    "ResourceLimitError",
+    "ServerUnavailableError",
+    "Session",
+    "SessionError",
+    "ShardwrightError",
+    "UnsupportedProgramError",
+    "WorkerLostError",
+    "__version__",
+    "annotate",
+    "connect",
+    "errors",
+    "hlo",
+    "plan",
+]

@@ -29,13 +29,17 @@ register_exclusion(__file__)  # source lines in programs are the user's
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ArraySpec:
-    """Type of one argument or result as JAX sees it; `dtype` may be a PRNG key's."""
+    """Type of one argument or result as JAX sees it; `dtype` may be a PRNG key's.
+
+    Made by `array_spec` only: equal types are the same object, so that the thousand
+    types of a call are hashed and compared by identity.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
-    weak_type: bool = False
+    weak_type: bool
 
     @property
     def is_key(self) -> bool:
@@ -46,7 +50,13 @@ class ArraySpec:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@functools.cache
+def array_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> ArraySpec:
+    """The one ArraySpec of these values."""
+    return ArraySpec(shape, dtype, weak_type)
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """How a function is called: what its arguments are, whatever their values.
 
@@ -80,11 +90,13 @@ class LoweredProgram:
     arguments: in the order of the program's parameters: the leaves of the call, with
         hoisted constants from `constants_at` on.
     constants: the hoisted arrays.
+    signature: of the calls it serves.
     result_tree / results: structure of what the function returns, and its leaves.
     aliases: output number → argument number that it updates in place.
     """
 
     name: str
+    signature: Signature
     hlo_text: str
     arguments: tuple[ArrayType, ...]
     outputs: tuple[ArrayType, ...]
@@ -160,7 +172,11 @@ class JaxFunction:
         """
         args, kwargs = self._avals(signature)
         static = tuple(number for number, _ in signature.statics)
-        function = functools.wraps(self.fn)(lambda *a, **k: self.fn(*a, **k))  # never the user's own cache entry
+
+        @functools.wraps(self.fn)
+        def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
+            return self.fn(*args, **kwargs)
+
         with annotations_kept():
             traced = jax.jit(
                 function, static_argnums=static, donate_argnums=self.donate_argnums, keep_unused=True
@@ -168,17 +184,18 @@ class JaxFunction:
             refuse_what_cannot_travel(traced.jaxpr, self.name)
             hoisted = hoist_constants(traced.jaxpr)
             results, result_tree = jax.tree.flatten(traced.out_info)
-            constants_at = len(jax.tree.leaves(args)) if not static else len(jax.tree.leaves(self._dynamic(args)))
+            constants_at = len(jax.tree.leaves(self._dynamic(args)))
             if hoisted is not None:
                 traced = self._trace_hoisted(hoisted.evaluate, hoisted.constants, signature)
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
         constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
-        result_specs = tuple(ArraySpec(leaf.shape, leaf.dtype, bool(leaf.weak_type)) for leaf in results)
+        result_specs = tuple(_spec_of_aval(leaf) for leaf in results)
         return LoweredProgram(
             name=self.name,
+            signature=signature,
             hlo_text=text,
             arguments=self._argument_types(signature, constants, constants_at),
-            outputs=_output_types(traced.out_info if hoisted is None else jax.tree.unflatten(result_tree, results)),
+            outputs=_output_types(jax.tree.unflatten(result_tree, results)),
             constants=constants,
             constants_at=constants_at,
             result_tree=result_tree,
@@ -265,14 +282,19 @@ def spec_of(leaf: Any) -> ArraySpec:
 
     Raises UnsupportedProgramError for a leaf that JAX cannot trace either.
     """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return _spec_of_aval(leaf)
     try:
-        aval = jax.typeof(leaf)
+        return _spec_of_aval(jax.typeof(leaf))
     except TypeError:
         raise UnsupportedProgramError(
             f"an argument leaf of type {type(leaf).__name__} is no array",
             remedy="pass arrays and numbers, or name the argument in static_argnums",
         ) from None
-    return ArraySpec(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+
+
+def _spec_of_aval(aval: Any) -> ArraySpec:
+    return array_spec(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
 
 
 def host_value(leaf: Any, spec: ArraySpec) -> np.ndarray:
@@ -297,7 +319,7 @@ def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
 def eval_shape(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[ArraySpec], Any]:
     """(types of the leaves, structure) of what `fn(*args)` returns, nothing computed."""
     leaves, tree = jax.tree.flatten(jax.eval_shape(fn, *args))
-    return [ArraySpec(tuple(leaf.shape), leaf.dtype, bool(leaf.weak_type)) for leaf in leaves], tree
+    return [_spec_of_aval(leaf) for leaf in leaves], tree
 
 
 @functools.lru_cache(maxsize=256)
@@ -316,9 +338,7 @@ def _array_type(name: str, spec: ArraySpec) -> ArrayType:
 
 def _output_types(out_info: Any) -> tuple[ArrayType, ...]:
     leaves, _ = tree_flatten_with_path(out_info)
-    return tuple(
-        _array_type("result" + keystr(path), ArraySpec(tuple(leaf.shape), leaf.dtype)) for path, leaf in leaves
-    )
+    return tuple(_array_type("result" + keystr(path), _spec_of_aval(leaf)) for path, leaf in leaves)
 
 
 def _aliases(text: str) -> dict[int, int]:

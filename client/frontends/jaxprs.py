@@ -36,6 +36,8 @@ _REMEDIES = {
     "xla_pmap": "write that part without pmap: the planner shards it",
 }
 
+_CALLBACK_REMEDY = "remove it, or return the value from the step and use it on the client"
+
 #: Closed-over arrays of at least so many elements become arguments.
 HOISTED_ELEMENTS = 64
 

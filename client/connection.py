@@ -1,0 +1,187 @@
+"""Calls to the master, with deadlines; every failure is one of our errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from shardwright import wire
+from shardwright.config import PlanOptions
+from shardwright.errors import InternalError, OptionError, ServerUnavailableError
+from shardwright.plans import Plan
+from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+
+CALL_TIMEOUT_S = 30.0
+#: Planning, compiling and moving arrays may take long on big models; progress is streamed meanwhile.
+LONG_CALL_TIMEOUT_S = 4 * 3600.0
+CONNECT_TIMEOUT_S = 10.0
+#: Most bytes of HLO text or plan JSON that a server may send.
+PLAN_TEXT_LIMIT_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """A node of the cluster: where its arrays are read and written, and which devices it has."""
+
+    index: int
+    data_address: str
+    devices: range  # positions in the cluster's device order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """What the server said when the session was opened."""
+
+    session_id: str
+    server_version: str
+    cluster_name: str
+    platform: str
+    nodes: tuple[NodeInfo, ...]
+    chunk_bytes: int
+    jax_version: str
+
+    @property
+    def device_count(self) -> int:
+        return sum(len(node.devices) for node in self.nodes)
+
+
+class Dialer:
+    """Opens channels with one set of credentials, to the master and to the nodes alike."""
+
+    def __init__(self, token: str | None, ca_file: str | None) -> None:
+        self.metadata: tuple[tuple[str, str], ...] = (("authorization", f"Bearer {token}"),) if token else ()
+        self._credentials: grpc.ChannelCredentials | None = None
+        if ca_file is not None:
+            try:
+                self._credentials = grpc.ssl_channel_credentials(Path(ca_file).read_bytes())
+            except OSError as error:
+                raise OptionError(
+                    f"cannot read the certificate: {error}", where="SHARDWRIGHT_CA", remedy="name a PEM file"
+                ) from None
+
+    def dial(self, address: str) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(address, options=wire.CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, self._credentials, options=wire.CHANNEL_OPTIONS)
+
+
+class MasterConnection:
+    """The master's calls for one session."""
+
+    def __init__(self, address: str, dialer: Dialer) -> None:
+        self.address = address
+        self._metadata = dialer.metadata
+        self._channel = dialer.dial(address)
+        self._stub = master_pb2_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
+        self.info: SessionInfo
+
+    def open(self, client_version: str) -> SessionInfo:
+        """Raises ServerUnavailableError at once where nothing listens."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_TIMEOUT_S)
+        except grpc.FutureTimeoutError:
+            self._channel.close()
+            raise ServerUnavailableError(
+                f"no server answers within {CONNECT_TIMEOUT_S:.0f} s",
+                where=self.address,
+                remedy="start one with launch_worker.sh, check SERVER_IP and SERVER_PORT (and SHARDWRIGHT_CA where "
+                "the server uses TLS), or call connect() with no address for an embedded server",
+            ) from None
+        reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
+        self.info = SessionInfo(
+            session_id=reply.session_id,
+            server_version=reply.server_version,
+            cluster_name=reply.cluster_name,
+            platform=reply.platform,
+            nodes=tuple(
+                NodeInfo(
+                    index=node.index,
+                    data_address=node.data_address,
+                    devices=range(node.first_device, node.first_device + node.device_count),
+                )
+                for node in reply.nodes
+            ),
+            chunk_bytes=reply.chunk_bytes or wire.CHUNK_BYTES,
+            jax_version=reply.jax_version,
+        )
+        return self.info
+
+    def close(self) -> None:
+        """Closes the session (where the server still answers) and the channel."""
+        try:
+            request = master_pb2.CloseSessionRequest(session_id=self.info.session_id)
+            self._stub.CloseSession(request, timeout=5.0, metadata=self._metadata)
+        except (grpc.RpcError, ValueError):
+            pass  # the server is gone, and the session with it
+        self._channel.close()
+
+    def upload_program(self, hlo_text: str) -> str:
+        """Program id of the text."""
+        session_id = self.info.session_id
+
+        def requests() -> Iterator[master_pb2.UploadProgramRequest]:
+            for chunk in wire.chunks(wire.compress_text(hlo_text), self.info.chunk_bytes):
+                yield master_pb2.UploadProgramRequest(session_id=session_id, chunk=chunk)
+
+        reply = self._call(self._stub.UploadProgram, requests(), timeout_s=LONG_CALL_TIMEOUT_S)
+        return str(reply.program_id)
+
+    def plan(
+        self, program_id: str, hlo_text: str, options: PlanOptions, on_progress: Callable[[str, float], None]
+    ) -> tuple[str, Plan]:
+        """(plan id, plan); `on_progress(phase, seconds)` as planning goes."""
+        request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id)
+        unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)
+        plan_id = ""
+        for reply in self._stream(self._stub.PlanProgram, request):
+            kind = reply.WhichOneof("kind")
+            if kind == "progress":
+                progress = reply.progress
+                on_progress(f"{progress.phase} {progress.detail}".strip(), progress.elapsed_s)
+            elif kind == "result":
+                plan_id = reply.result.plan_id
+            elif kind == "plan_chunk":
+                unpacker.feed(reply.plan_chunk)
+        return plan_id, Plan.from_json(unpacker.text(), hlo_text=hlo_text)
+
+    def load(self, plan_id: str, on_progress: Callable[[str, float], None]) -> master_pb2.LoadResult:
+        """Compiles and loads a plan on every worker."""
+        request = master_pb2.LoadPlanRequest(session_id=self.info.session_id, plan_id=plan_id)
+        for reply in self._stream(self._stub.LoadPlan, request):
+            if reply.WhichOneof("kind") == "result":
+                return reply.result
+            on_progress(reply.progress.phase, reply.progress.elapsed_s)
+        raise InternalError("the server ended a load without a result", where=self.address)
+
+    def run_steps(self, requests: Iterator[master_pb2.RunStepsRequest]) -> Any:
+        """The raw stream of replies; its consumer converts errors (see stream.py)."""
+        return self._stub.RunSteps(requests, metadata=self._metadata)
+
+    def release(self, array_ids: Sequence[int]) -> None:
+        request = master_pb2.ReleaseArraysRequest(session_id=self.info.session_id, array_ids=array_ids)
+        self._call(self._stub.ReleaseArrays, request)
+
+    def unload(self, executable_id: str) -> None:
+        request = master_pb2.UnloadPlanRequest(session_id=self.info.session_id, executable_id=executable_id)
+        self._call(self._stub.UnloadPlan, request)
+
+    def status(self) -> master_pb2.StatusReply:
+        return self._call(self._stub.Status, master_pb2.StatusRequest())
+
+    # ---- one way to call, one way to fail -----------------------------------------
+
+    def _call(self, method: Callable[..., Any], request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        try:
+            return method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            wire.raise_from_rpc(error, where=self.address)
+
+    def _stream(self, method: Callable[..., Iterable[Any]], request: Any) -> Iterator[Any]:
+        try:
+            yield from method(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            wire.raise_from_rpc(error, where=self.address)

@@ -1,0 +1,83 @@
+"""An embedded server: a child process that lives as long as its session."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import IO
+
+from shardwright.errors import OptionError, ServerUnavailableError
+
+#: Seconds a child has to print its ready line (it loads JAX and opens the devices).
+START_TIMEOUT_S = 120.0
+#: Seconds a child has to end after its standard input was closed.
+STOP_TIMEOUT_S = 15.0
+
+
+class EmbeddedServer:
+    """`python -m shardwright.server --embedded N`, started and stopped by the client.
+
+    The child prints one JSON line, `{"address": "127.0.0.1:port", "token": "…"}`,
+    when it is ready, and ends when its standard input closes, so that it never
+    outlives this process.
+    """
+
+    def __init__(self, devices: int) -> None:
+        if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+            raise OptionError(f"devices={devices!r}", where="devices", remedy="a number from 1")
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="shardwright-server-")  # noqa: SIM115 - closed in close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shardwright.server", "--embedded", str(devices)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self.address, self.token = self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends the child and waits for it; may be called twice."""
+        process = self._process
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._log.close()
+
+    def _wait_until_ready(self) -> tuple[str, str | None]:
+        assert self._process.stdout is not None
+        timer = threading.Timer(START_TIMEOUT_S, self._process.kill)
+        timer.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        try:
+            ready = json.loads(line)
+            return ready["address"], ready.get("token") or None
+        except (ValueError, KeyError, TypeError):
+            self._process.kill()
+            code = self._process.wait()
+            raise ServerUnavailableError(
+                f"the embedded server did not start (exit code {code})\n{self._last_lines()}",
+                remedy="run `shardwright doctor`",
+            ) from None
+
+    def _last_lines(self, limit_bytes: int = 4000) -> str:
+        size = self._log.seek(0, 2)
+        self._log.seek(max(0, size - limit_bytes))
+        return self._log.read().decode(errors="replace").strip()

@@ -1,0 +1,367 @@
+"""`shardwright.connect`: a session with a server, and what it runs there."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardwright import __version__
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
+from shardwright.client.embedded import EmbeddedServer
+from shardwright.client.stream import StepStream
+from shardwright.client.transfer import ArrayTransfer, as_bytes
+from shardwright.config import PlanOptions
+from shardwright.errors import ArrayError, OptionError, SessionError, ShardwrightError
+from shardwright.layouts import Layout
+from shardwright.options import Force, Mesh, plan_options
+from shardwright.proto.v1 import master_pb2
+
+if TYPE_CHECKING:
+    from shardwright.client.frontends.jax import LoweredProgram
+    from shardwright.client.programs import Program
+    from shardwright.client.step import Step
+
+_log = logging.getLogger("shardwright")
+
+#: An argument of at most so many bytes rides along with its step, …
+INLINE_BYTES = 64 << 10
+#: … as long as all of a step stay below this.
+INLINE_TOTAL_BYTES = 1 << 20
+#: Seconds that a dropped array waits for a step to carry its release.
+RELEASE_DELAY_S = 0.1
+
+
+def connect(address: str | None = None, *, devices: int = 8, token: str | None = None) -> Session:
+    """Opens a session.
+
+    Args:
+      address: "host:port" of a server. Without it `$SERVER_IP` and `$SERVER_PORT` name
+        one; without those a server is started as a child process, which ends with
+        the session.
+      devices: CPU devices of the child, where one is started.
+      token: what the server asks for; default `$SHARDWRIGHT_TOKEN`. For a server with
+        TLS, `$SHARDWRIGHT_CA` names the file of the certificate to trust.
+
+    Raises ServerUnavailableError where nothing answers, AuthenticationError for a wrong token.
+    """
+    server = None
+    address = address or _address_from_environment()
+    if address is None:
+        server = EmbeddedServer(devices)
+        address, token = server.address, server.token
+        ca_file = None
+    else:
+        token = token or os.environ.get("SHARDWRIGHT_TOKEN")
+        ca_file = os.environ.get("SHARDWRIGHT_CA")
+    try:
+        return Session(address, Dialer(token, ca_file), server)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+
+
+def _address_from_environment() -> str | None:
+    host, port = os.environ.get("SERVER_IP"), os.environ.get("SERVER_PORT")
+    if not host and not port:
+        return None
+    if not host or not port:
+        missing = "SERVER_PORT" if host else "SERVER_IP"
+        raise OptionError("half an address in the environment", where=missing, remedy=f"set {missing} as well")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Session:
+    """A name space of programs and arrays on a server; a context manager.
+
+    Made by `connect`. Closing it frees everything it holds there.
+    """
+
+    def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None) -> None:
+        self._server = server
+        self._master = MasterConnection(address, dialer)
+        self.info: SessionInfo = self._master.open(__version__)
+        self._transfer = ArrayTransfer(self.info, dialer)
+        self._stream = StepStream(self._master.run_steps, self.info.session_id)
+        self._array_ids = itertools.count(1)
+        self._lock = threading.RLock()
+        self._programs: dict[tuple[str, str], Program] = {}
+        self._layouts: dict[Layout, Layout] = {}
+        self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
+        self._is_closed = False
+        threading.Thread(target=_release_when_idle, args=(weakref.ref(self), self._dropped), daemon=True).start()
+        _open_sessions.add(self)
+
+    # ---- what a user calls ----------------------------------------------------------
+
+    def parallelize(
+        self,
+        fn: Callable[..., Any],
+        *,
+        donate_argnums: int | Sequence[int] = (),
+        static_argnums: int | Sequence[int] = (),
+        mesh: Mesh = None,
+        force: Force = None,
+        memory_budget: int | None = None,
+        stages: int | None = None,
+        micro_batches: int | None = None,
+        schedule: str | None = None,
+        effort: str | None = None,
+        deadline: float | None = None,
+    ) -> Step:
+        """`fn` as a step that runs on the servers; call it as you would `jax.jit(fn, ...)`.
+
+        Args:
+          donate_argnums: arguments whose arrays are updated in place; their handles are gone afterwards.
+          static_argnums: arguments that are part of the program, by value.
+          mesh: "2x4", (2, 4) or {"data": 2, "model": 4}; default: the planner chooses.
+          force: "data", "tensor", "mixed", "fsdp" or "replicated", or argument name pattern →
+            {dimension: axis, True ("split somewhere") or None ("not split")}.
+          memory_budget, stages, micro_batches, schedule, effort, deadline: not supported
+            by this version; each must be None.
+
+        Raises OptionError for a wrong option. Nothing is traced before the first call.
+        """
+        from shardwright.client.frontends.jax import JaxFunction
+        from shardwright.client.step import Step
+
+        options = plan_options(
+            mesh=mesh, force=force, memory_budget=memory_budget, stages=stages, micro_batches=micro_batches,
+            schedule=schedule, effort=effort, deadline=deadline,
+        )  # fmt: skip
+        function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
+        return Step(self, function, options)
+
+    def status(self) -> master_pb2.StatusReply:
+        """State of the cluster and of its sessions."""
+        return self._master.status()
+
+    def close(self) -> None:
+        """Frees what the session holds on the server; stops an embedded server. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._dropped.put(None)
+        self._stream.close()
+        self._transfer.close()
+        self._master.close()
+        if self._server is not None:
+            self._server.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_dropped"):  # else it was never opened
+            self.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{self.info.device_count} {self.info.platform} devices"
+        return f"Session({self._master.address}, {state})"
+
+    # ---- programs --------------------------------------------------------------------
+
+    def prepare(self, lowered: LoweredProgram, options: PlanOptions) -> Program:
+        """Plans and loads a program, or finds the one that is loaded already."""
+        from shardwright.client.programs import options_key
+
+        self.require_open()
+        with self._lock:
+            started = time.monotonic()
+            program_id = self._master.upload_program(lowered.hlo_text)
+            key = (program_id, options_key(options))
+            if key not in self._programs:
+                self._programs[key] = self._plan_and_load(program_id, lowered, options)
+                _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
+            return self._programs[key]
+
+    def _plan_and_load(self, program_id: str, lowered: LoweredProgram, options: PlanOptions) -> Program:
+        from shardwright.client.programs import Program, leaf_numbers, outputs_to_read_back, protos_of
+
+        def progress(phase: str, elapsed_s: float) -> None:
+            _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
+
+        plan_id, plan = self._master.plan(program_id, lowered.hlo_text, options, progress)
+        load = self._master.load(plan_id, progress)
+        arguments = tuple(self._intern(Layout.of(variable, plan.mesh)) for variable in plan.parameters)
+        outputs = tuple(self._intern(Layout.of(variable, plan.mesh)) for variable in plan.outputs)
+        numbers = leaf_numbers(lowered)
+        leaf_layouts = tuple(arguments[number] for number in numbers)
+        constants = [
+            self.upload(constant, arguments[lowered.constants_at + number])
+            for number, constant in enumerate(lowered.constants)
+        ]
+        return Program(
+            lowered=lowered,
+            plan=plan,
+            executable_id=load.executable_id,
+            load=load,
+            arguments=arguments,
+            outputs=outputs,
+            leaf_numbers=numbers,
+            leaf_layouts=leaf_layouts,
+            leaf_protos=protos_of(leaf_layouts),
+            constants=tuple(constants),
+            read_back=outputs_to_read_back(lowered),
+        )
+
+    def _intern(self, layout: Layout) -> Layout:
+        return self._layouts.setdefault(layout, layout)
+
+    # ---- running ----------------------------------------------------------------------
+
+    def run(
+        self, program: Program, leaves: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> list[RemoteArray | None]:
+        """Runs one step; returns handles at once, None for outputs that are not wanted.
+
+        Handles among `leaves` must lie as `program.leaf_layouts` says. Raises the error of
+        an earlier step that nobody has seen yet, or ArrayError for a handle that is gone.
+        """
+        with self._lock:
+            self._raise_unseen()
+            request = master_pb2.RunStepsRequest(executable_id=program.executable_id)
+            arguments, temporary = self._send_arguments(program, leaves, request)
+            request.arguments.extend(arguments)
+            next_id = self._array_ids.__next__
+            outputs = [next_id() if wanted is None or wanted[n] else 0 for n in range(len(program.outputs))]
+            request.outputs.extend(outputs)
+            request.read_back.extend(outputs[number] for number in program.read_back if outputs[number])
+            request.released.extend(self._take_dropped())
+            result = self._stream.submit(request, program.name)
+            for array_id in temporary:
+                self._dropped.put(array_id)
+        results = program.lowered.results
+        return [
+            RemoteArray(self, spec, array_id=array_id, layout=layout, result=result) if array_id else None
+            for spec, array_id, layout in zip(results, outputs, program.outputs, strict=True)
+        ]
+
+    def _send_arguments(
+        self, program: Program, leaves: Sequence[Any], request: master_pb2.RunStepsRequest
+    ) -> tuple[list[int], list[int]]:
+        """(ids of all flat arguments, those that live for this step only)."""
+        from shardwright.client.frontends.jax import host_value
+
+        ids: list[int] = []
+        temporary: list[int] = []
+        inline_bytes = 0
+        specs = program.lowered.signature.specs
+        for number, leaf in enumerate(leaves):
+            if type(leaf) is RemoteArray:
+                ids.append(self.usable_id(leaf))
+                continue
+            value = host_value(leaf, specs[number])
+            array_id = next(self._array_ids)
+            ids.append(array_id)
+            temporary.append(array_id)
+            if value.nbytes <= INLINE_BYTES and inline_bytes + value.nbytes <= INLINE_TOTAL_BYTES:
+                inline_bytes += value.nbytes
+                request.inline_arguments.add(
+                    array_id=array_id, layout=program.leaf_protos[number], data=bytes(as_bytes(value))
+                )
+            else:
+                self._transfer.put(array_id, value, program.leaf_layouts[number])
+        ids[program.lowered.constants_at : program.lowered.constants_at] = program.constants
+        return ids, temporary
+
+    def usable_id(self, handle: RemoteArray) -> int:
+        """Id of a handle that a step may read. Raises the error that made it unusable."""
+        if handle._session is not self:
+            raise SessionError("an array of another session was passed to a step", remedy="pass np.asarray(handle)")
+        if handle._deleted or (handle._result is not None and handle._result.error is not None):
+            handle._ready()
+        return handle._id
+
+    def _raise_unseen(self) -> None:
+        self.require_open()
+        error = self._stream.take_error()
+        if error is not None:
+            raise error
+
+    # ---- arrays -----------------------------------------------------------------------
+
+    def upload(self, value: np.ndarray, layout: Layout) -> int:
+        """Id of a new array with these contents."""
+        array_id = next(self._array_ids)
+        self._transfer.put(array_id, value, layout)
+        return array_id
+
+    def fetch(self, handle: RemoteArray) -> np.ndarray:
+        """Contents of a computed array."""
+        self.require_open()
+        if handle._layout is None:
+            raise ArrayError("this array has not been placed yet")
+        return self._transfer.fetch(handle._id, handle._layout)
+
+    def release_later(self, array_id: int) -> None:
+        """Frees an array with the next step, or soon if there is none. Safe in destructors."""
+        self._dropped.put(array_id)
+
+    def _take_dropped(self) -> list[int]:
+        """Ids to free now; the caller holds the lock."""
+        taken: list[int] = []
+        try:
+            while True:
+                array_id = self._dropped.get_nowait()
+                if array_id is not None:
+                    taken.append(array_id)
+        except Empty:
+            return taken
+
+    def release_dropped(self, first: int) -> None:
+        """Frees dropped arrays by a call of its own, unless steps are under way that may still read them."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if not self._stream.is_idle:
+                self._dropped.put(first)  # looked at again in a moment
+                return
+            ids = [first, *self._take_dropped()]
+            try:
+                self._master.release(ids)
+            except ShardwrightError:
+                _log.warning("could not release %d arrays", len(ids))
+
+    def require_open(self) -> None:
+        if self._is_closed:
+            raise SessionError("the session is closed", remedy="open a new one with connect()")
+
+
+def _release_when_idle(session_ref: weakref.ref[Session], dropped: SimpleQueue[int | None]) -> None:
+    while True:
+        array_id = dropped.get()
+        if array_id is None:
+            return
+        time.sleep(RELEASE_DELAY_S)
+        session = session_ref()
+        if session is None:
+            return
+        session.release_dropped(array_id)
+        del session
+
+
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_sessions() -> None:
+    for session in list(_open_sessions):
+        session.close()

@@ -1,0 +1,246 @@
+"""One parallelized function: calls become programs that fit the arrays, then numbered steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
+from shardwright.client.initializer import PendingInit
+from shardwright.client.placement import fits, place
+from shardwright.client.programs import Program, leaf_numbers
+from shardwright.config import PlanOptions
+from shardwright.errors import ArrayError, OptionError, PlanError
+from shardwright.layouts import Layout
+from shardwright.plans import Mesh, Plan
+
+if TYPE_CHECKING:
+    from shardwright.client.session import Session
+
+#: Programs of one signature that differ in the layout of the arrays they take; then arrays are moved instead.
+PROGRAMS_OF_A_SIGNATURE = 2
+
+
+class Step:
+    """A function that runs on the servers; made by `Session.parallelize`, called like the function.
+
+    The first call traces, plans, compiles and loads a program; later calls with
+    arguments of the same types run it. A call with other types (a last, smaller
+    batch) plans another program that takes the state as it lies.
+    """
+
+    def __init__(self, session: Session, function: JaxFunction, options: PlanOptions) -> None:
+        self._session = session
+        self._function = function
+        self._options = options
+        self._lowered: dict[Signature, LoweredProgram] = {}
+        self._programs: dict[Signature, list[Program]] = {}
+        self._donated: dict[Signature, tuple[int, ...]] = {}
+        self._main: Program | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function on the servers; returns its result with a RemoteArray for each array.
+
+        Does not wait for the result: an error of the step is raised where a result is read, or by
+        the next call. Arguments: pytrees of handles, numpy and JAX arrays, numbers.
+        """
+        signature, leaves, dynamic = self._describe(args, kwargs)
+        program = self._fitting(signature, leaves)
+        if program is None:
+            program = self._prepared(signature, leaves, dynamic)
+            leaves = place(self._session, leaves, program)
+        donated = self._donated[signature]
+        self._check_donated(program, leaves, donated)
+        results = self._session.run(program, leaves)
+        self._pass_on(program, leaves, donated, results)
+        return jax.tree.unflatten(program.lowered.result_tree, results)
+
+    def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
+        """`init_fn(*args)`, run on the servers and laid out as this step wants its arguments.
+
+        Returns handles at once; it runs when the step is first called with them, or
+        when one of them is read. Raises UnsupportedProgramError for host callbacks in `init_fn`.
+        """
+        self._session.require_open()
+        return PendingInit(self._session, init_fn, args).handles()
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
+        """The HLO text for these arguments, with names of arguments and outputs; nothing is sent or run.
+
+        Arguments may be `jax.ShapeDtypeStruct`s.
+        """
+        signature, _, _ = self._describe(args, kwargs)
+        return self._lower(signature)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Plan:
+        """Plans, compiles and loads the program for these arguments without running it."""
+        signature, leaves, dynamic = self._describe(args, kwargs)
+        program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
+        return program.plan
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the first program. Raises PlanError before the first call."""
+        return self._require_program().plan
+
+    @property
+    def report(self) -> str:
+        """The plan's collectives beside those that XLA inserted, as text."""
+        from shardwright.client.reporting import describe
+
+        return describe(self._require_program())
+
+    def __repr__(self) -> str:
+        return f"Step({self._function.name}, {'not planned yet' if self._main is None else self._main.plan.mesh})"
+
+    # ---- which program ---------------------------------------------------------------
+
+    def _describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Signature, list[Any], Any]:
+        """(signature, leaves, pytree without the static arguments) of a call."""
+        statics, dynamic = self._function.split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        specs = tuple([leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in leaves])
+        signature = Signature(statics, tree, specs)
+        try:
+            hash(signature)
+        except TypeError as error:
+            raise OptionError(
+                f"a static argument of {self._function.name} cannot be hashed: {error}", where="static_argnums"
+            ) from None
+        return signature, leaves, dynamic
+
+    def _fitting(self, signature: Signature, leaves: list[Any]) -> Program | None:
+        for program in self._programs.get(signature, ()):
+            if fits(leaves, program.leaf_layouts):
+                return program
+        return None
+
+    def _prepared(self, signature: Signature, leaves: list[Any], dynamic: Any) -> Program:
+        """A program for the call; handles may have to be moved for it."""
+        programs = self._programs.setdefault(signature, [])
+        has_placed = any(type(leaf) is RemoteArray and leaf._layout is not None for leaf in leaves)
+        if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
+            return programs[-1]
+        for leaf in leaves:
+            if type(leaf) is RemoteArray and leaf._pending is None:
+                self._session.usable_id(leaf)
+        donated = self._function.donated_leaves(dynamic)
+        lowered = self._lower(signature)
+        program = self._session.prepare(lowered, self._plan_options(lowered, leaves, donated))
+        self._donated[signature] = tuple(sorted(donated))
+        programs.append(program)
+        self._main = self._main or program
+        return program
+
+    def _lower(self, signature: Signature) -> LoweredProgram:
+        if signature not in self._lowered:
+            self._lowered[signature] = self._function.lower(signature, platform=self._session.info.platform)
+        return self._lowered[signature]
+
+    def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
+        """The user's options, with the layouts of arrays that are to stay as they lie."""
+        options = replace(self._options, argument_names=lowered.argument_names, output_names=lowered.output_names)
+        pinned = self._pinned_layouts(lowered, leaves, donated)
+        mesh = self._common_mesh(list(pinned.values()))
+        if mesh is None:
+            return options
+        numbers = leaf_numbers(lowered)
+        arguments = {numbers[n]: layout.sharding.dims for n, layout in pinned.items() if layout.mesh == mesh}
+        outputs = {output: arguments[argument] for output, argument in lowered.aliases.items() if argument in arguments}
+        return replace(
+            options,
+            mesh=mesh.sizes,
+            argument_axes=arguments,
+            output_axes=self._settled_outputs(lowered, mesh) | outputs,
+        )
+
+    def _pinned_layouts(
+        self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
+    ) -> dict[int, Layout]:
+        """Leaf number → layout that the program must take.
+
+        A step that updates arrays in place chooses their layout once: at its first plan, unless another
+        such step has chosen before. Whatever only reads them takes them as they lie.
+        """
+        is_choosing = self._main is None
+        has_wishes = self._options.mesh is not None or self._options.force is not None
+        pinned: dict[int, Layout] = {}
+        for number, leaf in enumerate(leaves):
+            if type(leaf) is not RemoteArray or leaf._layout is None:
+                continue
+            if is_choosing and number in donated and (has_wishes or not leaf._is_owned):
+                continue
+            pinned[number] = leaf._layout
+        if not is_choosing:
+            pinned |= {
+                n: layout for n, layout in self._settled_arguments(lowered).items() if n in donated - set(pinned)
+            }
+        return pinned
+
+    def _common_mesh(self, pinned: Sequence[Layout]) -> Mesh | None:
+        """The mesh of most bytes among `pinned`; None where the user wants another, or nothing is pinned."""
+        sizes: dict[Mesh, int] = {}
+        for layout in pinned:
+            sizes[layout.mesh] = sizes.get(layout.mesh, 0) + layout.size_bytes
+        if not sizes:
+            return None
+        mesh = max(sizes, key=lambda candidate: sizes[candidate])
+        is_wanted = self._options.mesh is None or dict(self._options.mesh) == mesh.sizes
+        return mesh if is_wanted else None
+
+    def _settled_arguments(self, lowered: LoweredProgram) -> dict[int, Layout]:
+        """Leaf number → layout of the argument of the same name and type in this step's first program."""
+        main = self._require_program()
+        known = dict(zip(main.lowered.arguments, main.arguments, strict=True))
+        numbers = enumerate(leaf_numbers(lowered))
+        return {n: known[lowered.arguments[a]] for n, a in numbers if lowered.arguments[a] in known}
+
+    def _settled_outputs(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, tuple[tuple[str, ...], ...]]:
+        """Axes of outputs that this step's first program has as well: state that is not donated keeps its layout."""
+        if self._main is None or self._main.plan.mesh != mesh:
+            return {}
+        known = dict(zip(self._main.lowered.outputs, self._main.outputs, strict=True))
+        return {n: known[output].sharding.dims for n, output in enumerate(lowered.outputs) if output in known}
+
+    def _require_program(self) -> Program:
+        if self._main is None:
+            raise PlanError(
+                f"{self._function.name} has no plan yet",
+                remedy="call it once, or step.compile(*args) to plan without running",
+            )
+        return self._main
+
+    # ---- donation ----------------------------------------------------------------------
+
+    def _check_donated(self, program: Program, leaves: Sequence[Any], donated: Sequence[int]) -> None:
+        """Each donated handle stands once among the arguments."""
+        if not donated:
+            return
+        handles = [id(leaf) for leaf in leaves if type(leaf) is RemoteArray]
+        if len(set(handles)) == len(handles):
+            return
+        for number in donated:
+            if handles.count(id(leaves[number])) > 1:
+                name = program.lowered.argument_names[program.leaf_numbers[number]]
+                raise ArrayError(f"the donated array {name} is passed to {program.name} twice")
+
+    def _pass_on(
+        self, program: Program, leaves: Sequence[Any], donated: Sequence[int], results: Sequence[RemoteArray | None]
+    ) -> None:
+        """Marks donated handles as gone, and the results in their place as owners of the layout."""
+        if not donated:
+            return
+        aliases = program.lowered.aliases
+        reused = set(aliases.values())
+        for number in donated:
+            leaf = leaves[number]
+            if type(leaf) is RemoteArray:
+                leaf._donate(program.name, is_reused=program.leaf_numbers[number] in reused)
+        for output in aliases:
+            result = results[output]
+            if result is not None:
+                result._is_owned = True

@@ -1,0 +1,213 @@
+"""The stream of numbered steps: sent ahead, answered in order, executed once.
+
+A request stays in `_unanswered` until its reply came. Where the connection
+breaks, a new stream is opened and all of them are sent again, in order; the
+server knows by their numbers which it has run already.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import numpy as np
+
+from shardwright import wire
+from shardwright.dtypes import to_dtype
+from shardwright.errors import SessionError, ShardwrightError
+from shardwright.proto.v1 import master_pb2
+
+#: Steps that may be under way before `submit` waits for the oldest.
+STEPS_AHEAD = 4
+#: Seconds during which a lost connection is tried again.
+RECONNECT_S = 30.0
+#: Seconds between two attempts.
+RETRY_PAUSE_S = 0.5
+
+_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+
+
+class StepResult:
+    """What will be known of one step: its error or its small results, once `wait` returns."""
+
+    __slots__ = ("_done", "error", "is_seen", "name", "number", "run_s", "values")
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.error: ShardwrightError | None = None
+        self.is_seen = False  # whether the error was raised somewhere
+        self.values: dict[int, np.ndarray] = {}
+        self.run_s = 0.0
+        self._done = threading.Event()
+
+    def wait(self) -> None:
+        """Returns when the step has run; raises its error where it failed."""
+        self._done.wait()
+        if self.error is not None:
+            self.is_seen = True
+            raise self.error
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def finish(self, error: ShardwrightError | None) -> None:
+        self.error = error
+        self._done.set()
+
+
+class StepStream:
+    """Sends steps over one bidirectional stream; thread-safe.
+
+    call: opens the stream, given the iterator of requests.
+    """
+
+    def __init__(self, call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any], session_id: str) -> None:
+        self._call = call
+        self._session_id = session_id
+        self._next_number = 1
+        self._unanswered: deque[tuple[master_pb2.RunStepsRequest, StepResult]] = deque()
+        self._changed = threading.Condition()
+        self._outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
+        self._replies: Any = None
+        self._thread: threading.Thread | None = None
+        self._failed: list[StepResult] = []
+        self._failure: ShardwrightError | None = None
+        self._is_closed = False
+        self._broken_since: float | None = None  # since when no reply has come over a broken connection
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._unanswered
+
+    def submit(self, request: master_pb2.RunStepsRequest, name: str) -> StepResult:
+        """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are under way.
+
+        Raises the error that ended the stream, where it ended.
+        """
+        with self._changed:
+            while len(self._unanswered) >= STEPS_AHEAD and self._failure is None and not self._is_closed:
+                self._changed.wait()
+            self._check_open()
+            request.session_id = self._session_id
+            request.number = self._next_number
+            self._next_number += 1
+            result = StepResult(request.number, name)
+            self._unanswered.append((request, result))
+            if self._thread is None:
+                self._open()
+                self._thread = threading.Thread(target=self._receive, name="shardwright-steps", daemon=True)
+                self._thread.start()
+            self._outbox.put(request)
+        return result
+
+    def take_error(self) -> ShardwrightError | None:
+        """The error of the first step that failed since the last call, if nobody has met it yet.
+
+        Steps after it that failed for lack of its results are not mentioned again.
+        """
+        if not self._failed:
+            return None
+        failed, self._failed = self._failed, []
+        first = failed[0]
+        if first.is_seen:
+            return None
+        first.is_seen = True
+        return first.error
+
+    def wait_until_idle(self) -> None:
+        """Returns when every step was answered, whether it succeeded or not."""
+        with self._changed:
+            while self._unanswered and self._failure is None and not self._is_closed:
+                self._changed.wait()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._fail_all(SessionError("the session was closed", remedy="open a new one with connect()"))
+            self._changed.notify_all()
+            replies = self._replies
+        self._outbox.put(None)
+        if replies is not None:
+            replies.cancel()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    # ---- the receiving thread -----------------------------------------------------
+
+    def _open(self) -> None:
+        outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
+        self._outbox = outbox
+        self._replies = self._call(iter(outbox.get, None))
+
+    def _receive(self) -> None:
+        while self._reopen(self._receive_until_broken()):
+            pass
+
+    def _receive_until_broken(self) -> grpc.RpcError | None:
+        try:
+            for reply in self._replies:
+                self._answer(reply)
+        except grpc.RpcError as error:
+            return error
+        return None
+
+    def _answer(self, reply: master_pb2.RunStepsReply) -> None:
+        with self._changed:
+            if not self._unanswered or self._unanswered[0][1].number != reply.number:
+                return  # an answer to a step that was answered before the connection broke
+            _, result = self._unanswered.popleft()
+            self._broken_since = None
+            self._changed.notify_all()
+        for value in reply.values:
+            data = np.frombuffer(value.data, np.uint8).view(to_dtype(value.type.element_type))
+            result.values[value.array_id] = data.reshape(tuple(value.type.dimensions))
+        result.run_s = reply.run_s
+        result.finish(wire.error_from_proto(reply.error) if reply.HasField("error") else None)
+        if result.error is not None:
+            self._failed.append(result)
+
+    def _reopen(self, error: grpc.RpcError | None) -> bool:
+        """Opens a new stream and sends again what was not answered.
+
+        False where nothing waits (`submit` opens one when it is needed), the session
+        is closed, or the error will not go away; then this thread ends.
+        """
+        if error is not None and self._unanswered:
+            time.sleep(RETRY_PAUSE_S)
+        with self._changed:
+            self._outbox.put(None)  # ends the old stream's request iterator
+            if self._is_closed:
+                return False
+            if error is not None and (error.code() not in _TRANSIENT or self._has_been_broken_too_long()):
+                self._failure = wire.error_from_rpc(error)
+                self._fail_all(self._failure)
+            if not self._unanswered:
+                self._thread = None
+                self._changed.notify_all()
+                return False
+            self._open()
+            for request, _ in self._unanswered:
+                self._outbox.put(request)
+        return True
+
+    def _has_been_broken_too_long(self) -> bool:
+        now = time.monotonic()
+        self._broken_since = self._broken_since or now
+        return now - self._broken_since > RECONNECT_S
+
+    def _fail_all(self, error: ShardwrightError) -> None:
+        while self._unanswered:
+            self._unanswered.popleft()[1].finish(error)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SessionError("the session is closed", remedy="open a new one with connect()")
+        if self._failure is not None:
+            raise self._failure
