@@ -21,7 +21,7 @@ from shardwright.errors import CompilationError, HloSyntaxError, PlatformError
 #: module → names that the functions below take from it.
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jaxlib._hlo": ("hlo_module_from_text", "XlaComputation", "HloSharding"),
-    "jaxlib._jax": ("DeviceList", "CompileOptions", "HloSharding", "array_result_handler", "mlir"),
+    "jaxlib._jax": ("DeviceList", "CompileOptions", "array_result_handler", "mlir"),
     "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
     "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "InsertionPoint", "Attribute", "NameLoc"),
     "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
@@ -83,9 +83,17 @@ def canonical_hlo(text: str) -> str:
     return str(parse_hlo(text).to_string())
 
 
+#: An instruction's `metadata={…}`; strings inside may hold braces.
+_METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+
+
 def stablehlo_of(hlo_text: str) -> str:
-    """StableHLO text of HLO text; every operation's location is its HLO instruction's name."""
-    computation = _module("jaxlib._hlo").XlaComputation(parse_hlo(hlo_text).as_serialized_hlo_module_proto())
+    """StableHLO text of HLO text; every operation's location is its HLO instruction's name.
+
+    Metadata is left out: where it has an `op_name`, XLA makes that the location.
+    """
+    bare = _METADATA.sub("", hlo_text)
+    computation = _module("jaxlib._hlo").XlaComputation(parse_hlo(bare).as_serialized_hlo_module_proto())
     try:
         converted = _module("jaxlib._jax.mlir").xla_computation_to_mlir_module(computation)
     except Exception as error:
