@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.cluster import Cluster
-from shardwright.config import FORCED_STRATEGIES, Pin, Pins
+from shardwright.config import FORCED_STRATEGIES, Pin, Pins, PlanOptions
 from shardwright.errors import OptionError
-
-#: Names of the axes of a mesh given by sizes alone.
-DEFAULT_AXES = ("data", "model")
+from shardwright.options import plan_options
 
 
 def add_planning_options(parser: argparse.ArgumentParser) -> None:
@@ -46,24 +44,20 @@ def cluster_of(text: str) -> Cluster:
     return Cluster.local(int(text)) if re.fullmatch(r"\d+", text) else Cluster.load(Path(text))
 
 
-def mesh_of(text: str | None) -> dict[str, int] | None:
-    """`2x4` → {"data": 2, "model": 4}; `data=2,model=4` by name. Raises OptionError."""
-    if text is None:
-        return None
-    if re.fullmatch(r"\d+(x\d+)*", text):
-        sizes = [int(size) for size in text.split("x")]
-        if len(sizes) <= len(DEFAULT_AXES):
-            return dict(zip(DEFAULT_AXES, sizes, strict=False))
-    elif re.fullmatch(r"[A-Za-z_]\w*=\d+(,[A-Za-z_]\w*=\d+)*", text):
-        pairs = [part.split("=") for part in text.split(",")]
-        mesh = {name: int(size) for name, size in pairs}
-        if len(mesh) == len(pairs):
-            return mesh
-    raise OptionError(
-        f"{text!r} is not a mesh of one or two axes",
-        where="--mesh",
-        remedy="write 8, 2x4 or data=2,model=4",
-    )
+def planning_options(arguments: argparse.Namespace) -> PlanOptions:
+    """What `add_planning_options` collected. Raises OptionError."""
+    return plan_options(mesh=mesh_of(arguments.mesh), force=force_of(arguments.force))
+
+
+def mesh_of(text: str | None) -> str | dict[str, int] | None:
+    """`data=2,model=4` → {"data": 2, "model": 4}; sizes alone (`2x4`) stay as they are. Raises OptionError."""
+    if text is None or "=" not in text:
+        return text
+    pairs = re.findall(r"([^=,]+)=(\d+)(?:,|$)", text)
+    mesh = {name: int(size) for name, size in pairs}
+    if ",".join(f"{name}={size}" for name, size in mesh.items()) != text:
+        raise OptionError(f"{text!r} is no mesh", where="--mesh", remedy="write 8, 2x4 or data=2,model=4")
+    return mesh
 
 
 def force_of(texts: Sequence[str]) -> str | dict[str, Pins] | None:

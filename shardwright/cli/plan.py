@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, force_of, mesh_of
+from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
 from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, write_text
 from shardwright.cli.progress import planning_progress
-from shardwright.config import PlanOptions
 from shardwright.errors import HloSyntaxError
 
 
@@ -38,7 +37,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, check, and write what was asked for; the explanation where nothing was."""
-    options = PlanOptions(mesh=mesh_of(arguments.mesh), force=force_of(arguments.force))
+    options = planning_options(arguments)
     cluster = cluster_of(arguments.cluster)
     text = read_text(arguments.file)
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from shardwright.cli.lower import example_of, load_function, numbers_of
-from shardwright.cli.options import cluster_of, force_of, mesh_of
+from shardwright.cli.options import add_planning_options, cluster_of, force_of, planning_options
+from shardwright.config import PlanOptions
 from shardwright.errors import ClusterConfigError, OptionError
 
 
+def parsed(*arguments: str) -> PlanOptions:
+    parser = argparse.ArgumentParser()
+    add_planning_options(parser)
+    return planning_options(parser.parse_args(arguments))
+
+
 def test_mesh_notations() -> None:
-    assert mesh_of(None) is None
-    assert mesh_of("8") == {"data": 8}
-    assert mesh_of("2x4") == {"data": 2, "model": 4}
-    assert mesh_of("rows=2,columns=4") == {"rows": 2, "columns": 4}
+    assert parsed().mesh is None
+    assert parsed("--mesh=8").mesh == {"data": 8}
+    assert parsed("--mesh=2x4").mesh == {"data": 2, "model": 4}
+    assert parsed("--mesh=rows=2,columns=4").mesh == {"rows": 2, "columns": 4}
 
 
-@pytest.mark.parametrize("text", ["", "x", "2x", "2x2x2", "a=1,a=2", "a=b", "2,4", "-1"])
+@pytest.mark.parametrize("text", ["", "x", "2x", "2x2x2", "a=1,a=2", "a=b", "2,4", "-1", "a=2,", "a b=2"])
 def test_bad_meshes(text: str) -> None:
-    with pytest.raises(OptionError, match="mesh") as caught:
-        mesh_of(text)
-    assert "2x4" in caught.value.remedy
+    with pytest.raises(OptionError, match="mesh"):
+        parsed(f"--mesh={text}")
 
 
 def test_forced_strategies_and_pins() -> None:
