@@ -73,8 +73,13 @@ def realised(
 
     if source.unreduced:
         left, right = named((source.dims[0], source.unreduced)), named((source.unreduced, source.dims[1]))
-        arguments = [jax.ShapeDtypeStruct((shape[0], CONTRACTED), "f4"), jax.ShapeDtypeStruct((CONTRACTED, shape[1]), "f4")]
-        compiled = jax.jit(reduce, in_shardings=(left, right), out_shardings=named(target.dims)).lower(*arguments).compile()
+        arguments = [
+            jax.ShapeDtypeStruct((shape[0], CONTRACTED), "f4"),
+            jax.ShapeDtypeStruct((CONTRACTED, shape[1]), "f4"),
+        ]
+        compiled = (
+            jax.jit(reduce, in_shardings=(left, right), out_shardings=named(target.dims)).lower(*arguments).compile()
+        )
     else:
         compiled = (
             jax.jit(move, in_shardings=named(source.dims), out_shardings=named(target.dims))

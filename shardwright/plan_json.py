@@ -348,9 +348,7 @@ def _read_values(reader: _Reader, shardings: Sequence[TensorSharding]) -> tuple[
     return tuple(values)
 
 
-def _read_instructions(
-    reader: _Reader, mesh: Mesh, values: Sequence[ValueSharding]
-) -> tuple[InstructionPlan, ...]:
+def _read_instructions(reader: _Reader, mesh: Mesh, values: Sequence[ValueSharding]) -> tuple[InstructionPlan, ...]:
     computations, opcodes, reasons = (reader.texts(key) for key in ("computations", "opcodes", "reasons"))
     axes = set(mesh.sizes)
 

@@ -39,6 +39,7 @@ _KERNEL_OPCODES = frozenset({
     "collective-permute", "copy",
 })  # fmt: skip
 
+
 def is_free(instruction: Instruction) -> bool:
     """Whether the instruction itself takes no time."""
     if instruction.opcode == "custom-call":
@@ -98,9 +99,7 @@ def compute_time_s(
 
 
 def _bytes(leaves: Sequence[ArrayShape], shapes: ShardShapes) -> float:
-    return sum(
-        prod(shape) * ELEMENT_BITS[leaf.element_type] / 8 for leaf, shape in zip(leaves, shapes, strict=False)
-    )
+    return sum(prod(shape) * ELEMENT_BITS[leaf.element_type] / 8 for leaf, shape in zip(leaves, shapes, strict=False))
 
 
 def _reduce_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:

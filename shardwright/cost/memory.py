@@ -23,7 +23,15 @@ from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorShardi
 _FUSIBLE = ELEMENTWISE | FUSED_INDEXING
 
 #: Instructions that can compute their operands inside their own kernel.
-_FUSING = _FUSIBLE | {"reduce", "dynamic-slice", "dynamic-update-slice", "gather", "bitcast-convert", "reshape", "bitcast"}
+_FUSING = _FUSIBLE | {
+    "reduce",
+    "dynamic-slice",
+    "dynamic-update-slice",
+    "gather",
+    "bitcast-convert",
+    "reshape",
+    "bitcast",
+}
 
 #: Cheap enough that XLA computes them again for every reader.
 _RECOMPUTED = frozenset({"broadcast", "iota", "constant", "compare", "convert", "slice", "not"})

@@ -13,7 +13,9 @@ ELEMENTWISE = frozenset({
 })  # fmt: skip
 
 #: Re-indexing that XLA computes inside the kernel that reads it.
-FUSED_INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "reduce-precision"})
+FUSED_INDEXING = frozenset(
+    {"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "reduce-precision"}
+)
 
 #: The result is (part of) the operands' own memory.
 VIEWS = frozenset({

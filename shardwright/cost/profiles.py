@@ -92,9 +92,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         return float(entry["value"])
 
     def link(which: str) -> Link:
-        return Link(
-            bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s")
-        )
+        return Link(bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s"))
 
     return HardwareProfile(
         name=name,

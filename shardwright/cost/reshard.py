@@ -49,9 +49,7 @@ class Move:
         return wire_bytes(self.kind, self.payload_bytes, self.group_size)
 
     def time_s(self, mesh: Mesh, topology: Topology) -> float:
-        return collective_time_s(
-            self.kind, self.payload_bytes, self.axes, mesh, topology, group_size=self.group_size
-        )
+        return collective_time_s(self.kind, self.payload_bytes, self.axes, mesh, topology, group_size=self.group_size)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,0 +1,1 @@
+"""Views of a plan for people: text, and predicted beside observed collectives."""

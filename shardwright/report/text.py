@@ -1,0 +1,247 @@
+"""A plan as text: layout per tensor, collectives and bytes a step, memory per device, candidates."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.plans import Plan, TensorSharding, VariablePlan
+from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
+from shardwright.report.units import format_bytes, format_seconds
+
+#: Groups of collectives and candidates shown before the rest is summed up in one row.
+_SHOWN_COLLECTIVES = 16
+_SHOWN_CANDIDATES = 12
+
+
+def explain_plan(plan: Plan, *, width: int = 120) -> str:
+    """The report of `print_plan` as plain text of at most `width` columns."""
+    return plain_text(render_plan(plan), width)
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the report to a rich console."""
+    console.print(render_plan(plan))
+
+
+def render_plan(plan: Plan) -> Group:
+    """The report as something that rich prints."""
+    return Group(
+        *_header(plan),
+        *_variables("Arguments", plan.parameters, plan),
+        *_variables("Outputs that are not updates of an argument", _fresh(plan.outputs), plan),
+        *_collectives(plan),
+        *_memory(plan),
+        *_candidates(plan),
+        *_notes(plan),
+    )
+
+
+def plain_text(view: RenderableType, width: int) -> str:
+    """A rich view without colours, trailing blanks left out."""
+    target = io.StringIO()
+    Console(file=target, width=width, color_system=None, force_terminal=False, highlight=False).print(view)
+    return "\n".join(line.rstrip() for line in target.getvalue().rstrip().splitlines()) + "\n"
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """What the report says, as plain data for `--json`; bytes and seconds as in the names."""
+    return {
+        "module": plan.module_name,
+        "mesh": plan.mesh.sizes,
+        "origin": plan.origin,
+        "hardware": plan.hardware,
+        "step_s": plan.cost.step_s,
+        "compute_s": plan.cost.compute_s,
+        "communication_s": plan.cost.communication_s,
+        "lower_bound_s": plan.cost.lower_bound_s,
+        "gap": plan.cost.gap,
+        "bound_scope": plan.cost.bound_scope,
+        "planning_s": plan.planning_s,
+        "arguments": [_variable_dict(group) for group in group_variables(plan.parameters, plan.mesh)],
+        "outputs": [_variable_dict(group) for group in group_variables(plan.outputs, plan.mesh)],
+        "collectives": [
+            {
+                "kind": group.kind,
+                "axes": list(group.axes),
+                "cause": group.cause,
+                "count": group.count,
+                "payload_bytes": group.payload_bytes,
+                "wire_bytes": group.wire_bytes,
+                "time_s": group.time_s,
+            }
+            for group in group_collectives(plan.collectives)
+        ],
+        "memory": {
+            "arguments_bytes": plan.memory.arguments_bytes,
+            "outputs_bytes": plan.memory.outputs_bytes,
+            "temporaries_bytes": plan.memory.temporaries_bytes,
+            "peak_bytes": plan.memory.peak_bytes,
+        },
+        "candidates": [
+            {"mesh": candidate.mesh.sizes, "step_s": candidate.step_s, "note": candidate.note}
+            for candidate in plan.candidates
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def _variable_dict(group: VariableGroup) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "count": group.count,
+        "element_type": group.element_type,
+        "shape": list(group.shape),
+        "stored_shape": list(group.stored_shape),
+        "split": [list(axes) for axes in group.sharding.dims],
+        "bytes_per_device": group.bytes_per_device,
+    }
+
+
+def _header(plan: Plan) -> list[RenderableType]:
+    cost = plan.cost
+    bound = f"lower bound {format_seconds(cost.lower_bound_s)}, gap {cost.gap:.1%}"
+    rows = [
+        ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices)"),
+        ("origin", plan.origin),
+        ("hardware", plan.hardware),
+        (
+            "predicted step",
+            f"{format_seconds(cost.step_s)} = {format_seconds(cost.compute_s)} compute"
+            f" + {format_seconds(cost.communication_s)} communication",
+        ),
+        ("bound", f"{bound} ({cost.bound_scope})" if cost.bound_scope else bound),
+        ("planned in", format_seconds(plan.planning_s)),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for label, value in rows:
+        table.add_row(Text(label), Text(value))
+    return [_title(f"Plan of {plan.module_name}"), Padding(table, (0, 0, 1, 2))]
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def plain_table(columns: Sequence[tuple[str, str]], *, fold: Sequence[str] = ()) -> Table:
+    """A table without frame; columns are (name, "left" or "right"), those in `fold` may wrap."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for name, side in columns:
+        table.add_column(
+            name,
+            justify="right" if side == "right" else "left",
+            overflow="fold",
+            no_wrap=name not in fold,
+        )
+    return table
+
+
+def _variables(title: str, variables: Sequence[VariablePlan], plan: Plan) -> list[RenderableType]:
+    if not variables:
+        return []
+    groups = group_variables(variables, plan.mesh)
+    is_padded = any(group.shape != group.stored_shape for group in groups)
+    columns = [("tensor", "left"), ("count", "right"), ("type", "left"), ("split over", "left")]
+    columns += [("stored as", "left")] if is_padded else []
+    table = plain_table([*columns, ("bytes/device", "right")], fold=("tensor", "split over"))
+    for group in groups:
+        cells = [group.name, str(group.count), _type(group.element_type, group.shape), describe_split(group.sharding)]
+        if is_padded:
+            cells.append(_type("", group.stored_shape) if group.shape != group.stored_shape else "")
+        cells.append(format_bytes(group.bytes_per_device * group.count))
+        table.add_row(*(Text(cell) for cell in cells))
+    return [_title(title), Padding(table, (0, 0, 1, 2))]
+
+
+def _fresh(outputs: Sequence[VariablePlan]) -> list[VariablePlan]:
+    return [output for output in outputs if output.alias is None]
+
+
+def _type(element_type: str, shape: Sequence[int]) -> str:
+    return f"{element_type}[{','.join(map(str, shape))}]"
+
+
+def describe_split(sharding: TensorSharding) -> str:
+    """`dim 0 over data, dim 1 over model`, or `replicated`."""
+    parts = [f"dim {dim} over {'·'.join(axes)}" for dim, axes in enumerate(sharding.dims) if axes]
+    return ", ".join(parts) or "replicated"
+
+
+def _collectives(plan: Plan) -> list[RenderableType]:
+    title = _title("Collectives, a step")
+    groups = group_collectives(plan.collectives)
+    if not groups:
+        return [title, Padding(Text("none"), (0, 0, 1, 2))]
+    shown, rest = groups[:_SHOWN_COLLECTIVES], groups[_SHOWN_COLLECTIVES:]
+    table = plain_table(
+        [
+            ("collective", "left"),
+            ("over", "left"),
+            ("why", "left"),
+            ("count", "right"),
+            ("wire/device", "right"),
+            ("time", "right"),
+        ],
+        fold=("why",),
+    )
+    for group in shown:
+        _add_collectives(table, group.kind, "·".join(group.axes), group.cause, [group])
+    if rest:
+        _add_collectives(table, f"{len(rest)} more groups", "", "", rest)
+    table.add_section()
+    _add_collectives(table, "all", "", "", groups)
+    return [title, Padding(table, (0, 0, 1, 2))]
+
+
+def _add_collectives(table: Table, kind: str, axes: str, cause: str, groups: Sequence[CollectiveGroup]) -> None:
+    cells = (
+        kind,
+        axes,
+        cause,
+        str(sum(group.count for group in groups)),
+        format_bytes(sum(group.wire_bytes for group in groups)),
+        format_seconds(sum(group.time_s for group in groups)),
+    )
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def _memory(plan: Plan) -> list[RenderableType]:
+    memory = plan.memory
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    for label, size_bytes in (
+        ("arguments", memory.arguments_bytes),
+        ("outputs, updates in place left out", memory.outputs_bytes),
+        ("temporaries", memory.temporaries_bytes),
+        ("peak", memory.peak_bytes),
+    ):
+        table.add_row(Text(label), Text(format_bytes(size_bytes)))
+    return [_title("Predicted memory per device"), Padding(table, (0, 0, 1, 2))]
+
+
+def _candidates(plan: Plan) -> list[RenderableType]:
+    if not plan.candidates:
+        return []
+    table = plain_table([("mesh", "left"), ("predicted step", "right"), ("note", "left")], fold=("note",))
+    ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
+    for candidate in ranked[:_SHOWN_CANDIDATES]:
+        price = "left out" if candidate.step_s is None else format_seconds(candidate.step_s)
+        table.add_row(Text(str(candidate.mesh)), Text(price), Text(candidate.note))
+    hidden = len(ranked) - _SHOWN_CANDIDATES
+    if hidden > 0:
+        table.add_row(Text(f"{hidden} more"), Text(""), Text(""))
+    return [_title("Meshes considered"), Padding(table, (0, 0, 1, 2))]
+
+
+def _notes(plan: Plan) -> list[RenderableType]:
+    if not plan.notes:
+        return []
+    return [_title("Notes"), *(Padding(Text(f"- {note}"), (0, 0, 0, 2)) for note in plan.notes)]
