@@ -1,0 +1,134 @@
+"""Training steps that the planner is tried on: small, but with the structure of the real ones.
+
+Each builder returns (step, arguments, donated argument numbers); `step(state, batch) -> (state, loss)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+Program = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
+
+
+def _normal(seed: int, *shape: int, scale: float = 0.1) -> np.ndarray:
+    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
+
+
+def _training(loss: Callable[..., Any], params: Any, *batch: Any, optimizer: Any = None) -> Program:
+    optimizer = optimizer or optax.sgd(0.1, momentum=0.9)
+
+    def step(params: Any, state: Any, *batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step, (params, optimizer.init(params), *batch), (0, 1)
+
+
+def mlp(batch: int = 32, width: int = 16, hidden: int = 64) -> Program:
+    params = {
+        "w1": _normal(1, width, hidden), "b1": _normal(2, hidden),
+        "w2": _normal(3, hidden, width), "b2": _normal(4, width),
+    }  # fmt: skip
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        h = jax.nn.relu(x @ p["w1"] + p["b1"])
+        return jnp.mean((h @ p["w2"] + p["b2"] - y) ** 2)
+
+    return _training(loss, params, _normal(5, batch, width, scale=1.0), _normal(6, batch, width, scale=1.0))
+
+
+def gpt2(layers: int = 2, width: int = 32, heads: int = 4, vocabulary: int = 64, length: int = 16, batch: int = 8) -> Program:
+    def linear(seed: int, n: int, m: int) -> dict[str, np.ndarray]:
+        return {"w": _normal(seed, n, m), "b": _normal(seed + 1, m)}
+
+    def norm() -> dict[str, np.ndarray]:
+        return {"g": np.ones(width, np.float32), "b": np.zeros(width, np.float32)}
+
+    params: dict[str, Any] = {"wte": _normal(1, vocabulary, width), "wpe": _normal(2, length, width), "ln": norm()}
+    for i in range(layers):
+        params[f"h{i}"] = {
+            "ln1": norm(), "qkv": linear(10 * i, width, 3 * width), "proj": linear(10 * i + 2, width, width),
+            "ln2": norm(), "fc": linear(10 * i + 4, width, 4 * width), "out": linear(10 * i + 6, 4 * width, width),
+        }  # fmt: skip
+
+    def normed(p: Any, x: Any) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["g"] + p["b"]
+
+    def block(p: Any, x: Any, mask: Any) -> Any:
+        y = normed(p["ln1"], x) @ p["qkv"]["w"] + p["qkv"]["b"]
+        q, k, v = (
+            a.reshape(*x.shape[:2], heads, width // heads).transpose(0, 2, 1, 3) for a in jnp.split(y, 3, axis=-1)
+        )
+        scores = jnp.where(mask, q @ k.transpose(0, 1, 3, 2) / (width // heads) ** 0.5, -1e9)
+        x = x + (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(x.shape) @ p["proj"]["w"] + p["proj"]["b"]
+        return x + jax.nn.gelu(normed(p["ln2"], x) @ p["fc"]["w"] + p["fc"]["b"]) @ p["out"]["w"] + p["out"]["b"]
+
+    def loss(p: Any, tokens: Any) -> Any:
+        x = p["wte"][tokens[:, :-1]] + p["wpe"]
+        mask = jnp.tril(jnp.ones((length, length), bool))
+        for i in range(layers):
+            x = block(p[f"h{i}"], x, mask)
+        logits = normed(p["ln"], x) @ p["wte"].T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    tokens = np.random.default_rng(0).integers(0, vocabulary, (batch, length + 1)).astype(np.int32)
+    return _training(loss, params, tokens)
+
+
+def cnn(batch: int = 16, size: int = 16, channels: int = 8) -> Program:
+    """Two convolutions with batch normalisation (its running statistics are state), pooling, a classifier."""
+    params = {
+        "k1": _normal(1, 3, 3, 3, channels), "g1": np.ones(channels, np.float32), "b1": _normal(2, channels),
+        "k2": _normal(3, 3, 3, channels, 2 * channels), "w": _normal(4, 2 * channels, 8),
+    }  # fmt: skip
+    statistics = {"mean": np.zeros(channels, np.float32), "var": np.ones(channels, np.float32)}
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def loss(p: Any, statistics: Any, x: Any, y: Any) -> Any:
+        h = jax.lax.conv_general_dilated(x, p["k1"], (1, 1), "SAME", dimension_numbers=layout)
+        mean, var = h.mean((0, 1, 2)), h.var((0, 1, 2))
+        statistics = {"mean": 0.9 * statistics["mean"] + 0.1 * mean, "var": 0.9 * statistics["var"] + 0.1 * var}
+        h = jax.nn.relu((h - mean) * jax.lax.rsqrt(var + 1e-5) * p["g1"] + p["b1"])
+        h = jax.lax.reduce_window(h, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        h = jax.nn.relu(jax.lax.conv_general_dilated(h, p["k2"], (2, 2), "SAME", dimension_numbers=layout))
+        logits = h.mean((1, 2)) @ p["w"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean(), statistics
+
+    def step(p: Any, statistics: Any, x: Any, y: Any) -> Any:
+        (value, statistics), gradients = jax.value_and_grad(loss, has_aux=True)(p, statistics, x, y)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradients), statistics, value
+
+    labels = np.random.default_rng(1).integers(0, 8, batch).astype(np.int32)
+    return step, (params, statistics, _normal(5, batch, size, size, 3, scale=1.0), labels), (0, 1)
+
+
+def scan(layers: int = 6, batch: int = 16, width: int = 32) -> Program:
+    """Equal layers run by `lax.scan`: forward and backward are loops."""
+    params = {"w": _normal(1, layers, width, width), "b": _normal(2, layers, width)}
+
+    def loss(p: Any, x: Any) -> Any:
+        def layer(h: Any, p: Any) -> Any:
+            return h + jnp.tanh(h @ p["w"] + p["b"]), None
+
+        h, _ = jax.lax.scan(layer, x, p)
+        return jnp.mean(h**2)
+
+    return _training(loss, params, _normal(3, batch, width, scale=1.0), optimizer=optax.adam(1e-2))
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {"mlp": mlp, "gpt2": gpt2, "cnn": cnn, "scan": scan}
+
+
+def lower(program: Program) -> str:
+    """HLO text of a program's step, as a client sends it."""
+    step, arguments, donated = program
+    lowered = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments)
+    return str(lowered.as_text("hlo", debug_info=True))
