@@ -51,6 +51,9 @@ class Shelf(Generic[T]):
             raise PlanError(f"no {self._what} {item_id[:12] or '(empty)'} in this session", remedy="send it again")
         return self._items[item_id]
 
+    def is_held(self, item_id: str) -> bool:
+        return item_id in self._items
+
     def drop_session(self, session_id: str) -> None:
         for item_id in [item_id for item_id, holders in self._holders.items() if session_id in holders]:
             self._holders[item_id].discard(session_id)

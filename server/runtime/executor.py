@@ -37,6 +37,7 @@ class _Dispatched:
     """A step on its way: `marker` is the result to wait for, `read_back` what the reply carries."""
 
     sequence: int
+    number: int
     session_id: str
     outputs: tuple[int, ...]
     marker: jax.Array | None
@@ -144,6 +145,7 @@ class Executor:
         wanted = set(step.read_back)
         return _Dispatched(
             sequence=sequence,
+            number=step.number,
             session_id=session_id,
             outputs=tuple(array_id for array_id, _ in made),
             marker=min(results, key=lambda value: value.size, default=None),
@@ -158,16 +160,14 @@ class Executor:
     def _finish(self, step: _Dispatched) -> None:
         """Wait until a step has run and report it; all results of one execution are ready together."""
         try:
-            values = [
-                value for array_id, stored in step.read_back if (value := self._read(array_id, stored)) is not None
-            ]
+            read = [self._read(array_id, stored) for array_id, stored in step.read_back]
             if step.marker is not None and not step.marker.is_deleted():
                 step.marker.block_until_ready()
         except Exception as caught:
             if step.marker is not None and step.marker.is_deleted() and "deleted" in str(caught):
                 self._done(step.sequence, None)  # a later step took it over: then it has run
                 return
-            error = _execution_error(caught, step.sequence)
+            error = _execution_error(caught, step.number)
             self._store.drop(step.session_id, step.outputs, error)
             self._done(step.sequence, error)
             return

@@ -90,6 +90,9 @@ def _join_job(config: dict[str, Any]) -> None:
     """Import jax, join the job of all nodes, and start the devices; PlatformError where that fails."""
     import jax
 
+    from shardwright.xla import check_platform
+
+    check_platform()
     try:
         if config["process_count"] > 1:
             jax.distributed.initialize(

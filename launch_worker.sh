@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Start one task of a cluster: ./launch_worker.sh CLUSTER_JSON TASK_INDEX [--wait SECONDS] [--log-level LEVEL]
+# Task 0 is the master and a worker, the others are workers; start them in any order.
+# Exit codes: 0 ended as asked, 1 an error (one line says which), 2 wrong arguments, 130 Ctrl-C.
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+usage() {
+  echo "usage: launch_worker.sh CLUSTER_JSON TASK_INDEX [--wait SECONDS] [--log-level LEVEL]" >&2
+  exit 2
+}
+
+case "${1:-}" in
+  -h | --help) ;;
+  *)
+    [[ $# -ge 2 ]] || usage
+    [[ "$2" =~ ^[0-9]+$ ]] || { echo "launch_worker.sh: TASK_INDEX must be a number, not '$2'" >&2; usage; }
+    ;;
+esac
+
+python="$here/.venv/bin/python"
+if [[ ! -x "$python" ]]; then
+  python="$(command -v python3)" || { echo "launch_worker.sh: no python3; run make setup first" >&2; exit 1; }
+  export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+fi
+exec "$python" -m shardwright.server "$@"

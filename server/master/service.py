@@ -1,0 +1,401 @@
+"""The master's gRPC services: each method turns messages into events and waits for what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from shardwright import wire
+from shardwright.errors import InternalError, ShardwrightError
+from shardwright.plans import Plan
+from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.server.master import events as ev
+from shardwright.server.master.library import PlanRecord
+from shardwright.server.master.shell import Master, Outlet
+from shardwright.server.master.state import unknown_session
+from shardwright.server.security import abort_aio
+from shardwright.server.versions import jax_version, shardwright_version
+
+Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
+_PROGRESS_S = 1.0
+
+
+def _typed(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """End a call that raises with our error in its trailing metadata."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Any, request: Any, context: Context) -> Any:
+        try:
+            return await method(self, request, context)
+        except (asyncio.CancelledError, grpc.RpcError):
+            raise
+        except Exception as caught:
+            await abort_aio(context, wire.as_our_error(caught))
+
+    return wrapped
+
+
+class MasterService(master_pb2_grpc.MasterServicer):
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    # ---- sessions ----------------------------------------------------------
+    @_typed
+    async def OpenSession(
+        self, request: master_pb2.OpenSessionRequest, context: Context
+    ) -> master_pb2.OpenSessionReply:
+        master = self._master
+        session_id = master.new_session_id()
+        call = master.call(lambda number: ev.SessionRequested(call=number, session_id=session_id))
+        try:
+            await call.answer()
+        except asyncio.CancelledError:  # the client gave up waiting for the workers
+            master.call(lambda number: ev.SessionClosed(call=number, session_id=session_id))
+            raise
+        limits, cluster = master.limits, master.cluster
+        return master_pb2.OpenSessionReply(
+            session_id=session_id,
+            server_version=shardwright_version(),
+            jax_version=jax_version(),
+            cluster_name=cluster.name,
+            platform=cluster.platform,
+            nodes=self._nodes(),
+            chunk_bytes=wire.CHUNK_BYTES,
+            max_pending_steps=limits.pending_steps,
+            grace_s=limits.grace_s,
+            read_back_bytes=limits.read_back_bytes,
+        )
+
+    def _nodes(self) -> list[master_pb2.Node]:
+        nodes, first = [], 0
+        for record in self._master.state.formation.nodes.values():
+            count = record.member.device_count
+            nodes.append(
+                master_pb2.Node(
+                    index=record.member.index,
+                    data_address=record.data_address,
+                    first_device=first,
+                    device_count=count,
+                )
+            )
+            first += count
+        return nodes
+
+    @_typed
+    async def CloseSession(
+        self, request: master_pb2.CloseSessionRequest, context: Context
+    ) -> master_pb2.CloseSessionReply:
+        call = self._master.call(lambda number: ev.SessionClosed(call=number, session_id=request.session_id))
+        await call.answer()
+        return master_pb2.CloseSessionReply()
+
+    def _require_session(self, session_id: str) -> None:
+        if session_id not in self._master.state.sessions:
+            raise unknown_session(session_id)
+        self._master.happened(ev.SessionTouched(session_id=session_id))
+
+    # ---- programs and plans ------------------------------------------------
+    @_typed
+    async def UploadProgram(
+        self, requests: AsyncIterator[master_pb2.UploadProgramRequest], context: Context
+    ) -> master_pb2.UploadProgramReply:
+        session_id = None
+        unpacker = wire.TextUnpacker("program", self._master.limits.program_bytes)
+        async for request in requests:
+            if session_id is None:
+                session_id = request.session_id
+                self._require_session(session_id)
+            unpacker.feed(request.chunk)
+        if session_id is None:
+            raise unknown_session("")
+        text = unpacker.text()
+        program_id = hashlib.sha256(text.encode()).hexdigest()
+        self._require_session(session_id)
+        self._master.programs.put(session_id, program_id, text)
+        return master_pb2.UploadProgramReply(program_id=program_id)
+
+    @_typed
+    async def PlanProgram(self, request: master_pb2.PlanProgramRequest, context: Context) -> None:
+        self._require_session(request.session_id)
+        text = self._master.programs.get(request.session_id, request.program_id)
+        wire.plan_options(request)  # refuse wrong options before a planner is asked
+        plan_id = _plan_id(request)
+        record = self._master.plans.hold(request.session_id, plan_id)
+        if record is None:
+            record = await self._plan(request, text, context)
+            self._require_session(request.session_id)
+            self._master.plans.put(request.session_id, plan_id, record)
+        await context.write(master_pb2.PlanProgramReply(result=master_pb2.PlanResult(plan_id=plan_id)))
+        for chunk in wire.chunks(record.json_gzip):
+            await context.write(master_pb2.PlanProgramReply(plan_chunk=chunk))
+
+    async def _plan(self, request: master_pb2.PlanProgramRequest, text: str, context: Context) -> PlanRecord:
+        outlet = Outlet()
+        task = asyncio.ensure_future(self._master.planners.plan(request, text, outlet.put))
+        task.add_done_callback(lambda _: outlet.end())
+        try:
+            while (progress := await outlet.get()) is not None:
+                await context.write(master_pb2.PlanProgramReply(progress=progress))
+            plan_json = await task
+        finally:
+            task.cancel()
+        return await asyncio.to_thread(_record, plan_json.decode(), text)
+
+    @_typed
+    async def LoadPlan(self, request: master_pb2.LoadPlanRequest, context: Context) -> None:
+        self._require_session(request.session_id)
+        self._master.plans.get(request.session_id, request.plan_id)
+        started_s = asyncio.get_running_loop().time()
+        call = self._master.call(
+            lambda number: ev.LoadRequested(call=number, session_id=request.session_id, plan_id=request.plan_id)
+        )
+        phase, waiting = "emit and compile", asyncio.ensure_future(call.next())
+        try:
+            while True:
+                done, _ = await asyncio.wait([waiting], timeout=_PROGRESS_S)
+                if done:
+                    command = waiting.result()
+                    if isinstance(command, ev.Answer):
+                        break
+                    phase, waiting = command.phase, asyncio.ensure_future(call.next())
+                elapsed_s = asyncio.get_running_loop().time() - started_s
+                progress = master_pb2.LoadProgress(phase=phase, elapsed_s=elapsed_s)
+                await context.write(master_pb2.LoadPlanReply(progress=progress))
+        finally:
+            waiting.cancel()
+        result = wire.load_result(request.plan_id, command.value.payload.compiled)
+        await context.write(master_pb2.LoadPlanReply(result=result))
+
+    @_typed
+    async def UnloadPlan(self, request: master_pb2.UnloadPlanRequest, context: Context) -> master_pb2.UnloadPlanReply:
+        call = self._master.call(
+            lambda number: ev.UnloadRequested(
+                call=number, session_id=request.session_id, executable_id=request.executable_id
+            )
+        )
+        await call.answer()
+        return master_pb2.UnloadPlanReply()
+
+    # ---- steps -------------------------------------------------------------
+    @_typed
+    async def RunSteps(self, requests: AsyncIterator[master_pb2.RunStepsRequest], context: Context) -> None:
+        master = self._master
+        number, outlet = master.open_outlet()
+        reader = asyncio.ensure_future(self._read_steps(number, outlet, requests))
+        try:
+            while (reply := await outlet.get()) is not None:
+                await context.write(reply)
+        finally:
+            reader.cancel()
+            master.close_outlet(number)
+            master.happened(ev.StepsClosed(stream=number))
+
+    async def _read_steps(
+        self, stream: int, outlet: Outlet, requests: AsyncIterator[master_pb2.RunStepsRequest]
+    ) -> None:
+        is_open = False
+        try:
+            async for request in requests:
+                if not is_open:
+                    self._master.happened(ev.StepsOpened(stream=stream, session_id=request.session_id))
+                    is_open = True
+                if request.number:
+                    self._master.happened(_step(stream, request))
+        except ShardwrightError as error:
+            outlet.end(error)
+        except Exception as caught:
+            if isinstance(caught, grpc.RpcError):
+                outlet.end()
+            else:
+                outlet.end(wire.as_our_error(caught))
+        else:
+            outlet.end()
+
+    @_typed
+    async def ReleaseArrays(
+        self, request: master_pb2.ReleaseArraysRequest, context: Context
+    ) -> master_pb2.ReleaseArraysReply:
+        call = self._master.call(
+            lambda number: ev.ReleaseRequested(
+                call=number,
+                session_id=request.session_id,
+                array_ids=tuple(request.array_ids),
+                after_step=request.after_step,
+            )
+        )
+        await call.answer()
+        return master_pb2.ReleaseArraysReply()
+
+    # ---- status ------------------------------------------------------------
+    @_typed
+    async def Status(self, request: master_pb2.StatusRequest, context: Context) -> master_pb2.StatusReply:
+        state, cluster = self._master.state, self._master.cluster
+        formation = state.formation
+        states = [formation.node_state(node.index) for node in self._nodes()]
+        overall = "ready" if formation.phase == "ready" else "degraded" if "lost" in states else "waiting"
+        return master_pb2.StatusReply(
+            server_version=shardwright_version(),
+            jax_version=jax_version(),
+            cluster_name=cluster.name,
+            platform=cluster.platform,
+            state=overall,
+            nodes=[
+                master_pb2.NodeStatus(
+                    node=node,
+                    state=node_state,
+                    generation=formation.generation,
+                    detail=formation.nodes[node.index].detail,
+                )
+                for node, node_state in zip(self._nodes(), states, strict=True)
+            ],
+            sessions=[
+                master_pb2.SessionStatus(
+                    session_id=session.session_id,
+                    last_step=session.last_number,
+                    array_count=len(session.arrays),
+                    array_bytes=session.array_bytes,
+                    executable_count=len(session.executables),
+                )
+                for session in state.sessions.values()
+            ],
+        )
+
+
+def _record(plan_json: str, hlo_text: str) -> PlanRecord:
+    plan = Plan.from_json(plan_json, hlo_text=hlo_text)
+    return PlanRecord(plan=plan, json_gzip=wire.compress_text(plan_json))
+
+
+def _plan_id(request: master_pb2.PlanProgramRequest) -> str:
+    """The same program and options give the same plan."""
+    anonymous = master_pb2.PlanProgramRequest()
+    anonymous.CopyFrom(request)
+    anonymous.session_id = ""
+    return hashlib.sha256(anonymous.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
+    return ev.StepRequested(
+        stream=stream,
+        session_id=request.session_id,
+        number=request.number,
+        executable_id=request.executable_id,
+        arguments=tuple(request.arguments),
+        outputs=tuple(request.outputs),
+        inline=tuple((array.array_id, len(array.data)) for array in request.inline_arguments),
+        released=tuple(request.released),
+        payload=request,
+    )
+
+
+class ClusterService(worker_pb2_grpc.ClusterServicer):
+    """Streams of daemons and executors."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    async def Supervise(self, requests: AsyncIterator[worker_pb2.SupervisorEvent], context: Context) -> None:
+        number, outlet = self._master.open_outlet()
+        reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(self._daemon_says, number)))
+        try:
+            while (command := await outlet.get()) is not None:
+                await context.write(command)
+        except ShardwrightError as error:
+            refused = worker_pb2.Refused(error=wire.error_to_proto(error))
+            await context.write(worker_pb2.SupervisorCommand(refused=refused))
+        finally:
+            reader.cancel()
+            self._master.close_outlet(number)
+            self._master.happened(ev.DaemonLeft(connection=number))
+
+    def _daemon_says(self, number: int, event: worker_pb2.SupervisorEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "hello":
+                hello = event.hello
+                self._master.happened(
+                    ev.DaemonJoined(
+                        connection=number,
+                        node=hello.node_index,
+                        cluster_hash=hello.cluster_hash,
+                        shardwright_version=hello.shardwright_version,
+                        jax_version=hello.jax_version,
+                        coordinator_address=hello.coordinator_address,
+                    )
+                )
+            case "exited":
+                exited = event.exited
+                self._master.happened(
+                    ev.ExecutorExited(
+                        connection=number,
+                        generation=exited.generation,
+                        exit_code=exited.exit_code,
+                        last_lines=exited.last_lines,
+                        coordinator_address=exited.coordinator_address,
+                    )
+                )
+
+    async def Execute(self, requests: AsyncIterator[worker_pb2.ExecutorEvent], context: Context) -> None:
+        number, outlet = self._master.open_outlet()
+        reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(self._executor_says, number)))
+        try:
+            while (command := await outlet.get()) is not None:
+                await context.write(command)
+        except ShardwrightError as error:
+            await context.write(worker_pb2.ExecutorCommand(shutdown=worker_pb2.Shutdown(reason=error.message)))
+        finally:
+            reader.cancel()
+            self._master.close_outlet(number)
+            self._master.happened(ev.ExecutorLeft(connection=number))
+
+    def _executor_says(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "done":
+                done = event.done
+                error = wire.error_from_proto(done.error) if done.HasField("error") else None
+                self._master.happened(
+                    ev.CommandDone(
+                        connection=number,
+                        sequence=done.sequence,
+                        error=error,
+                        values=tuple(done.values),
+                        run_s=done.run_s,
+                    )
+                )
+            case "arrived":
+                arrived = event.arrived
+                self._master.happened(
+                    ev.ArrayArrived(
+                        connection=number,
+                        session_id=arrived.session_id,
+                        array_id=arrived.array_id,
+                        size_bytes=arrived.logical_bytes,
+                    )
+                )
+            case "hello":
+                hello = event.hello
+                self._master.happened(
+                    ev.ExecutorJoined(
+                        connection=number,
+                        node=hello.node_index,
+                        generation=hello.generation,
+                        data_address=hello.data_address,
+                        device_count=hello.device_count,
+                    )
+                )
+
+    @staticmethod
+    async def _read(requests: AsyncIterator[Any], outlet: Outlet, say: Callable[[Any], None]) -> None:
+        """Hand each message on; the end of them ends the stream."""
+        try:
+            async for request in requests:
+                say(request)
+        except Exception as caught:
+            if not isinstance(caught, grpc.RpcError):
+                outlet.end(InternalError(f"{type(caught).__name__}: {caught}"))
+                raise
+        outlet.end()

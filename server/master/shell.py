@@ -1,0 +1,328 @@
+"""The master's shell: brings events to `MasterState` and carries out its commands.
+
+Everything here runs on one asyncio loop. gRPC handlers (`service.py`) hold
+`Call`s and `Outlet`s; commands reach them by number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright import wire
+from shardwright.cluster import Cluster
+from shardwright.errors import ServerUnavailableError, ShardwrightError
+from shardwright.layouts import Layout
+from shardwright.plans import Plan
+from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.server.limits import Limits
+from shardwright.server.master import events as ev
+from shardwright.server.master.formation import Identity, Member
+from shardwright.server.master.library import PlanRecord, Shelf
+from shardwright.server.master.planning import PlannerPool
+from shardwright.server.master.state import MasterState
+from shardwright.server.versions import jax_version, shardwright_version
+from shardwright.xla import CompileService
+from shardwright.xla.compiled import CompiledProgram
+
+TICK_S = 0.5
+
+_log = logging.getLogger("shardwright.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What executors load, and what clients are told of it."""
+
+    plan: Plan
+    compiled: CompiledProgram
+    data: bytes
+    is_serialized: bool
+
+
+class Outlet:
+    """Messages on their way to one peer, written in order by its gRPC handler."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, message: Any) -> None:
+        self._queue.put_nowait(message)
+
+    def end(self, error: ShardwrightError | None = None) -> None:
+        """No more messages; the handler ends the stream with `error`, where given."""
+        self._queue.put_nowait(_End(error))
+
+    async def get(self) -> Any:
+        """The next message, or None at the end; raises the error the stream is to end with."""
+        message = await self._queue.get()
+        if isinstance(message, _End):
+            if message.error is not None:
+                raise message.error
+            return None
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: ShardwrightError | None
+
+
+class Call:
+    """A call that waits for the state machine: phases, then a value or an error."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[ev.Progress | ev.Answer | ev.Fail] = asyncio.Queue()
+
+    def put(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
+        self._queue.put_nowait(command)
+
+    async def next(self) -> ev.Progress | ev.Answer:
+        """The next phase, or the answer; raises the error the call failed with."""
+        command = await self._queue.get()
+        if isinstance(command, ev.Fail):
+            raise command.error
+        return command
+
+    async def answer(self) -> Any:
+        while isinstance(command := await self.next(), ev.Progress):
+            pass
+        return command.value
+
+
+class Master:
+    """State machine, library and children of one master. `halted` gets the error that ends the server."""
+
+    def __init__(self, cluster: Cluster, limits: Limits, *, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.cluster = cluster
+        self.limits = limits
+        self.programs: Shelf[str] = Shelf("program", limits.programs_per_session)
+        self.plans: Shelf[PlanRecord] = Shelf("plan", limits.programs_per_session)
+        self.planners = PlannerPool(cluster)
+        self.halted: asyncio.Future[ShardwrightError] = loop.create_future()
+        self.on_ready: Callable[[bool], None] = lambda is_ready: None
+        members = tuple(
+            Member(
+                index=node.index, address=node.address, device_count=node.device_count, data_port=node.data_port or 0
+            )
+            for node in cluster.workers
+        )
+        identity = Identity(
+            cluster_hash=cluster.content_hash, shardwright_version=shardwright_version(), jax_version=jax_version()
+        )
+        self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time())
+        self._compiler = CompileService(cluster.device_count, cluster.platform)
+        self._compiled: dict[str, ev.ProgramFacts] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outlets: dict[int, Outlet] = {}
+        self._calls: dict[int, Call] = {}
+        self._last_number = 0
+        self._was_ready = False
+        self._loop = loop
+
+    async def run(self) -> None:
+        """Let time pass for the state machine; never returns."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.happened(ev.Tick())
+
+    async def close(self, reason: str) -> None:
+        """Tell every daemon and every client to end, and end our children."""
+        stopping = ServerUnavailableError(reason, remedy="connect again once the server is back")
+        daemons = {record.daemon for record in self.state.formation.nodes.values()}
+        for number, outlet in self._outlets.items():
+            if number in daemons:
+                outlet.put(worker_pb2.SupervisorCommand(shutdown=worker_pb2.Shutdown(reason=reason)))
+                outlet.end()
+            else:
+                outlet.end(stopping)
+        for number in list(self._calls):
+            self._to_call(ev.Fail(call=number, error=stopping))
+        for task in self._tasks:
+            task.cancel()
+        self.planners.close()
+        await asyncio.to_thread(self._compiler.close)
+
+    # ---- numbers for the shell's streams and calls --------------------------
+    def open_outlet(self) -> tuple[int, Outlet]:
+        self._last_number += 1
+        outlet = self._outlets[self._last_number] = Outlet()
+        return self._last_number, outlet
+
+    def close_outlet(self, number: int) -> None:
+        self._outlets.pop(number, None)
+
+    def call(self, make: Callable[[int], ev.Event]) -> Call:
+        """Hand an event with a fresh call number to the state machine."""
+        self._last_number += 1
+        number = self._last_number
+        call = self._calls[number] = Call()
+        self.happened(make(number))
+        return call
+
+    @staticmethod
+    def new_session_id() -> str:
+        return secrets.token_hex(16)
+
+    # ---- events in, commands out -------------------------------------------
+    def happened(self, event: ev.Event) -> None:
+        for command in self.state.handle(event, self._loop.time()):
+            _CARRY_OUT[type(command)](self, command)
+        is_ready = self.state.formation.phase == "ready"
+        if is_ready != self._was_ready:
+            self._was_ready = is_ready
+            self.on_ready(is_ready)
+
+    def _to_workers(self, *messages: worker_pb2.ExecutorCommand) -> None:
+        for connection in self.state.formation.connections:
+            outlet = self._outlets.get(connection)
+            if outlet is not None:
+                for message in messages:
+                    outlet.put(message)
+
+    def _run_on_workers(self, command: ev.RunOnWorkers) -> None:
+        message = worker_pb2.ExecutorCommand(sequence=command.sequence)
+        message.run.step.CopyFrom(command.step.payload)
+        self._to_workers(message)
+
+    def _open_on_workers(self, command: ev.OpenOnWorkers) -> None:
+        order = worker_pb2.OpenWorkerSession(session_id=command.session_id)
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, open=order))
+
+    def _close_on_workers(self, command: ev.CloseOnWorkers) -> None:
+        order = worker_pb2.CloseWorkerSession(session_id=command.session_id)
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, close=order))
+
+    def _unload_on_workers(self, command: ev.UnloadOnWorkers) -> None:
+        order = worker_pb2.UnloadProgram(session_id=command.session_id, executable_id=command.executable_id)
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, unload=order))
+
+    def _release_on_workers(self, command: ev.ReleaseOnWorkers) -> None:
+        order = worker_pb2.ReleaseWorkerArrays(session_id=command.session_id, array_ids=command.array_ids)
+        if command.error is not None:
+            order.error.CopyFrom(wire.error_to_proto(command.error))
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, release=order))
+
+    def _load_on_workers(self, command: ev.LoadOnWorkers) -> None:
+        payload: Payload = command.program.payload
+        plan, executable_id = payload.plan, command.program.plan_id
+        order = worker_pb2.LoadProgram(
+            session_id=command.session_id,
+            executable_id=executable_id,
+            is_serialized=payload.is_serialized,
+            arguments=[wire.layout_to_proto(Layout.of(variable, plan.mesh)) for variable in plan.parameters],
+            outputs=[wire.layout_to_proto(Layout.of(variable, plan.mesh)) for variable in plan.outputs],
+            donated=sorted(command.program.donated),
+            mesh=wire.mesh_to_proto(plan.mesh),
+        )
+        chunks = [
+            worker_pb2.ExecutorCommand(chunk=worker_pb2.ProgramChunk(executable_id=executable_id, chunk=chunk))
+            for chunk in wire.chunks(payload.data)
+        ]
+        self._to_workers(*chunks, worker_pb2.ExecutorCommand(sequence=command.sequence, load=order))
+
+    def _start_executor(self, command: ev.StartExecutor) -> None:
+        start = worker_pb2.StartExecutor(
+            generation=command.generation,
+            coordinator_address=command.coordinator_address,
+            process_count=command.process_count,
+            process_id=command.process_id,
+            data_port=command.data_port,
+        )
+        self._to_peer(command.connection, worker_pb2.SupervisorCommand(start=start))
+
+    def _stop_executor(self, command: ev.StopExecutor) -> None:
+        stop = worker_pb2.StopExecutor(generation=command.generation)
+        self._to_peer(command.connection, worker_pb2.SupervisorCommand(stop=stop))
+
+    def _to_peer(self, number: int, message: Any) -> None:
+        if number in self._outlets:
+            self._outlets[number].put(message)
+
+    def _end_outlet(self, command: ev.Refuse | ev.EndStream) -> None:
+        number = command.connection if isinstance(command, ev.Refuse) else command.stream
+        if number in self._outlets:
+            self._outlets[number].end(command.error)
+
+    def _to_call(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
+        if command.call in self._calls:
+            self._calls[command.call].put(command)
+            if not isinstance(command, ev.Progress):
+                del self._calls[command.call]
+
+    def _reply_step(self, command: ev.ReplyStep) -> None:
+        reply = master_pb2.RunStepsReply(number=command.number, values=command.values, run_s=command.run_s)
+        if command.error is not None:
+            reply.error.CopyFrom(wire.error_to_proto(command.error))
+        self._to_peer(command.stream, reply)
+
+    def _session_ended(self, command: ev.SessionEnded) -> None:
+        self.programs.drop_session(command.session_id)
+        self.plans.drop_session(command.session_id)
+        self._compiled = {plan_id: facts for plan_id, facts in self._compiled.items() if self.plans.is_held(plan_id)}
+
+    def _log_line(self, command: ev.Log) -> None:
+        _log.log(logging.WARNING if command.is_warning else logging.INFO, "%s", command.text)
+
+    def _halt(self, command: ev.Halt) -> None:
+        if not self.halted.done():
+            self.halted.set_result(command.error)
+
+    # ---- compiling ---------------------------------------------------------
+    def _compile(self, command: ev.Compile) -> None:
+        task = self._loop.create_task(self._compile_plan(command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _compile_plan(self, command: ev.Compile) -> None:
+        plan_id = command.plan_id
+        try:
+            program = self._compiled.get(plan_id)
+            if program is None:
+                plan = self.plans.get(command.session_id, plan_id).plan
+                program = self._compiled[plan_id] = await asyncio.to_thread(self._compile_now, plan_id, plan)
+        except Exception as caught:
+            self.happened(ev.CompileFinished(plan_id=plan_id, error=wire.as_our_error(caught)))
+        else:
+            self.happened(ev.CompileFinished(plan_id=plan_id, program=program))
+
+    def _compile_now(self, plan_id: str, plan: Plan) -> ev.ProgramFacts:
+        """Blocking: emit and compile in the compile child; a single process can load the executable itself."""
+        is_single = len(self.cluster.workers) == 1
+        compiled = self._compiler.compile(plan.require_hlo(), plan, want_executable=is_single)
+        is_serialized = compiled.serialized is not None
+        data = compiled.serialized if compiled.serialized is not None else compiled.stablehlo.encode()
+        return ev.ProgramFacts(
+            plan_id=plan_id,
+            argument_count=len(plan.parameters),
+            donated=frozenset(variable.number for variable in plan.parameters if variable.alias is not None),
+            output_bytes=tuple(Layout.of(variable, plan.mesh).size_bytes for variable in plan.outputs),
+            payload=Payload(plan=plan, compiled=compiled, data=data, is_serialized=is_serialized),
+        )
+
+
+_CARRY_OUT: dict[type[ev.Command], Callable[[Master, Any], None]] = {
+    ev.RunOnWorkers: Master._run_on_workers,
+    ev.ReplyStep: Master._reply_step,
+    ev.OpenOnWorkers: Master._open_on_workers,
+    ev.CloseOnWorkers: Master._close_on_workers,
+    ev.LoadOnWorkers: Master._load_on_workers,
+    ev.UnloadOnWorkers: Master._unload_on_workers,
+    ev.ReleaseOnWorkers: Master._release_on_workers,
+    ev.StartExecutor: Master._start_executor,
+    ev.StopExecutor: Master._stop_executor,
+    ev.Refuse: Master._end_outlet,
+    ev.EndStream: Master._end_outlet,
+    ev.Progress: Master._to_call,
+    ev.Answer: Master._to_call,
+    ev.Fail: Master._to_call,
+    ev.SessionEnded: Master._session_ended,
+    ev.Compile: Master._compile,
+    ev.Log: Master._log_line,
+    ev.Halt: Master._halt,
+}

@@ -1,0 +1,170 @@
+"""Runs one server process from start to end: a master with its node, or a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shardwright import wire
+from shardwright.cluster import Cluster
+from shardwright.errors import ShardwrightError
+from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.server.limits import Limits
+from shardwright.server.master.service import ClusterService, MasterService
+from shardwright.server.master.shell import Master
+from shardwright.server.security import AioTokenInterceptor, Protection, join_address
+from shardwright.server.worker.daemon import Daemon
+
+EXIT_INTERRUPTED = 130
+
+_log = logging.getLogger("shardwright.server")
+
+#: How a server ends: exit code, and the error to print, if any.
+Ending = tuple[int, ShardwrightError | None]
+
+
+async def run_worker(cluster: Cluster, index: int, limits: Limits, *, wait_s: float) -> Ending:
+    """Serve one node until its master or a signal ends it."""
+    address = cluster.master.address
+    daemon = Daemon(cluster, index, address, Protection.of(cluster), limits, wait_s)
+    _on_signals(daemon.ask_to_stop)
+    _log.info("node %d, %d devices; dialing the master at %s", index, cluster.nodes[index].device_count, address)
+    ending = await daemon.run()
+    return ending.code, ending.error
+
+
+async def run_master(cluster: Cluster, limits: Limits, *, wait_s: float) -> Ending:
+    """Serve task 0 until a signal or an error ends it."""
+    stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    _on_signals(lambda code: stop.done() or stop.set_result(code))
+    return await _serve(cluster, limits, wait_s, stop, lambda address: None)
+
+
+async def run_embedded(devices: int, limits: Limits) -> Ending:
+    """Serve `devices` CPU devices to the process at the other end of stdin and stdout.
+
+    Prints one line of JSON, `{"address", "token"}`, once it listens; ends with stdin.
+    """
+    cluster = replace(Cluster.local(devices), token=secrets.token_urlsafe(32))
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+    _on_signals(lambda code: stop.done() or stop.set_result(code))
+
+    def read_stdin() -> None:
+        if not sys.stdin.buffer.raw.read(4096) and not stop.done():  # type: ignore[attr-defined]
+            stop.set_result(0)
+
+    loop.add_reader(sys.stdin.fileno(), read_stdin)
+
+    def announce(address: str) -> None:
+        print(json.dumps({"address": address, "token": cluster.token}), flush=True)
+
+    return await _serve(cluster, limits, 300.0, stop, announce)
+
+
+async def _serve(
+    cluster: Cluster, limits: Limits, wait_s: float, stop: asyncio.Future[int], announce: Callable[[str], None]
+) -> Ending:
+    protection = Protection.of(cluster)
+    master = Master(cluster, limits, wait_s=wait_s)
+    server = _grpc_server(master, protection)
+    node = cluster.master
+    address = join_address(node.ip, protection.bind(server, node.ip, node.port))
+    await server.start()
+    others = [str(worker.index) for worker in cluster.workers if worker.index]
+    _log.info("master listening on %s%s", address, f"; waiting for workers {', '.join(others)}" if others else "")
+    announce(address)
+    master.planners.warm()
+    daemon = Daemon(cluster, 0, address, protection, limits, wait_s) if node.device_count else None
+    daemon_task = asyncio.ensure_future(daemon.run()) if daemon is not None else None
+    clock = asyncio.ensure_future(master.run())
+    waits: list[asyncio.Future] = [stop, master.halted, clock, *([daemon_task] if daemon_task else [])]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return _ending(stop, master, daemon_task, clock)
+    finally:
+        clock.cancel()
+        await master.close("the master is stopping")
+        if daemon is not None and daemon_task is not None:
+            daemon.ask_to_stop(0)
+            await daemon_task
+        await server.stop(grace=2.0)
+
+
+def _ending(
+    stop: asyncio.Future[int], master: Master, daemon: asyncio.Future | None, clock: asyncio.Future[None]
+) -> Ending:
+    if stop.done():
+        return stop.result(), None
+    if master.halted.done():
+        return 1, master.halted.result()
+    if daemon is not None and daemon.done():
+        ending = daemon.result()
+        return ending.code, ending.error
+    clock.result()  # raises what went wrong: a defect
+    return 1, None
+
+
+def _grpc_server(master: Master, protection: Protection) -> grpc.aio.Server:
+    server = grpc.aio.server(
+        interceptors=[AioTokenInterceptor(protection)],
+        options=wire.CHANNEL_OPTIONS,
+        maximum_concurrent_rpcs=master.limits.max_streams,
+    )
+    master_pb2_grpc.add_MasterServicer_to_server(MasterService(master), server)  # type: ignore[no-untyped-call]
+    worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(master), server)  # type: ignore[no-untyped-call]
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    statuses = health_pb2.HealthCheckResponse
+    background: set[asyncio.Future[None]] = set()
+
+    def publish(is_ready: bool) -> None:
+        status = statuses.SERVING if is_ready else statuses.NOT_SERVING
+        for name in ("", master_pb2.DESCRIPTOR.services_by_name["Master"].full_name):
+            task = asyncio.ensure_future(servicer.set(name, status))
+            background.add(task)
+            task.add_done_callback(background.discard)
+
+    master.on_ready = publish
+    publish(False)
+    names = [
+        service.full_name for pb2 in (master_pb2, worker_pb2) for service in pb2.DESCRIPTOR.services_by_name.values()
+    ]
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return server
+
+
+def _on_signals(stop: Callable[[int], object]) -> None:
+    """Ctrl-C and SIGTERM end the server in order; exit codes 130 and 0."""
+    loop = asyncio.get_running_loop()
+    for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 0)):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, stop, code)
+
+
+def run(main: Awaitable[Ending]) -> int:
+    """Run a server to its end and return the exit code; errors are printed as one line each."""
+    try:
+        code, error = asyncio.run(main)  # type: ignore[arg-type]
+    except ShardwrightError as caught:
+        code, error = 1, caught
+    if error is not None:
+        print(one_line(error), file=sys.stderr, flush=True)
+    return code
+
+
+def one_line(error: ShardwrightError) -> str:
+    where = f"{error.where}: " if error.where else ""
+    remedy = f" ({error.remedy})" if error.remedy else ""
+    return f"shardwright: {where}{error.message}{remedy}".replace("\n", " ")
