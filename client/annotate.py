@@ -48,7 +48,7 @@ def annotate(x: Any, pins: Mapping[int, Pin]) -> Any:
             remedy="annotate each leaf: jax.tree.map(lambda leaf: shardwright.annotate(leaf, {...}), tree)",
         )
     encoded = _encode_pins(tuple(x.shape), pins)
-    return _annotate_p.bind(x, pins=encoded) if encoded else x
+    return _bind(x, encoded) if encoded else x
 
 
 @contextmanager
@@ -99,34 +99,34 @@ def _text(shape: Sequence[int]) -> str:
 _annotate_p = Primitive("shardwright_annotate")
 
 
-@_annotate_p.def_impl
-def _run(x: Any, *, pins: EncodedPins) -> Any:
-    return x
+def _bind(x: Any, pins: EncodedPins) -> Any:
+    return _annotate_p.bind(x, pins=pins)  # type: ignore[no-untyped-call]
 
 
-@_annotate_p.def_abstract_eval
-def _abstract(x: Any, *, pins: EncodedPins) -> Any:
+def _identity(x: Any, *, pins: EncodedPins) -> Any:
     return x
 
 
 def _transpose(cotangent: Any, x: Any, *, pins: EncodedPins) -> list[Any]:
-    return [_annotate_p.bind(cotangent, pins=pins)]
+    return [_bind(cotangent, pins)]
 
 
 def _batch(arguments: Sequence[Any], dims: Sequence[int], *, pins: EncodedPins) -> tuple[Any, int]:
     (x,), (batch,) = arguments, dims
     shifted = tuple((number + (number >= batch), pin) for number, pin in pins)
-    return _annotate_p.bind(x, pins=shifted), batch
+    return _bind(x, shifted), batch
 
 
 def _lower(ctx: mlir.LoweringRuleContext, x: Any, *, pins: EncodedPins) -> Any:
     if not _is_lowering_for_us.get():
         return [x]
     config = ",".join(f"{number}:{pin}" for number, pin in pins)
-    call = jax.ffi.build_ffi_lowering_function(ANNOTATION_TARGET, backend_config=config, api_version=2)  # type: ignore[arg-type]
+    call = jax.ffi.build_ffi_lowering_function(ANNOTATION_TARGET, backend_config=config, api_version=2)
     return call(ctx, x).results
 
 
-ad.deflinear2(_annotate_p, _transpose)
+_annotate_p.def_impl(_identity)  # type: ignore[no-untyped-call]
+_annotate_p.def_abstract_eval(_identity)  # type: ignore[no-untyped-call]
+ad.deflinear2(_annotate_p, _transpose)  # type: ignore[no-untyped-call]
 batching.primitive_batchers[_annotate_p] = _batch
 mlir.register_lowering(_annotate_p, _lower, cacheable=False)

@@ -153,7 +153,8 @@ class MasterConnection:
         request = master_pb2.LoadPlanRequest(session_id=self.info.session_id, plan_id=plan_id)
         for reply in self._stream(self._stub.LoadPlan, request):
             if reply.WhichOneof("kind") == "result":
-                return reply.result
+                result: master_pb2.LoadResult = reply.result
+                return result
             on_progress(reply.progress.phase, reply.progress.elapsed_s)
         raise InternalError("the server ended a load without a result", where=self.address)
 
@@ -170,7 +171,8 @@ class MasterConnection:
         self._call(self._stub.UnloadPlan, request)
 
     def status(self) -> master_pb2.StatusReply:
-        return self._call(self._stub.Status, master_pb2.StatusRequest())
+        reply: master_pb2.StatusReply = self._call(self._stub.Status, master_pb2.StatusRequest())
+        return reply
 
     # ---- one way to call, one way to fail -----------------------------------------
 

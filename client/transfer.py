@@ -124,7 +124,7 @@ class ArrayTransfer:
 
 def as_bytes(array: np.ndarray) -> memoryview:
     """Contents in C order; also for dtypes that numpy's buffer protocol does not know."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _positions(node: NodeInfo, layout: Layout) -> range:

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import dtypes
 from jax.extend.source_info_util import register_exclusion
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -43,17 +44,21 @@ class ArraySpec:
 
     @property
     def is_key(self) -> bool:
-        return jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key)
+        return bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+        return _aval(self.shape, self.dtype, weak_type=self.weak_type)
 
 
 @functools.cache
+def _interned(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> ArraySpec:
+    return ArraySpec(shape, dtype, weak_type)
+
+
 def array_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> ArraySpec:
     """The one ArraySpec of these values."""
-    return ArraySpec(shape, dtype, weak_type)
+    return _interned(shape, dtype, weak_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,7 @@ class JaxFunction:
         args, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
         positions = self._dynamic_positions(len(args))
         donated = tuple(n for n, position in enumerate(positions) if position in self.donate_argnums)
-        avals = tuple(jax.ShapeDtypeStruct(c.shape, c.dtype) for c in constants)
+        avals = tuple(_aval(c.shape, c.dtype) for c in constants)
         return jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*args, avals, **kwargs)
 
     def _avals(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -313,18 +318,23 @@ def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
     """What the user gets for a fetched result: a JAX key array for a key, else `data`."""
     if not spec.is_key:
         return data
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jax.ShapeDtypeStruct((), spec.dtype)))
-
-
-def eval_shape(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[ArraySpec], Any]:
-    """(types of the leaves, structure) of what `fn(*args)` returns, nothing computed."""
-    leaves, tree = jax.tree.flatten(jax.eval_shape(fn, *args))
-    return [_spec_of_aval(leaf) for leaf in leaves], tree
+    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=_key_impl(spec.dtype))
 
 
 @functools.lru_cache(maxsize=256)
 def _key_data(spec: ArraySpec) -> Any:
-    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(spec.shape, spec.dtype))
+    return jax.eval_shape(jax.random.key_data, _aval(spec.shape, spec.dtype))
+
+
+@functools.lru_cache(maxsize=16)
+def _key_impl(dtype: Any) -> Any:
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), _aval((), dtype))
+    return found[0]
+
+
+def _aval(shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)  # type: ignore[no-untyped-call]
 
 
 def _host_value(constant: Any) -> np.ndarray:

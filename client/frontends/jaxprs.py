@@ -142,7 +142,9 @@ class _Retracer:
         if rule is not None and self._holds_constant([eqn]):
             return list(rule(self, eqn.params, inputs))
         values = {atom: value for atom, value in zip(eqn.invars, inputs, strict=True) if not isinstance(atom, Literal)}
-        alone = jaxpr.replace(constvars=[], invars=list(values), outvars=list(eqn.outvars), eqns=[eqn])
+        alone = jaxpr.replace(  # type: ignore[no-untyped-call]
+            constvars=[], invars=list(values), outvars=list(eqn.outvars), eqns=[eqn]
+        )
         return list(jax.core.eval_jaxpr(alone, (), *values.values()))
 
     def _holds_constant(self, equations: Sequence[JaxprEqn]) -> bool:
@@ -151,12 +153,12 @@ class _Retracer:
     # ---- one method for each kind of equation that holds functions -------------
 
     def inlined(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        function = params.get("jaxpr", params.get("call_jaxpr"))
+        function = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
         return self.closed(function, inputs) if isinstance(function, ClosedJaxpr) else self.open(function, inputs)
 
     def rematerialized(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         if params["prevent_cse"]:  # the recomputation must not be merged with the first computation
-            inputs = list(lax.optimization_barrier(tuple(inputs)))
+            inputs = list(lax.optimization_barrier(tuple(inputs)))  # type: ignore[no-untyped-call]
         return self.inlined(params, inputs)
 
     def scanned(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
