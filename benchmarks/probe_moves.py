@@ -17,10 +17,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_disable_hlo_passes=cpu-all-reduce-combiner"
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +30,8 @@ SHAPES = {2: (64, 32), 3: (16, 32, 64)}
 MESHES = (Mesh.of({"x": 8}), Mesh.of({"x": 2, "y": 4}), Mesh.of({"x": 4, "y": 2}), Mesh.of({"x": 2, "y": 2}))
 CONTRACTED = 16
 _COLLECTIVE = re.compile(
-    r"= (?P<type>\(?[a-z0-9]+\[.*?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
+    r"= (?P<type>\(?[a-z0-9]+\[.*?) "
+    r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
 _ARRAY = re.compile(r"f32\[([0-9,]*)\]")
 

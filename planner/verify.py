@@ -261,7 +261,7 @@ class _Checker:
                 if (parameter.sharding, parameter.stored_shape) != (output.sharding, output.stored_shape):
                     self.problems.append(
                         f"output {output.number} ({output.name}) is {output.sharding} stored {output.stored_shape}, "
-                        f"but shares a buffer with parameter {wanted}: {parameter.sharding} stored {parameter.stored_shape}"
+                        f"parameter {wanted} with the same buffer {parameter.sharding} stored {parameter.stored_shape}"
                     )
         aliased = {output.alias for output in self.plan.outputs}
         for parameter in parameters:
@@ -303,7 +303,8 @@ def _check_value(shape: Shape, value: ValueSharding, mesh: Mesh, may_be_uneven: 
             if list(axes) != sorted(axes, key=order.__getitem__):
                 yield f"has the axes of dimension {dim} out of mesh order: {sharding}"
             if not may_be_uneven and leaf.dimensions[dim] % mesh.size(axes):
-                yield f"has {leaf.dimensions[dim]} elements in dimension {dim}, not divided by {mesh.size(axes)}: {sharding}"
+                size, devices = leaf.dimensions[dim], mesh.size(axes)
+                yield f"has {size} elements in dimension {dim}, not divided by {devices}: {sharding}"
 
 
 def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequence[TensorSharding]) -> Iterator[str]:
@@ -462,7 +463,8 @@ def _check_variable(
     if variable.number != number:
         yield f"carries number {variable.number}"
     if (variable.element_type, variable.shape) != (shape.element_type, shape.dimensions):
-        yield f"is {variable.element_type}{list(variable.shape)}, the program's {shape.element_type}{list(shape.dimensions)}"
+        theirs = f"{shape.element_type}{list(shape.dimensions)}"
+        yield f"is {variable.element_type}{list(variable.shape)}, the program's {theirs}"
         return
     if len(variable.sharding.dims) != shape.rank:
         yield f"of rank {shape.rank} is planned as {variable.sharding}"

@@ -12,7 +12,7 @@ operands in order (`operand_shapes`) and of the result (`result_shapes`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log2, prod
 
 from shardwright.cost.convolution import convolution_flops
@@ -27,9 +27,9 @@ ShardShapes = Sequence[tuple[int, ...]]
 #: whose work is inside the computations they call.
 FREE_OPCODES = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "reshape", "after-all",
-    "add-dependency", "opt-barrier", "optimization-barrier", "partition-id", "replica-id", "domain", "get-dimension-size",
-    "set-dimension-size", "while", "conditional", "call", "fusion", "infeed", "outfeed", "send", "send-done", "recv", "recv-done",
-    "async-start", "async-update", "async-done", "broadcast", "iota",
+    "add-dependency", "opt-barrier", "optimization-barrier", "partition-id", "replica-id", "domain",
+    "get-dimension-size", "set-dimension-size", "while", "conditional", "call", "fusion", "infeed", "outfeed",
+    "send", "send-done", "recv", "recv-done", "async-start", "async-update", "async-done", "broadcast", "iota",
 })  # fmt: skip
 
 #: Instructions that XLA's fusion does not take in: each is a kernel of its own and moves all its bytes.
@@ -53,7 +53,7 @@ def flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: 
     if is_free(instruction) or not result_shapes:
         return 0.0
     if opcode == "dot":
-        contracted = instruction.get("lhs_contracting_dims", ())
+        contracted: tuple[int, ...] = instruction.get("lhs_contracting_dims", ())
         return 2.0 * prod(result_shapes[0]) * prod(operand_shapes[0][dim] for dim in contracted)
     if opcode == "convolution":
         return convolution_flops(instruction, operand_shapes, result_shapes)
@@ -136,7 +136,7 @@ def _scatter_flops(instruction: Instruction, operand_shapes: ShardShapes, result
     return float(sum(prod(shape) for shape in operand_shapes[len(result_shapes) + 1 :]))
 
 
-_WORK = {
+_WORK: dict[str, Callable[[Instruction, ShardShapes, ShardShapes], float]] = {
     "reduce": _reduce_flops,
     "reduce-window": _window_flops,
     "select-and-scatter": _window_flops,

@@ -17,7 +17,7 @@ from math import prod
 from shardwright.cost.opcodes import ELEMENTWISE, FUSED_INDEXING, MARKER_TARGETS, VIEWS
 from shardwright.cost.reshard import reshard
 from shardwright.hlo import Computation, Instruction, Module
-from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
+from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape, TupleShape
 from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorSharding, ValueSharding, VariablePlan
 
 _FUSIBLE = ELEMENTWISE | FUSED_INDEXING
@@ -127,10 +127,11 @@ class _Estimate:
 
     @staticmethod
     def _view(instruction: Instruction, flat: list[frozenset[int]]) -> tuple[frozenset[int], ...]:
-        if instruction.opcode == "get-tuple-element":
-            first = sum(len(element.leaves) for element in instruction.operands[0].shape.elements[: instruction.index])  # type: ignore[union-attr]
-            return tuple(flat[first : first + len(instruction.shape.leaves)])
-        return tuple(flat[: len(instruction.shape.leaves)])
+        first = 0
+        shape = instruction.operands[0].shape if instruction.operands else None
+        if instruction.opcode == "get-tuple-element" and isinstance(shape, TupleShape):
+            first = sum(len(element.leaves) for element in shape.elements[: instruction.index])
+        return tuple(flat[first : first + len(instruction.shape.leaves)])
 
     def _sweep(self, computation: Computation, buffers: _Buffers, charged: list[int]) -> int:
         live = peak = 0

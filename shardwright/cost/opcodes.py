@@ -4,12 +4,13 @@ from __future__ import annotations
 
 #: One result element from the operands' elements at the same place; XLA fuses chains of these.
 ELEMENTWISE = frozenset({
-    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan2", "atanh", "cbrt", "ceil", "clamp", "compare", "complex", "convert",
-    "cos", "cosh", "count-leading-zeros", "divide", "erf", "exponential", "exponential-minus-one", "floor", "imag",
-    "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt",
-    "power", "real", "reduce-precision", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "select",
-    "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sine", "sinh", "sqrt", "stochastic-convert",
-    "subtract", "tan", "tanh", "xor", "map",
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan2", "atanh", "cbrt", "ceil", "clamp", "compare",
+    "complex", "convert", "cos", "cosh", "count-leading-zeros", "divide", "erf", "exponential",
+    "exponential-minus-one", "floor", "imag", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum",
+    "multiply", "negate", "not", "or", "popcnt", "power", "real", "reduce-precision", "remainder",
+    "round-nearest-afz", "round-nearest-even", "rsqrt", "select", "shift-left", "shift-right-arithmetic",
+    "shift-right-logical", "sign", "sine", "sinh", "sqrt", "stochastic-convert", "subtract", "tan", "tanh", "xor",
+    "map",
 })  # fmt: skip
 
 #: Re-indexing that XLA computes inside the kernel that reads it.
@@ -19,8 +20,8 @@ FUSED_INDEXING = frozenset(
 
 #: The result is (part of) the operands' own memory.
 VIEWS = frozenset({
-    "tuple", "get-tuple-element", "bitcast", "reshape", "opt-barrier", "optimization-barrier", "add-dependency", "after-all",
-    "domain", "copy-done", "get-dimension-size", "set-dimension-size",
+    "tuple", "get-tuple-element", "bitcast", "reshape", "opt-barrier", "optimization-barrier", "add-dependency",
+    "after-all", "domain", "copy-done", "get-dimension-size", "set-dimension-size",
 })  # fmt: skip
 
 #: Custom calls that only mark a value (annotations and constraints): identities.

@@ -108,15 +108,12 @@ def _variable_dict(group: VariableGroup) -> dict[str, Any]:
 def _header(plan: Plan) -> list[RenderableType]:
     cost = plan.cost
     bound = f"lower bound {format_seconds(cost.lower_bound_s)}, gap {cost.gap:.1%}"
+    step = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
     rows = [
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices)"),
         ("origin", plan.origin),
         ("hardware", plan.hardware),
-        (
-            "predicted step",
-            f"{format_seconds(cost.step_s)} = {format_seconds(cost.compute_s)} compute"
-            f" + {format_seconds(cost.communication_s)} communication",
-        ),
+        ("predicted step", f"{format_seconds(cost.step_s)} = {step}"),
         ("bound", f"{bound} ({cost.bound_scope})" if cost.bound_scope else bound),
         ("planned in", format_seconds(plan.planning_s)),
     ]
