@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.base import Factor
+from shardwright.planner.rules.base import Factor, operand_leaves
+from shardwright.planner.rules.windows import Span, span
 from shardwright.plans import Mesh
 
 _Defect = Callable[[Instruction, list[Factor], bool], bool]
@@ -36,8 +37,11 @@ def _grouped_sum_beside_idle_axis(instruction: Instruction, taken: list[Factor],
 
 
 def _image_sum_beside_idle_axis(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
-    images = instruction.get("dim_labels").input_spatial
-    return idle and any(factor.contracted and factor.operands[0] in images for factor in taken)
+    """Only where windows have borders, so that XLA exchanges halos; the rules offer no such factor."""
+    dims, window = instruction.get("dim_labels"), instruction.get("window")
+    sizes = operand_leaves(instruction)[0].dimensions
+    bordered = [d for i, d in enumerate(dims.input_spatial) if span(window, i, sizes[d]) is Span.BORDERS]
+    return idle and any(factor.contracted and factor.operands[0] in bordered for factor in taken)
 
 
 def _tiles_beside_output_features(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:

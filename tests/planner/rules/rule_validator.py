@@ -148,6 +148,33 @@ def _signature(instruction: Instruction) -> object:
     )
 
 
+def missing_candidates(case: Case) -> Iterator[Factor]:
+    """Every way to split operands and result along one dimension each that no factor of the rule covers."""
+    operands = [leaf for operand in case.instruction.operands for leaf in operand.shape.leaves]
+    results = case.instruction.shape.leaves
+    for dims in product(*[(None, *range(leaf.rank)) for leaf in operands], (None, *range(results[0].rank))):
+        *split, result = dims
+        sizes = [leaf.dimensions[d] for leaf, d in zip((*operands, results[0]), dims, strict=True) if d is not None]
+        if not any(d is not None for d in split) or any(size % 4 for size in sizes):
+            continue
+        candidate = Factor(
+            name=f"{split}->{result}",
+            size=4,
+            operands=tuple(split),
+            results=(result,) * len(results),
+            reduction="add" if result is None else None,
+        )
+        if not any(_covers(factor, candidate) for factor in case.factors):
+            yield candidate
+
+
+def _covers(factor: Factor, candidate: Factor) -> bool:
+    """Whether the candidate is the factor with some operands left whole, which XLA slices for nothing."""
+    if factor.results != candidate.results:
+        return False
+    return all(c in (None, f) for f, c in zip(factor.operands, candidate.operands, strict=True))
+
+
 # ---- one module for many trials --------------------------------------------
 @dataclass
 class _Bundle:
@@ -305,6 +332,10 @@ def judge(trials: Sequence[Trial]) -> list[Verdict]:
     return [Verdict(trial, errors[k], collectives[k]) for k, trial in enumerate(trials)]
 
 
+class UnattributedError(Exception):
+    """Among several trials, a collective that does not say whose it is."""
+
+
 def judge_all(trials: Iterable[Trial], batch: int = 150) -> list[Verdict]:
     """`judge` in batches, one mesh after the other; a batch XLA refuses is halved until the culprit stands alone."""
     by_mesh: dict[Mesh, list[Trial]] = {}
@@ -316,7 +347,7 @@ def judge_all(trials: Iterable[Trial], batch: int = 150) -> list[Verdict]:
         group = pending.pop()
         try:
             verdicts += judge(group)
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, UnattributedError) as error:
             if len(group) == 1:
                 verdicts.append(Verdict(group[0], np.inf, crash=str(error)))
             else:
@@ -378,8 +409,8 @@ def _error(want: np.ndarray, got: np.ndarray) -> float:
     return float(np.abs(want[finite] - got[finite]).max() / max(np.abs(want[finite]).max(), 1e-6))
 
 
-_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(.*op_name=\"[^\"]*?case\.(\d+)")
-_ANY_COLLECTIVE = re.compile(rf" (?:{'|'.join(COLLECTIVES)})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf" (?:{'|'.join(COLLECTIVES)})(?:-start)?\(.*op_name=\"[^\"]*?case\.(\d+)")
+_ANY_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 
 
 def _collectives(compiled: str, count: int) -> list[tuple[str, ...]]:
@@ -389,7 +420,7 @@ def _collectives(compiled: str, count: int) -> list[tuple[str, ...]]:
         if not _ANY_COLLECTIVE.search(line):
             continue
         match = _COLLECTIVE.search(line)
-        if match is None:
-            raise AssertionError(f"a collective that names no trial: {line}")
-        found[int(match[2])].append(match[1])
+        if match is None and count > 1:
+            raise UnattributedError(line)
+        found[int(match[1]) if match else 0].append(_ANY_COLLECTIVE.search(line)[1])
     return [tuple(kinds) for kinds in found]

@@ -1,0 +1,81 @@
+"""What is denied is really wrong, and is denied. A failure of "is wrong" means that XLA was mended: lift the denial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from rule_programs import hlo_text, operations
+from rule_validator import Case, Trial, cases_of, judge
+
+from shardwright.planner.rules import Factor, denied
+from shardwright.plans import Mesh
+
+MESH = Mesh.of({"x": 2, "y": 2})
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A convolution of a program, by its number there, with what its axes take."""
+
+    program: str
+    number: int
+    x: str
+    y: str | None
+    word: str  # of the reason
+
+
+DEFECTS = {
+    "grouped": Defect("convolution_grouped_gradients", -1, "i", None, "batch-grouped"),
+    "depthwise": Defect("convolution_depthwise_gradients", -1, "i", None, "batch-grouped"),
+    "image rows": Defect("convolution_nhwc_gradients", -1, "rows", None, "kernel gradient"),
+    "patches": Defect("convolution_patches", 0, "s0", "o", "patches"),
+    "patches, other axis": Defect("convolution_patches", 0, "o", "s1", "patches"),
+}
+
+
+def _trial(defect: Defect, mesh: Mesh) -> Trial:
+    cases = cases_of({defect.program: hlo_text(operations()[defect.program])})
+    case = [case for case in cases if case.instruction.opcode == "convolution"][defect.number]
+    factors: dict[str | None, Factor | None] = {factor.name: factor for factor in case.factors}
+    factors |= {None: None, "rows": _image_rows(case)}
+    return Trial(case, {"x": factors[defect.x], "y": factors[defect.y]}, mesh)
+
+
+def _image_rows(case: Case) -> Factor:
+    """The factor that no rule offers: image rows of both operands, summed."""
+    dims = case.instruction.get("dim_labels")
+    split = (dims.input_spatial[0], dims.kernel_spatial[0])
+    return Factor(name="rows", size=8, operands=split, results=(None,), reduction="add")
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+def test_xla_is_wrong(defect: Defect) -> None:
+    (verdict,) = judge([_trial(defect, MESH)])
+    assert verdict.wrong, f"XLA is right by now: {verdict}"
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+def test_is_denied(defect: Defect) -> None:
+    trial = _trial(defect, MESH)
+    reason = denied(trial.case.instruction, trial.assignment, MESH)
+    assert reason is not None
+    assert defect.word in reason
+
+
+def test_an_axis_left_out_is_idle() -> None:
+    trial = _trial(DEFECTS["grouped"], MESH)
+    assert denied(trial.case.instruction, {"x": trial.assignment["x"]}, MESH)
+
+
+def test_an_idle_axis_of_one_device_does_no_harm() -> None:
+    mesh = Mesh.of({"x": 4, "y": 1})
+    trial = _trial(DEFECTS["grouped"], mesh)
+    assert denied(trial.case.instruction, trial.assignment, mesh) is None
+    (verdict,) = judge([trial])
+    assert not verdict.wrong, verdict
+
+
+def test_other_opcodes_are_not_denied() -> None:
+    (case, *_) = cases_of({"dot": hlo_text(operations()["dot_matrix"])})
+    assert denied(case.instruction, {"x": case.factors[0], "y": None}, MESH) is None
