@@ -5,12 +5,11 @@ so a decision about `dot.5` lands on the operation named `dot.5`. What is put:
 
 1. One `sdy.mesh`, and its sharding on every argument and every output of `main`.
 2. After each operation, a `sdy.sharding_constraint` of its result.
-3. Before each operation, one constraint per operand **use**. A constraint on the
-   result alone does not fix how an operation is computed (XLA would gather a
-   contracted operand instead of summing partial products). Uses are left bare
-   only where every use of a value takes it exactly as it lies: as soon as one
-   use differs all need their own, because Shardy's apply-constraints pass
-   redirects later bare uses of a value to the last constraint in its chain.
+3. Before an operation, a constraint of its own for each operand **use** that differs
+   from how the value lies. A constraint on the result alone does not fix how an
+   operation is computed (XLA would gather a contracted operand instead of summing
+   partial products). Uses that agree stay bare: the value's own constraint holds for
+   them, which is why every array value has one.
 4. Padding of variables that their axes do not divide, explicitly: the argument
    comes padded and is sliced, the output is padded with zeros. XLA would
    silently change such a boundary sharding instead.
@@ -51,9 +50,9 @@ def emit_stablehlo(hlo_text: str, plan: Plan) -> str:
     """
     converted = private.stablehlo_of(hlo_text)
     with private.mlir_context():
-        module = private.ir().Module.parse(converted)
+        module = private.parse_module(converted)
         _Emitter(module, plan).run()
-        module.operation.verify()
+        private.verify(module)
         # With locations: collectives of the compiled program then carry instruction names.
         return str(module.operation.get_asm(enable_debug_info=True))
 
@@ -131,46 +130,48 @@ class _Emitter:
         for operation in operations[:-1]:
             self._walk_operation(operation)
         terminator = operations[-1]
-        for index, operand in enumerate(terminator.operands):
-            wanted = returned[index] if returned is not None and index < len(returned) else None
+        for number, (index, operand) in enumerate(_tensors(terminator.operands)):
+            wanted = returned[number] if returned is not None and number < len(returned) else None
             self._use(terminator, index, operand, wanted)
 
     def _walk_operation(self, operation: Any) -> None:
-        name = private.location_name(operation.location)
-        entry = self.entries.get(name) if name is not None else None
-        kind = operation.operation.name
+        entry = self._entry(operation)
         wanted = _flat(entry.operands) if entry is not None else ()
-        position = 0
-        lies_first: TensorSharding | None = None
-        for index, operand in enumerate(operation.operands):
-            if not _is_tensor(operand):
-                continue
-            use = wanted[position] if position < len(wanted) else None
+        for number, (index, operand) in enumerate(_tensors(operation.operands)):
+            use = wanted[number] if number < len(wanted) else None
             self._use(operation, index, operand, _fitting(use, operand))
-            position += 1
-            if index == 0:
-                lies_first = use or self._lies(operand)
-        results = [result for result in operation.results if _is_tensor(result)]
         if annotation_target(operation) in ANNOTATIONS:
             self.annotations.append(operation)
-            if entry is None:
-                self._define(results[0], lies_first, pinned=False)
+            if entry is None:  # the planner kept no trace of it: the value lies as its operand
+                self._define(operation.results[0], self._lies(operation.operands[0]), pinned=False)
                 return
         if entry is not None:
             self.landed.add(entry.name)
-        self._define_results(entry, results, operation)
+        self._define_results(operation, entry)
+        kind = operation.operation.name
         if kind in CONTROL_FLOW:
             self._walk_regions(operation, entry)
         elif kind in CALLS:
             self._walk_call(operation, entry)
 
-    def _define_results(self, entry: InstructionPlan | None, results: list[Any], operation: Any) -> None:
+    def _entry(self, operation: Any) -> InstructionPlan | None:
+        """The plan of the instruction that this operation computes."""
+        entry = self.entries.get(private.location_name(operation.location) or "")
+        if entry is None:
+            return None
+        # Conversion gives helpers the instruction's name too: rng's shape as a constant.
+        is_helper = operation.operation.name == "stablehlo.constant" and entry.opcode != "constant"
+        return None if is_helper else entry
+
+    def _define_results(self, operation: Any, entry: InstructionPlan | None) -> None:
         shardings = entry.result if entry is not None else ()
-        scalar_inputs = all(operand.type.rank == 0 for operand in operation.operands if _is_tensor(operand))
-        for number, result in enumerate(results):
+        if operation.operation.name == "stablehlo.get_tuple_element":  # of a custom-call that gives a tuple
+            shardings = shardings[operation.attributes["index"].value :]
+        from_scalars = all(operand.type.rank == 0 for _, operand in _tensors(operation.operands))
+        for number, (_, result) in enumerate(_tensors(operation.results)):
             lies = _fitting(shardings[number], result) if number < len(shardings) else None
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
-            idle = result.type.rank == 0 and scalar_inputs and not (lies and lies.unreduced)
+            idle = result.type.rank == 0 and from_scalars and not (lies and lies.unreduced)
             self._define(result, lies, pinned=lies is not None and not idle)
 
     def _walk_regions(self, operation: Any, entry: InstructionPlan | None) -> None:
@@ -178,7 +179,7 @@ class _Emitter:
         carried = operation.operation.name == "stablehlo.while"
         for number, region in enumerate(operation.regions):
             block = region.blocks[0]
-            for index, argument in enumerate(block.arguments):
+            for index, (_, argument) in enumerate(_tensors(block.arguments)):
                 lies = handed_on[index] if handed_on is not None and index < len(handed_on) else None
                 self._define(argument, _fitting(lies, argument), pinned=lies is not None and argument.type.rank > 0)
             is_condition = carried and number == 0
@@ -193,7 +194,7 @@ class _Emitter:
         function = self.functions[callee]
         wanted = _flat(entry.operands) if entry is not None else ()
         seen: dict[str, int] = {}
-        for index, argument in enumerate(function.arguments):
+        for index, (_, argument) in enumerate(_tensors(function.arguments)):
             name = private.location_name(argument.location) or ""
             leaf = seen[name] = seen.get(name, -1) + 1
             parameter = self.entries.get(name)
@@ -234,18 +235,13 @@ class _Emitter:
         source = value.value
         if value.pinned and value.lies is not None:
             source = self._constrain_definition(value)
-        if all(use.wanted is None or use.wanted == value.lies for use in value.uses):
-            if source is not value.value:
-                for use in value.uses:
-                    use.operation.operands[use.index] = source
-            return
         for use in value.uses:
-            wanted = use.wanted or value.lies
             operand = source
-            if wanted is not None and (source.type.rank > 0 or wanted != value.lies):
+            if use.wanted is not None and use.wanted != value.lies:
                 with self.ir.InsertionPoint(use.operation):
-                    operand = self._constraint(source, wanted, use.operation.location)
-            use.operation.operands[use.index] = operand
+                    operand = self._constraint(source, use.wanted, use.operation.location)
+            if operand is not value.value:
+                use.operation.operands[use.index] = operand
 
     def _constrain_definition(self, value: _Value) -> Any:
         owner = value.value.owner
@@ -282,8 +278,9 @@ def _fitting(sharding: TensorSharding | None, value: Any) -> TensorSharding | No
     return sharding if sharding is not None and len(sharding.dims) == value.type.rank else None
 
 
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value.type, "rank")
+def _tensors(values: Any) -> list[tuple[int, Any]]:
+    """The arrays among values, each with its position; tokens and tuples have no sharding."""
+    return [(index, value) for index, value in enumerate(values) if hasattr(value.type, "rank")]
 
 
 def _all_names(module: Any) -> Iterator[str]:

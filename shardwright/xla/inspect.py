@@ -13,7 +13,7 @@ from typing import NamedTuple
 from shardwright import hlo
 from shardwright.hlo import Computation, Instruction, Module
 from shardwright.xla.compiled import ObservedCollective
-from shardwright.xla.scatter import Users, is_scattered
+from shardwright.xla.scatter import Users, is_scattered, reduced_before
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _OPCODES = {
@@ -28,7 +28,7 @@ _KNOWN_TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
 class _Times(NamedTuple):
     """How often a computation runs in a step, and whether every loop around it was counted."""
 
-    count: int
+    runs: int
     known: bool
 
 
@@ -38,7 +38,7 @@ def observed_collectives(hlo_text: str, device_count: int) -> tuple[ObservedColl
     device_count: devices of the program; groups that name none mean all of them.
     Raises HloSyntaxError where the text is not HLO.
     """
-    module = hlo.parse(hlo_text)
+    module = hlo.parse(hlo_text, allow_elided=True)
     users = Users(module)
     return tuple(
         _observe(instruction, times, device_count, users)
@@ -56,7 +56,7 @@ def _executed(module: Module) -> Iterator[tuple[Instruction, _Times]]:
             yield instruction, times
             if instruction.opcode == "while":
                 trips = trip_count(instruction)
-                inner = _Times(times.count * (trips or 1), times.known and trips is not None)
+                inner = _Times(times.runs * (trips or 1), times.known and trips is not None)
                 pending += [(body, inner) for key in ("body", "condition") for body in instruction.called.get(key, ())]
                 continue
             for key in ("calls", "called_computations", "branch_computations", "true_computation", "false_computation"):
@@ -72,18 +72,29 @@ def _observe(instruction: Instruction, times: _Times, device_count: int, users: 
     payload = operand_bytes * size if kind == "all-gather" else operand_bytes
     if kind == "all-reduce" and is_scattered(instruction, users):
         kind = "reduce-scatter"
+        payload //= _split_before(instruction, device_count)
     return ObservedCollective(
         kind=kind,
         payload_bytes=payload,
         wire_bytes=ring_bytes(kind, payload, size),
         group_size=size,
         group_count=count,
-        count=times.count,
+        count=times.runs,
         trip_counts_known=times.known,
         groups=groups,
         instruction=instruction.name,
         op_name=instruction.op_name.rpartition("/")[2],  # inlining prefixes the names of callers
     )
+
+
+def _split_before(scattered: Instruction, device_count: int) -> int:
+    """Into how many parts the reduce-scatters before this one in a chain have split the array."""
+    parts = 1
+    before = reduced_before(scattered)
+    while before is not None:
+        parts *= _groups(before, device_count)[0]
+        before = reduced_before(before)
+    return parts
 
 
 def _groups(instruction: Instruction, device_count: int) -> tuple[int, int, str]:

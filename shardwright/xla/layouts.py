@@ -48,7 +48,8 @@ def named_sharding(mesh: jax.sharding.Mesh, sharding: TensorSharding) -> jax.sha
     if sharding.unreduced:
         raise PlanError(f"an argument or output cannot lie as {sharding}")
     dims = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in sharding.dims]
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*dims))
+    spec = jax.sharding.PartitionSpec(*dims)  # type: ignore[no-untyped-call]
+    return jax.sharding.NamedSharding(mesh, spec)
 
 
 def named_shardings(

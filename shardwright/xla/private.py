@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from shardwright.errors import CompilationError, HloSyntaxError, PlatformError
+from shardwright.errors import CompilationError, HloSyntaxError, PlatformError, UnsupportedProgramError
 
 #: module → names that the functions below take from it.
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
@@ -126,6 +126,28 @@ def mlir_context() -> Iterator[Any]:
     dialect("stablehlo").register_dialect(context)
     with context, ir().Location.unknown(context):
         yield context
+
+
+def parse_module(stablehlo: str) -> Any:
+    """An `ir.Module` of converted HLO, in the current context.
+
+    Raises UnsupportedProgramError where the HLO has an instruction that StableHLO lacks.
+    """
+    try:
+        return ir().Module.parse(stablehlo)
+    except Exception as error:
+        raise UnsupportedProgramError(f"an instruction of the program has no StableHLO form: {error}") from None
+
+
+def verify(module: Any) -> None:
+    """MLIR's own checks of a module; UnsupportedProgramError where a converted program fails them."""
+    try:
+        module.operation.verify()
+    except Exception as error:
+        raise UnsupportedProgramError(
+            f"the program is not valid StableHLO: {error}",
+            remedy="hand over a single-device program: no collectives, none that XLA has partitioned before",
+        ) from None
 
 
 def location_name(location: Any) -> str | None:

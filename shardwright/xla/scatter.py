@@ -3,7 +3,8 @@
 GPU and TPU turn the pair into one reduce-scatter; XLA:CPU does not, so whoever counts
 traffic from a CPU compile has to. The pair is an all-reduce whose every use, through
 copies and paddings and into fusions, is a dynamic-slice at an offset that depends
-on `partition-id`.
+on `partition-id`. All-reduces over one mesh axis after the other before the slice are
+a chain of reduce-scatters: what the second one moves was split by the first.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ def is_scattered(all_reduce: Instruction, users: Users) -> bool:
     return _all_sliced(all_reduce, users)
 
 
+def reduced_before(all_reduce: Instruction) -> Instruction | None:
+    """The all-reduce whose result this one reduces further, over another mesh axis."""
+    value = all_reduce.operands[0] if len(all_reduce.operands) == 1 else all_reduce
+    while value.opcode in _PASSING and value.operands:
+        value = value.operands[0]
+    return value if value.opcode == "all-reduce" and value is not all_reduce else None
+
+
 def _all_sliced(value: Instruction, users: Users) -> bool:
     following = users.of.get(value, [])
     is_fusion_root = value.is_root and users.home[value] in users.fusion
@@ -54,7 +63,7 @@ def _all_sliced(value: Instruction, users: Users) -> bool:
 def _slices(value: Instruction, user: Instruction, users: Users) -> bool:
     if user.opcode == "dynamic-slice":
         return user.operands[0] is value and any(_by_partition(index, users) for index in user.operands[1:])
-    if user.opcode in _PASSING:
+    if user.opcode in _PASSING or (user.opcode == "all-reduce" and len(user.operands) == 1):
         return user.operands[0] is value and _all_sliced(user, users)
     if user.opcode in ("fusion", "call"):
         called = (*user.called.get("calls", ()), *user.called.get("to_apply", ()))
