@@ -230,6 +230,7 @@ def _signature(instruction: Instruction) -> object:
     return (
         instruction.opcode,
         tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves),
+        tuple(o.payload for o in instruction.operands if o.opcode == "constant"),  # a sum from 5 is split otherwise
         instruction.shape.leaves,
         tuple((a.name, a.text) for a in instruction.attributes.values() if a.name not in _IRRELEVANT),
         tuple(
