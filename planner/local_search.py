@@ -15,6 +15,11 @@ def incumbent(problem: Problem) -> IntArray:
     return _descend(problem, near, _greedy(problem, near))
 
 
+def improve(problem: Problem, states: IntArray) -> IntArray:
+    """`states`, changed one variable at a time until no change helps."""
+    return _descend(problem, _neighbours(problem), states.copy())
+
+
 def _neighbours(problem: Problem) -> list[dict[int, FloatArray]]:
     near: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
     for (v, w), matrix in problem.edges.items():

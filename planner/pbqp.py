@@ -17,6 +17,7 @@ which `ilp` solves; `Reduction.complete` then puts the folded variables back.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +43,13 @@ class Problem:
             v, w, matrix = w, v, matrix.T
         known = self.edges.get((v, w))
         self.edges[v, w] = matrix if known is None else known + matrix
+
+    def restricted(self, kept: Sequence[IntArray]) -> Problem:
+        """The same problem with only the states `kept` of each variable."""
+        return Problem(
+            costs=[cost[states] for cost, states in zip(self.costs, kept, strict=True)],
+            edges={(v, w): matrix[np.ix_(kept[v], kept[w])] for (v, w), matrix in self.edges.items()},
+        )
 
     def value(self, states: IntArray) -> float:
         """What an assignment of a state to each variable costs."""

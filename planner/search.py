@@ -13,7 +13,6 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, memory
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.hlo import Module, parse
-from shardwright.planner import ilp, pbqp
 from shardwright.planner.assemble import (
     compute_time_s,
     decide,
@@ -24,10 +23,12 @@ from shardwright.planner.assemble import (
 from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
 from shardwright.planner.graph import Graph, build_graph
+from shardwright.planner.ilp import Solution
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import allowed, collect
 from shardwright.planner.prices import Prices
+from shardwright.planner.solve import solve
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, Mesh, Plan
@@ -128,14 +129,14 @@ class _Planner:
         graph = build_graph(self.flow, builder, prices, pinned, force.in_place)
         notes = list(self.flow.notes)
         try:
-            states, bound_s = _solve(graph)
+            solution = solve(graph.problem(), time_limit_s=TIME_LIMIT_S)
         except PlanError:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             graph = build_graph(self.flow, builder, prices, pinned)
-            states, bound_s = _solve(graph)
-        return self._assemble(graph, states, bound_s, notes)
+            solution = solve(graph.problem(), time_limit_s=TIME_LIMIT_S)
+        return self._assemble(graph, solution, notes)
 
     def _pinned(self, builder: StrategyBuilder, force: Forced, mesh: Mesh) -> dict[int, StrategySet]:
         """Strategies of the nodes that may not choose freely."""
@@ -161,8 +162,8 @@ class _Planner:
         instruction = self.flow.nodes[index].instruction
         return instruction.op_name or instruction.name
 
-    def _assemble(self, graph: Graph, states: pbqp.IntArray, bound_s: float, notes: list[str]) -> Plan:
-        decisions = decide(graph, states)
+    def _assemble(self, graph: Graph, solution: Solution, notes: list[str]) -> Plan:
+        decisions = decide(graph, solution.states)
         instructions = instruction_plans(decisions)
         collectives = planned_collectives(decisions)
         parameters, outputs = variables(decisions, self.arguments, self.outputs)
@@ -181,26 +182,13 @@ class _Planner:
             cost=CostSummary(
                 compute_s=compute_s,
                 communication_s=communication_s,
-                lower_bound_s=min(bound_s, compute_s + communication_s),
+                lower_bound_s=min(solution.lower_bound, compute_s + communication_s),
                 bound_scope=_scope(graph),
             ),
             memory=memory(self.module, instructions, parameters, outputs, graph.prices.mesh),
             notes=(*notes, *_replicated_notes(instructions)),
             hlo_text=self.text,
         )
-
-
-def _solve(graph: Graph) -> tuple[pbqp.IntArray, float]:
-    """States of the clusters and a lower bound. PlanError where pins leave no choice."""
-    try:
-        reduction = pbqp.reduce(graph.problem())
-    except ValueError as error:
-        raise PlanError(
-            f"no combination of strategies satisfies all pins over {graph.prices.mesh}: {error}",
-            remedy="pin or force less",
-        ) from None
-    core = ilp.solve(reduction.core, time_limit_s=TIME_LIMIT_S)
-    return reduction.complete(core.states), reduction.constant + core.lower_bound
 
 
 def _scope(graph: Graph) -> str:

@@ -1,0 +1,46 @@
+"""The choice problem solved: exact reductions, bounds, and an integer program for what they leave."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwright.errors import PlanError
+from shardwright.planner import dual, ilp, pbqp
+from shardwright.planner.ilp import Solution
+from shardwright.planner.pbqp import Problem
+
+
+def solve(problem: Problem, *, time_limit_s: float) -> Solution:
+    """The best states found, their value and a certified lower bound (equal where proven optimal).
+
+    time_limit_s: for the integer program. Raises PlanError where no assignment is finite.
+    """
+    try:
+        reduction = pbqp.reduce(problem)
+        core = _solve_core(reduction.core, time_limit_s)
+    except ValueError as error:
+        raise PlanError(f"the pins contradict each other: {error}", remedy="pin or force less") from None
+    return Solution(
+        states=reduction.complete(core.states),
+        value=reduction.constant + core.value,
+        lower_bound=reduction.constant + core.lower_bound,
+    )
+
+
+def _solve_core(core: Problem, time_limit_s: float) -> Solution:
+    """Bound the core; what may still be better than the best known assignment goes to the integer program."""
+    if not core.costs:
+        return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
+    bounded = dual.tighten(core)
+    known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
+    if known.value - known.lower_bound <= dual.TIGHT * abs(known.value):
+        return known
+    rest = pbqp.reduce(core.restricted(bounded.kept))
+    solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
+    value = rest.constant + solved.value
+    bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
+    if value >= known.value:
+        return Solution(states=known.states, value=known.value, lower_bound=bound)
+    chosen = rest.complete(solved.states)
+    states = np.array([kept[i] for kept, i in zip(bounded.kept, chosen, strict=True)], np.int64)
+    return Solution(states=states, value=value, lower_bound=min(bound, value))
