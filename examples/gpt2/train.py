@@ -4,7 +4,7 @@
 
 With SERVER_IP and SERVER_PORT set, the step runs on that server; else an embedded
 server with eight CPU devices is started for the run. The model (model.py) is written
-for one device; only the four marked lines below know about Shardwright.
+for one device; only the four numbered lines below know about Shardwright.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from data import batches, split, standard_library_text
 from model import Config, make_steps
-from progress import TrainingProgress
+from progress import TrainingProgress, preparation_shown
 
 import shardwright as sw
 
@@ -28,7 +28,7 @@ _EVALUATION_BATCHES = 4
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16, help="sequences a step, over all devices")
     parser.add_argument("--context", type=int, default=128, help="bytes a sequence")
     parser.add_argument("--layers", type=int, default=4)
@@ -46,7 +46,11 @@ def main() -> None:
     arguments = parse_arguments()
     config = Config(context=arguments.context, layers=arguments.layers, heads=arguments.heads, width=arguments.width)
     schedule = optax.warmup_cosine_decay_schedule(
-        0.0, arguments.learning_rate, min(20, arguments.steps // 4), arguments.steps, arguments.learning_rate / 10
+        0.0,
+        arguments.learning_rate,
+        max(1, min(20, arguments.steps // 4)),
+        arguments.steps,
+        arguments.learning_rate / 10,
     )
     init, train_step, eval_step = make_steps(config, optax.adamw(schedule))
     training, validation = split(standard_library_text())
@@ -54,12 +58,13 @@ def main() -> None:
 
     with sw.connect(devices=arguments.devices) as session:  # Shardwright 1: a server
         step = session.parallelize(train_step, donate_argnums=(0, 1), force=arguments.force)  # 2: instead of jax.jit
-        print("lowering, planning and compiling the step", flush=True)
-        params, opt_state = step.init(init, jax.random.key(arguments.seed))  # 3: born on the servers, sharded
-        losses: deque[object] = deque()
+        with preparation_shown():
+            params, opt_state = step.init(init, jax.random.key(arguments.seed))  # 3: born on the servers, sharded
+            params, opt_state, loss = step(params, opt_state, next(data))  # the first call plans and compiles
+            losses = deque([loss])
         with TrainingProgress(arguments.steps, arguments.batch * arguments.context) as progress:
-            for number, tokens in zip(range(1, arguments.steps + 1), data, strict=False):
-                params, opt_state, loss = step(params, opt_state, tokens)
+            for number in range(2, arguments.steps + 1):
+                params, opt_state, loss = step(params, opt_state, next(data))
                 losses.append(loss)
                 if len(losses) > _STEPS_AHEAD:
                     progress.update(number - _STEPS_AHEAD, float(losses.popleft()))
@@ -67,9 +72,7 @@ def main() -> None:
                 progress.update(arguments.steps - len(losses) + 1, float(losses.popleft()))
         evaluate = session.parallelize(eval_step)  # 4: another function over the same parameters
         held_out = batches(validation, arguments.batch, arguments.context, seed=1)
-        scores = [
-            float(evaluate(params, tokens)) for _, tokens in zip(range(_EVALUATION_BATCHES), held_out, strict=False)
-        ]
+        scores = [float(evaluate(params, next(held_out))) for _ in range(_EVALUATION_BATCHES)]
         print(f"validation loss {np.mean(scores):.3f} nats a byte (guessing: {np.log(config.vocabulary):.3f})")
         if arguments.explain:
             print()
