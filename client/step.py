@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from shardwright import wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
 from shardwright.client.initializer import PendingInit
@@ -89,10 +90,11 @@ class Step:
 
     @property
     def report(self) -> str:
-        """The plan's collectives beside those that XLA inserted, as text."""
-        from shardwright.client.reporting import describe
+        """The collectives that the plan expects beside those that XLA inserted, as text."""
+        from shardwright.report.collectives import explain_collectives
 
-        return describe(self._require_program())
+        program = self._require_program()
+        return explain_collectives(program.plan, wire.observed_collectives(program.load))
 
     def __repr__(self) -> str:
         return f"Step({self._function.name}, {'not planned yet' if self._main is None else self._main.plan.mesh})"

@@ -75,12 +75,13 @@ class StepStream:
         self._unanswered: deque[tuple[master_pb2.RunStepsRequest, StepResult]] = deque()
         self._changed = threading.Condition()
         self._outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
-        self._replies: Any = None
-        self._thread: threading.Thread | None = None
         self._failed: list[StepResult] = []
         self._failure: ShardwrightError | None = None
         self._is_closed = False
         self._broken_since: float | None = None  # since when no reply has come over a broken connection
+        self._open()
+        self._thread = threading.Thread(target=self._receive, name="shardwright-steps", daemon=True)
+        self._thread.start()
 
     @property
     def is_idle(self) -> bool:
@@ -100,10 +101,6 @@ class StepStream:
             self._next_number += 1
             result = StepResult(request.number, name)
             self._unanswered.append((request, result))
-            if self._thread is None:
-                self._open()
-                self._thread = threading.Thread(target=self._receive, name="shardwright-steps", daemon=True)
-                self._thread.start()
             self._outbox.put(request)
         return result
 
@@ -121,12 +118,6 @@ class StepStream:
         first.is_seen = True
         return first.error
 
-    def wait_until_idle(self) -> None:
-        """Returns when every step was answered, whether it succeeded or not."""
-        with self._changed:
-            while self._unanswered and self._failure is None and not self._is_closed:
-                self._changed.wait()
-
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
@@ -134,16 +125,20 @@ class StepStream:
             self._changed.notify_all()
             replies = self._replies
         self._outbox.put(None)
-        if replies is not None:
-            replies.cancel()
-        if self._thread is not None:
-            self._thread.join(timeout=5.0)
+        replies.cancel()
+        self._thread.join(timeout=5.0)
 
     # ---- the receiving thread -----------------------------------------------------
 
     def _open(self) -> None:
+        """Opens a stream and sends what is not answered; the first message only says whose stream it is."""
         outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
+        self._outbox.put(None)  # ends the request iterator of the stream before
         self._outbox = outbox
+        outbox.put(master_pb2.RunStepsRequest(session_id=self._session_id))
+        for request, _ in self._unanswered:
+            outbox.put(request)
+        self._opened_at_s = time.monotonic()
         self._replies = self._call(iter(outbox.get, None))
 
     def _receive(self) -> None:
@@ -174,28 +169,23 @@ class StepStream:
             self._failed.append(result)
 
     def _reopen(self, error: grpc.RpcError | None) -> bool:
-        """Opens a new stream and sends again what was not answered.
-
-        False where nothing waits (`submit` opens one when it is needed), the session
-        is closed, or the error will not go away; then this thread ends.
-        """
-        if error is not None and self._unanswered:
+        """Opens a new stream; False where the session is closed or the error will not go away."""
+        lived_s = time.monotonic() - self._opened_at_s
+        if lived_s > RECONNECT_S:
+            self._broken_since = None  # it had recovered
+        if not self._is_closed:
             time.sleep(RETRY_PAUSE_S)
         with self._changed:
-            self._outbox.put(None)  # ends the old stream's request iterator
             if self._is_closed:
                 return False
-            if error is not None and (error.code() not in _TRANSIENT or self._has_been_broken_too_long()):
-                self._failure = wire.error_from_rpc(error)
-                self._fail_all(self._failure)
-            if not self._unanswered:
-                self._thread = None
-                self._changed.notify_all()
-                return False
-            self._open()
-            for request, _ in self._unanswered:
-                self._outbox.put(request)
-        return True
+            is_transient = error is None or error.code() in _TRANSIENT
+            if is_transient and not self._has_been_broken_too_long():
+                self._open()
+                return True
+            self._failure = wire.error_from_rpc(error) if error is not None else SessionError("the server ended it")
+            self._fail_all(self._failure)
+            self._changed.notify_all()
+        return False
 
     def _has_been_broken_too_long(self) -> bool:
         now = time.monotonic()
