@@ -33,8 +33,12 @@ _FUSING = _FUSIBLE | {
     "bitcast",
 }
 
-#: Cheap enough that XLA computes them again for every reader.
-_RECOMPUTED = frozenset({"broadcast", "iota", "constant", "compare", "convert", "slice", "not"})
+#: Too dear for XLA to compute them again for every reader: stored where several read them.
+_COMPUTED_ONCE = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "complex", "cos", "cosh", "divide", "erf",
+    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "map", "power", "remainder", "rsqrt",
+    "sine", "sinh", "sqrt", "tan", "tanh", "concatenate",
+})  # fmt: skip
 
 _IN_PLACE = ELEMENTWISE | {"dynamic-update-slice", "scatter", "while", "conditional", "call", "copy", "sort"}
 
@@ -118,7 +122,11 @@ class _Estimate:
             elif _is_fused(instruction, readers.get(instruction, ())):
                 leaves = (frozenset().union(*flat),)
             else:
-                leaves = tuple(frozenset((buffers.new(size),)) for size in self._result_bytes(instruction))
+                kept = _invariant_leaves(instruction)
+                leaves = tuple(
+                    flat[i] if i in kept else frozenset((buffers.new(size),))
+                    for i, size in enumerate(self._result_bytes(instruction))
+                )
             buffers.leaves[instruction] = leaves
             for leaf in flat:
                 for buffer in leaf:
@@ -212,6 +220,22 @@ def _readers(computation: Computation) -> dict[Instruction, list[Instruction]]:
     return readers
 
 
+def _invariant_leaves(instruction: Instruction) -> set[int]:
+    """Leaves that a loop hands on unchanged: they stay where they were before it."""
+    kept: set[int] = set()
+    if instruction.opcode != "while":
+        return kept
+    (body,) = instruction.called["body"]
+    first = 0
+    for index, value in enumerate(body.root.operands if body.root.opcode == "tuple" else ()):
+        count = len(value.shape.leaves)
+        is_parameter = value.opcode == "get-tuple-element" and value.operands[0] is body.parameters[0]
+        if is_parameter and value.index == index:
+            kept.update(range(first, first + count))
+        first += count
+    return kept
+
+
 def _is_view(instruction: Instruction) -> bool:
     if instruction.opcode == "custom-call":
         return instruction.get("custom_call_target") in MARKER_TARGETS
@@ -224,6 +248,6 @@ def _is_fused(instruction: Instruction, readers: Sequence[Instruction]) -> bool:
         return instruction.opcode == "constant" and instruction.shape.size_bytes <= 16
     if instruction.opcode not in _FUSIBLE or not readers:
         return False
-    if len(readers) > 1 and instruction.opcode not in _RECOMPUTED:
+    if len(readers) > 1 and instruction.opcode in _COMPUTED_ONCE:
         return False
     return all(reader.opcode in _FUSING for reader in readers)
