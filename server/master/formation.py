@@ -37,6 +37,8 @@ from shardwright.server.master.events import (
     StopExecutor,
 )
 
+_STREAM_LOST = "its connection was lost"
+
 Phase = Literal["waiting", "starting", "ready", "stopping"]
 
 
@@ -90,6 +92,7 @@ class Formation:
         self._since_s = now_s
         self._failed_starts = 0
         self._was_ready = False
+        self._is_halted = False
 
     # ---- looking -----------------------------------------------------------
     @property
@@ -194,15 +197,18 @@ class Formation:
         if self.phase == "starting" and never_joined:
             record.data_port = record.member.data_port  # the old port may have been the reason
         lines = event.last_lines.strip().splitlines()
-        return self._stop(
-            record, f"it ended with {_exit_text(event.exit_code)}" + (f": {lines[-1]}" if lines else ""), now_s
-        )
+        how = f"it ended with {_exit_text(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
+        commands = self._stop(record, how, now_s)
+        if record.detail == _STREAM_LOST:  # now it is known why
+            record.detail = how
+            commands = [Log(text=f"the executor of node {record.member.index}: {how}", is_warning=True), *commands]
+        return commands
 
     def executor_left(self, event: ExecutorLeft, now_s: float) -> list[Command]:
         for record in self.nodes.values():
             if record.executor_connection == event.connection:
                 record.executor_connection = None
-                return self._stop(record, "its connection was lost", now_s)
+                return self._stop(record, _STREAM_LOST, now_s)
         return []
 
     def restart(self, reason: str, now_s: float) -> list[Command]:
@@ -247,8 +253,9 @@ class Formation:
             self.phase = "stopping"
             for record in self.nodes.values():
                 record.executor_connection = None
-            if self._failed_starts >= self._limits.start_attempts:
-                return [*commands, Halt(error=self.last_loss)]
+            if self._failed_starts >= self._limits.start_attempts and not self._is_halted:
+                self._is_halted = True
+                commands.append(Halt(error=self.last_loss))
         if self.phase == "stopping" and not any(record.executor for record in self.nodes.values()):
             self.phase = "waiting"
             self._since_s = now_s
@@ -256,7 +263,7 @@ class Formation:
         return commands
 
     def _start_if_complete(self, now_s: float) -> list[Command]:
-        if self.phase != "waiting" or self.missing:
+        if self.phase != "waiting" or self.missing or self._is_halted:
             return []
         self.phase = "starting"
         self.generation += 1
@@ -283,7 +290,7 @@ class Formation:
         records = self.nodes.values()
         assert (self.phase == "ready") <= all(record.executor_connection is not None for record in records)
         assert (self.phase in ("waiting", "stopping")) <= all(record.executor_connection is None for record in records)
-        assert (self.phase == "waiting") <= bool(self.missing), "a complete cluster does not wait"
+        assert (self.phase == "waiting") <= (bool(self.missing) or self._is_halted), "a complete cluster does not wait"
         assert (self.phase == "waiting") <= (not any(record.executor for record in records))
         assert (self.phase == "stopping") <= any(record.executor for record in records)
         for record in records:

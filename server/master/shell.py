@@ -123,6 +123,7 @@ class Master:
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._was_ready = False
+        self._is_closing = False
         self._loop = loop
 
     async def run(self) -> None:
@@ -133,6 +134,7 @@ class Master:
 
     async def close(self, reason: str) -> None:
         """Tell every daemon and every client to end, and end our children."""
+        self._is_closing = True
         stopping = ServerUnavailableError(reason, remedy="connect again once the server is back")
         daemons = {record.daemon for record in self.state.formation.nodes.values()}
         for number, outlet in self._outlets.items():
@@ -267,7 +269,8 @@ class Master:
         self._compiled = {plan_id: facts for plan_id, facts in self._compiled.items() if self.plans.is_held(plan_id)}
 
     def _log_line(self, command: ev.Log) -> None:
-        _log.log(logging.WARNING if command.is_warning else logging.INFO, "%s", command.text)
+        if not self._is_closing:  # that workers leave is no news then
+            _log.log(logging.WARNING if command.is_warning else logging.INFO, "%s", command.text)
 
     def _halt(self, command: ev.Halt) -> None:
         if not self.halted.done():

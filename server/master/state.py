@@ -313,7 +313,7 @@ class MasterState:
         if event.number <= session.last_number:
             return self._reply_steps(session)  # sent again: it has run, or is about to
         session.last_number = event.number
-        session.queue.append(Queued(request=event, since_s=self._now_s))
+        self._enqueue(session, event)
         return self._advance(session)
 
     def _number_refusal(self, session: Session, number: int) -> ShardwrightError | None:
@@ -349,11 +349,16 @@ class MasterState:
         if session is None:
             return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
         session.last_seen_s = self._now_s
-        at = next(
-            (index for index, item in enumerate(session.queue) if _order(item) > event.after_step), len(session.queue)
-        )
-        session.queue.insert(at, Queued(request=event, since_s=self._now_s))
+        self._enqueue(session, event)
         return self._advance(session)
+
+    def _enqueue(self, session: Session, request: ev.StepRequested | ev.ReleaseRequested) -> None:
+        """Steps by number; a release right after the step that it names, though that may come later."""
+        queue, order = session.queue, _order(request)
+        at = len(queue)
+        while at and _order(queue[at - 1].request) > order:
+            at -= 1
+        queue.insert(at, Queued(request=request, since_s=self._now_s))
 
     def _advance(self, session: Session) -> Commands:
         """Dispatch from the head of the queue as long as it can go."""
@@ -486,9 +491,8 @@ def unknown_session(session_id: str) -> SessionError:
     )
 
 
-def _order(item: Queued) -> int:
-    request = item.request
-    return request.number if isinstance(request, ev.StepRequested) else request.after_step
+def _order(request: ev.StepRequested | ev.ReleaseRequested) -> tuple[int, int]:
+    return (request.number, 0) if isinstance(request, ev.StepRequested) else (request.after_step, 1)
 
 
 _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Commands]] = {

@@ -76,7 +76,7 @@ class Daemon:
                 case st.ReportExit(child=child):
                     self._report_exit(child)
                 case st.Log(text=text):
-                    _log.info("%s", text)
+                    _log.log(logging.INFO if self._node.index else logging.DEBUG, "%s", text)
                 case st.Exit():
                     if not self._exit.done():
                         self._exit.set_result(command)

@@ -93,6 +93,7 @@ def _join_job(config: dict[str, Any]) -> None:
     from shardwright.xla import check_platform
 
     check_platform()
+    jax.config.update("jax_enable_x64", True)  # arrays keep the element type that the program says
     try:
         if config["process_count"] > 1:
             jax.distributed.initialize(

@@ -187,6 +187,8 @@ class DaemonState:
         return [*commands, Dial(delay_s=min(delay_s, self._deadline_s - now_s))]
 
     def _start(self, start: Start) -> list[Command]:
+        if self.phase != "joined":
+            return []
         if self.child is not None:
             self.wanted = start
             return self._kill()
@@ -203,7 +205,7 @@ class DaemonState:
             return []
         if self.wanted is not None:
             start, self.wanted = self.wanted, None
-            return [ReportExit(child=event), *self._start(start)]
+            return self._start(start)  # the old one was of a master or a generation that is forgotten
         return [ReportExit(child=event)]
 
     def _kill(self) -> list[Command]:

@@ -1,0 +1,136 @@
+"""A world for `MasterState`: daemons, executors and clients that are numbers, and a clock that is moved by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shardwright.server.limits import Limits
+from shardwright.server.master import events as ev
+from shardwright.server.master.formation import Identity, Member
+from shardwright.server.master.state import MasterState
+
+IDENTITY = Identity(cluster_hash="h", shardwright_version="1", jax_version="2")
+WAIT_S = 100.0
+PROGRAM = ev.ProgramFacts(plan_id="plan", argument_count=2, donated=frozenset({0}), output_bytes=(8, 4))
+
+C = TypeVar("C")
+
+
+@dataclass
+class World:
+    """`send` an event; commands pile up in `commands`, orders to executors in `orders`."""
+
+    node_count: int = 2
+    limits: Limits = field(default_factory=lambda: Limits(pending_steps=4, sessions=2, session_array_bytes=1000))
+    now_s: float = 0.0
+    commands: list[ev.Command] = field(default_factory=list)
+    orders: list[ev.ToWorkers] = field(default_factory=list)
+    generation_of: dict[int, int] = field(default_factory=dict)  # node → generation it was told to start
+
+    def __post_init__(self) -> None:
+        members = tuple(
+            Member(index=index, address=f"host:{index}", device_count=4) for index in range(self.node_count)
+        )
+        self.state = MasterState.create(members, IDENTITY, self.limits, wait_s=WAIT_S)
+
+    def send(self, event: ev.Event) -> list[ev.Command]:
+        commands = self.state.handle(event, self.now_s)
+        self.state.check_invariants()
+        self.commands += commands
+        self.orders += [command for command in commands if isinstance(command, ev.ToWorkers)]
+        for command in commands:
+            if isinstance(command, ev.StartExecutor):
+                self.generation_of[command.process_id] = command.generation
+        return commands
+
+    def take(self, kind: type[C]) -> list[C]:
+        """Commands of a kind so far, forgotten afterwards."""
+        found = [command for command in self.commands if isinstance(command, kind)]
+        self.commands = [command for command in self.commands if not isinstance(command, kind)]
+        return found
+
+    def later(self, seconds: float) -> list[ev.Command]:
+        self.now_s += seconds
+        return self.send(ev.Tick())
+
+    # ---- nodes: daemon connections are 10 + node, executor connections 100·generation + node ----
+    def daemon_joins(self, node: int, /, **wrong: object) -> list[ev.Command]:
+        hello: dict[str, object] = {
+            "connection": 10 + node, "node": node, "cluster_hash": "h", "shardwright_version": "1",
+            "jax_version": "2", "coordinator_address": f"host:{node}",
+        }  # fmt: skip
+        return self.send(ev.DaemonJoined(**(hello | wrong)))  # type: ignore[arg-type]
+
+    def executor_connection(self, node: int) -> int:
+        return 100 * self.generation_of[node] + node
+
+    def executor_joins(self, node: int, device_count: int = 4) -> list[ev.Command]:
+        return self.send(
+            ev.ExecutorJoined(
+                connection=self.executor_connection(node), node=node, generation=self.generation_of[node],
+                data_address=f"host:{9000 + node}", device_count=device_count,
+            )
+        )  # fmt: skip
+
+    def executor_dies(self, node: int) -> list[ev.Command]:
+        return self.send(
+            ev.ExecutorExited(
+                connection=10 + node, generation=self.generation_of[node], exit_code=-9, last_lines="a\nlast words",
+                coordinator_address=f"host:{node}",
+            )
+        )  # fmt: skip
+
+    def form(self) -> None:
+        """All nodes are there, all executors run."""
+        for node in range(self.node_count):
+            self.daemon_joins(node)
+        for node in range(self.node_count):
+            self.executor_joins(node)
+
+    def all_done(self, **how: object) -> None:
+        """Every executor carries out every order so far, and what comes of it."""
+        while self.orders:
+            order = self.orders.pop(0)
+            for node in range(self.node_count):
+                self.done(order.sequence, node, **how)
+
+    def done(self, sequence: int, node: int, **how: object) -> list[ev.Command]:
+        connection = self.executor_connection(node)
+        return self.send(ev.CommandDone(connection=connection, sequence=sequence, **how))  # type: ignore[arg-type]
+
+    # ---- a session "s" with the executable "plan" and the stream 1 ----
+    def open_session(self) -> None:
+        self.send(ev.SessionRequested(call=1, session_id="s"))
+        self.all_done()
+        self.send(ev.StepsOpened(stream=1, session_id="s"))
+
+    def load(self) -> None:
+        self.send(ev.LoadRequested(call=2, session_id="s", plan_id="plan"))
+        self.send(ev.CompileFinished(plan_id="plan", program=PROGRAM))
+        self.all_done()
+
+    def arrives(self, array_id: int, *nodes: int) -> None:
+        for node in nodes or range(self.node_count):
+            connection = self.executor_connection(node)
+            self.send(ev.ArrayArrived(connection=connection, session_id="s", array_id=array_id, size_bytes=8))
+
+    def step(self, number: int, arguments: tuple[int, ...], outputs: tuple[int, ...], **more: object) -> None:
+        step: dict[str, object] = {"stream": 1, "session_id": "s", "executable_id": "plan"} | more
+        self.send(ev.StepRequested(number=number, arguments=arguments, outputs=outputs, **step))  # type: ignore[arg-type]
+
+    def runs(self) -> list[int]:
+        """Numbers of the steps that executors were told to run, so far."""
+        return [order.step.number for order in self.orders if isinstance(order, ev.RunOnWorkers)]
+
+
+def ready_world(node_count: int = 2) -> World:
+    """A formed cluster, an open session, a loaded program; arrays 1 and 2 are there."""
+    world = World(node_count=node_count)
+    world.form()
+    world.open_session()
+    world.load()
+    world.arrives(1)
+    world.arrives(2)
+    world.commands.clear()
+    return world
