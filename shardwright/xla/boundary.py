@@ -51,8 +51,7 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
         value = terminator.operands[index]
         _check_shape("output", value, variable)
         if variable.is_padded:
-            with ir.InsertionPoint(terminator):
-                terminator.operands[index] = _padded(value, variable)
+            terminator.operands[index] = _padded(value, variable, terminator)
     inputs = [argument.type for argument in block.arguments]
     outputs = [operand.type for operand in terminator.operands]
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
@@ -61,14 +60,16 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
     module.operation.attributes[_ALIAS] = _aliases(plan)
 
 
-def _padded(value: Any, variable: VariablePlan) -> Any:
+def _padded(value: Any, variable: VariablePlan, terminator: Any) -> Any:
     ir = private.ir()
-    stablehlo = private.dialect("stablehlo")
     scalar = ir.RankedTensorType.get([], value.type.element_type)
-    zero = stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{_zero(value.type.element_type)}> : {scalar}")).result
+    zero = ir.Operation.parse(f"stablehlo.constant dense<{_zero(value.type.element_type)}> : {scalar}")
     high = [stored - size for stored, size in zip(variable.stored_shape, variable.shape, strict=True)]
-    low = [0] * len(high)
-    return stablehlo.PadOp(value, zero, low, high, low).result
+    none = [0] * len(high)
+    point = ir.InsertionPoint(terminator)
+    point.insert(zero)
+    with point:
+        return private.dialect("stablehlo").PadOp(value, zero.results[0], none, high, none).result
 
 
 def _zero(element_type: Any) -> str:

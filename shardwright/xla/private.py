@@ -23,11 +23,11 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jaxlib._hlo": ("hlo_module_from_text", "XlaComputation", "HloSharding"),
     "jaxlib._jax": ("DeviceList", "CompileOptions", "array_result_handler", "mlir"),
     "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
-    "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "InsertionPoint", "Attribute", "NameLoc"),
+    "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "Operation", "InsertionPoint", "Attribute", "NameLoc"),
     "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
     "jaxlib.mlir.dialects.mhlo": ("register_mhlo_dialect",),
     "jaxlib.mlir.dialects.chlo": ("register_dialect",),
-    "jaxlib.mlir.dialects.stablehlo": ("register_dialect", "SliceOp", "PadOp", "ConstantOp"),
+    "jaxlib.mlir.dialects.stablehlo": ("register_dialect", "SliceOp", "PadOp"),
     "jaxlib.mlir.dialects.func": ("FuncOp",),
     "jaxlib.mlir._mlir_libs._jax_mlir_ext": ("register_dialects",),
 }

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from shardwright.plans import CostSummary, InstructionPlan, MemorySummary, Mesh, Plan, TensorSharding, VariablePlan
+from shardwright.xla import BoundaryArray, ObservedCollective, load_program
 
 Dims = Sequence[str | tuple[str, ...] | None]
 
@@ -98,3 +102,56 @@ def plan(
         memory=MemorySummary(arguments_bytes=0, outputs_bytes=0, temporaries_bytes=0),
         hlo_text=hlo,
     )
+
+
+def lower(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> str:
+    """HLO text of a single-device function of arrays."""
+    import jax
+
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
+    return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes).as_text("hlo")
+
+
+def named(hlo: str, opcode: str) -> list[str]:
+    """Names of the instructions with an opcode, in text order."""
+    return re.findall(rf"^ *(?:ROOT )?(\S+) = .*?[\]}})] {re.escape(opcode)}\(", hlo, re.MULTILINE)
+
+
+def run_planned(planned: Plan, *arguments: Any) -> tuple[list[np.ndarray], tuple[ObservedCollective, ...]]:
+    """Compile a plan here, run it on logical arguments: (logical outputs, observed collectives)."""
+    import jax
+
+    from shardwright.xla.compiling import compile_planned
+
+    program = compile_planned(planned.require_hlo(), planned, want_executable=False)
+    loaded = load_program(
+        program.stablehlo.encode(),
+        is_serialized=False,
+        mesh=planned.mesh,
+        arguments=[BoundaryArray.of(v) for v in planned.parameters],
+        outputs=[BoundaryArray.of(v) for v in planned.outputs],
+        donated=[v.number for v in planned.parameters if v.alias is not None],
+    )
+    placed = [
+        jax.device_put(stored(array, v.stored_shape), lies)
+        for array, v, lies in zip(arguments, planned.parameters, loaded.argument_shardings, strict=True)
+    ]
+    outputs = [np.asarray(array) for array in loaded.run(placed)]
+    for array, v in zip(outputs, planned.outputs, strict=True):
+        assert array.shape == v.stored_shape
+    logical = [array[tuple(map(slice, v.shape))] for array, v in zip(outputs, planned.outputs, strict=True)]
+    return logical, program.collectives
+
+
+def stored(array: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """An array padded with sevens to its stored shape: what the padding holds must not matter."""
+    array = np.asarray(array)
+    if array.shape == shape:
+        return array
+    widths = [(0, large - small) for small, large in zip(array.shape, shape, strict=True)]
+    return np.pad(array, widths, constant_values=7)
+
+
+def kinds(collectives: Sequence[ObservedCollective]) -> list[tuple[str, int]]:
+    """(kind, group size) of what moves anything, sorted."""
+    return sorted((c.kind, c.group_size) for c in collectives if c.group_size > 1)

@@ -1,0 +1,157 @@
+"""One test per use of a private jaxlib name: an upgrade that breaks one is seen here by name."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.errors import HloSyntaxError, PlatformError, UnsupportedProgramError
+from shardwright.xla import private
+
+HLO = """HloModule jit_f, input_output_alias={ {1}: (0, {}, may-alias) }
+
+ENTRY main.1 {
+  x.1 = f32[8,4]{1,0} parameter(0)
+  tanh.7 = f32[8,4]{1,0} tanh(x.1), metadata={op_name="jit(f)/tanh"}
+  add.3 = f32[8,4]{1,0} add(tanh.7, x.1)
+  ROOT tuple.1 = (f32[8,4]{1,0}, f32[8,4]{1,0}) tuple(tanh.7, add.3)
+}
+"""
+
+MLIR = """
+sdy.mesh @m = <["x"=4, "y"=2]>
+func.func @main(%a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, {"y"}]>})
+    -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@m, [{"y"}, {}]>}, tensor<f32>) {
+  %0 = stablehlo.tanh %a : tensor<8x4xf32>
+  %1 = stablehlo.constant dense<1.0> : tensor<f32>
+  return %0, %1 : tensor<8x4xf32>, tensor<f32>
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def devices():
+    return private.local_devices()
+
+
+@pytest.fixture(scope="module")
+def executable(devices):
+    return private.compile_and_load(MLIR, devices, private.compile_options([d.id for d in devices]))
+
+
+def test_every_name_is_there():
+    private.check_platform()
+
+
+def test_a_name_that_moved_is_one_clear_error(monkeypatch):
+    names = {**private.PRIVATE_NAMES, "jaxlib._hlo": ("hlo_module_from_text", "gone")}
+    monkeypatch.setattr(private, "PRIVATE_NAMES", names)
+    with pytest.raises(PlatformError, match=r"lacks jaxlib\._hlo\.gone") as raised:
+        private.check_platform()
+    assert "pip install" in raised.value.remedy
+
+
+def test_a_module_that_moved_is_the_same_error(monkeypatch):
+    monkeypatch.setattr(private, "PRIVATE_NAMES", {"jaxlib.nowhere": ("thing",)})
+    with pytest.raises(PlatformError, match=r"lacks jaxlib\.nowhere"):
+        private.check_platform()
+
+
+def test_canonical_hlo_is_a_fixed_point():
+    once = private.canonical_hlo(HLO)
+    assert private.canonical_hlo(once) == once
+
+
+def test_xla_refuses_what_is_not_hlo():
+    with pytest.raises(HloSyntaxError, match="refuses"):
+        private.canonical_hlo("HloModule broken\nENTRY {")
+
+
+def test_conversion_keeps_instruction_names_and_aliases():
+    converted = private.stablehlo_of(HLO)
+    assert "mhlo.input_output_alias = [{alias" in converted
+    with private.mlir_context():
+        module = private.parse_module(converted)
+        main = module.body.operations[0]
+        names = [private.location_name(op.location) for op in main.body.blocks[0].operations]
+        assert names == ["tanh.7", "add.3", None]
+        assert private.location_name(main.arguments[0].location) == "x.1"
+
+
+def test_two_dimensional_dots_are_dot_others_dot_general():
+    """Names, not operation kinds, are what emission looks for."""
+    text = jax.jit(lambda a, b: (a[0] @ b[0], a @ b)).lower(jnp.ones((2, 4, 4)), jnp.ones((2, 4, 4))).as_text("hlo")
+    converted = private.stablehlo_of(text)
+    assert "stablehlo.dot " in converted
+    assert "stablehlo.dot_general " in converted
+
+
+def test_conversion_leaves_unused_copies_of_loop_regions():
+    """The reason why emission walks from `main` and what it calls."""
+
+    def loop(x):
+        return jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+
+    converted = private.stablehlo_of(jax.jit(loop).lower(jnp.ones(4)).as_text("hlo"))
+    assert converted.count("stablehlo.sine") == 2
+    assert "call @region" not in converted
+
+
+def test_an_instruction_without_stablehlo_is_refused():
+    # An instruction of XLA's with no operation in StableHLO comes out as one MLIR cannot read.
+    hlo = "HloModule m\nENTRY e {\n  a = u32[4] parameter(0)\n  ROOT r = u32[4] mulhi(a, a)\n}\n"
+    with private.mlir_context(), pytest.raises(UnsupportedProgramError, match="no StableHLO form"):
+        private.parse_module(private.stablehlo_of(hlo))
+
+
+def test_verification_is_typed():
+    text = 'func.func @main() { "stablehlo.reduce_scatter"() : () -> () return }'
+    with private.mlir_context(), pytest.raises(UnsupportedProgramError):
+        private.verify(private.parse_module(text))
+
+
+def test_partitioned_by_shardy_over_the_given_devices(executable):
+    text = private.compiled_hlo(executable)
+    assert "num_partitions=8" in text.split("\n", 1)[0]
+    assert "all-to-all" in text or "collective-permute" in text or "all-gather" in text
+
+
+def test_boundary_shardings_of_a_loaded_executable(executable):
+    (argument,) = private.parameter_shardings(executable)
+    # mesh x=4, y=2 row-major: device 2x + y holds row block x, column block y
+    assert private.tile_coordinates(argument, 2, 8) == tuple((d // 2, d % 2) for d in range(8))
+    split, scalar = private.output_shardings(executable)
+    assert private.tile_coordinates(split, 2, 8) == tuple((d % 2, 0) for d in range(8))
+    assert private.tile_coordinates(scalar, 0, 8) == ((),) * 8
+
+
+def test_memory_figures_are_per_device(executable):
+    arguments, outputs, alias, temporaries = private.memory_figures(executable)
+    assert arguments == 8 * 4 * 4 // 8
+    assert outputs >= 8 * 4 * 4 // 2 + 4
+    assert alias == 0
+    assert temporaries >= 0
+
+
+def test_serialized_executables_run(executable, devices):
+    payload = private.serialize_executable(executable)
+    loaded = private.deserialize_executable(payload, devices, private.compile_options([d.id for d in devices]))
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(4, 2), ("x", "y"))
+    x = np.arange(32, dtype=np.float32).reshape(8, 4) / 32
+    array = jax.device_put(x, jax.NamedSharding(mesh, jax.P("x", "y")))
+    handlers = [
+        private.result_handler((8, 4), np.dtype("float32"), jax.NamedSharding(mesh, jax.P("y", None))),
+        private.result_handler((), np.dtype("float32"), jax.NamedSharding(mesh, jax.P())),
+    ]
+    tanh, one = private.execute(loaded, [array], handlers)
+    np.testing.assert_allclose(np.asarray(tanh), np.tanh(x), rtol=1e-6)
+    assert float(one) == 1.0
+    assert tanh.sharding.spec == jax.P("y", None)
+
+
+def test_debug_options_reach_one_compilation(devices, tmp_path):
+    options = private.compile_options([d.id for d in devices], overrides=[("xla_dump_to", str(tmp_path))])
+    private.compile_and_load(MLIR, devices, options)
+    assert list(tmp_path.glob("*after_optimizations.txt"))
