@@ -81,11 +81,13 @@ def build_graph(
     prices: Prices,
     pinned: Mapping[int, StrategySet],
     in_place: frozenset[int] = frozenset(),
+    *,
+    coarsen: bool = True,
 ) -> Graph:
     """Cluster the nodes of `flow`.
 
     pinned: the strategies of nodes that may not choose freely. in_place: nodes whose value may not be
-    gathered for use, nor what is converted or transposed from it.
+    gathered for use, nor what is converted or transposed from it. coarsen: False lets every node choose.
     """
     free = _free_nodes(flow, pinned)
     sets = [
@@ -100,7 +102,7 @@ def build_graph(
             graph.cluster_of.append(-1)
             graph.strategy_of.append(np.zeros(0, np.int64))
             continue
-        found = None if node.index in pinned else follow.leader(node)
+        found = follow.leader(node) if coarsen and node.index not in pinned else None
         if found is None:
             graph.cluster_of.append(len(graph.leaders))
             graph.leaders.append(node.index)

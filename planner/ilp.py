@@ -80,7 +80,7 @@ def _program(problem: Problem, scale: float) -> tuple[pulp.LpProblem, list[list[
 def _one_state(program: pulp.LpProblem, v: int, cost: FloatArray) -> list[pulp.LpVariable | None]:
     """(1); states of infinite cost get no variable."""
     variables = [
-        pulp.LpVariable(f"x_{v}_{i}", cat=pulp.LpBinary) if np.isfinite(c) else None for i, c in enumerate(cost)
+        program.add_variable(f"x_{v}_{i}", cat=pulp.LpBinary) if np.isfinite(c) else None for i, c in enumerate(cost)
     ]
     program.addConstraint(pulp.LpAffineExpression([(var, 1) for var in variables if var is not None]) == 1)
     return variables
@@ -97,7 +97,7 @@ def _edge(
     rows, row_of = np.unique(matrix, axis=0, return_inverse=True)
     small, column_of = np.unique(rows, axis=1, return_inverse=True)
     y = {
-        (s, t): pulp.LpVariable(f"y_{name[0]}_{name[1]}_{s}_{t}", lowBound=0)
+        (s, t): program.add_variable(f"y_{name[0]}_{name[1]}_{s}_{t}", lowBound=0)
         for s, t in np.ndindex(*small.shape)
         if np.isfinite(small[s, t])
     }

@@ -44,7 +44,9 @@ def mlp(batch: int = 32, width: int = 16, hidden: int = 64) -> Program:
     return _training(loss, params, _normal(5, batch, width, scale=1.0), _normal(6, batch, width, scale=1.0))
 
 
-def gpt2(layers: int = 2, width: int = 32, heads: int = 4, vocabulary: int = 64, length: int = 16, batch: int = 8) -> Program:
+def gpt2(
+    layers: int = 2, width: int = 32, heads: int = 4, vocabulary: int = 64, length: int = 16, batch: int = 8
+) -> Program:
     def linear(seed: int, n: int, m: int) -> dict[str, np.ndarray]:
         return {"w": _normal(seed, n, m), "b": _normal(seed + 1, m)}
 

@@ -1,0 +1,230 @@
+"""Dataflow, strategies and coarsening: against brute force over all strategies of small programs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.cost import hardware_profile
+from shardwright.hlo import Module, parse
+from shardwright.planner import plan
+from shardwright.planner.dataflow import Dataflow, build_dataflow
+from shardwright.planner.graph import Graph, build_graph
+from shardwright.planner.prices import Prices
+from shardwright.planner.solve import solve
+from shardwright.planner.strategies import StrategyBuilder, even_shardings
+from shardwright.planner.trips import trip_count
+from shardwright.plans import Mesh
+from tests.planner.programs import PROGRAMS, lower
+
+ONE_AXIS = Mesh.of({"data": 8})
+TWO_AXES = Mesh.of({"data": 4, "model": 2})
+
+
+def graph_of(text: str, mesh: Mesh, *, coarsen: bool) -> Graph:
+    flow = build_dataflow(parse(text))
+    prices = Prices(mesh, Cluster.local(mesh.device_count), hardware_profile("cpu"))
+    return build_graph(flow, StrategyBuilder(prices), prices, {}, coarsen=coarsen)
+
+
+CHAIN = """HloModule chain, entry_computation_layout={(f32[64,32], f32[32,16])->f32[64,16]}
+
+ENTRY main {
+  x = f32[64,32] parameter(0)
+  w = f32[32,16] parameter(1)
+  y = f32[64,16] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT z = f32[64,16] tanh(y)
+}
+"""
+
+
+def brute_force(graph: Graph) -> float:
+    """The least cost over every combination of every node's strategies, priced edge by edge."""
+    flow, prices = graph.flow, graph.prices
+    best = np.inf
+    for chosen in product(*(range(len(s)) for s in graph.sets)):
+        strategies = [s.strategies[i] for s, i in zip(graph.sets, chosen, strict=True)]
+        cost = sum(float(graph.sets[n.index].time_s[chosen[n.index]]) * n.weight for n in flow.nodes)
+        for node in flow.nodes:
+            for use in node.uses:
+                source, leaf = use.source
+                made = strategies[source].results[leaf]
+                wanted = strategies[node.index].operands[use.position]
+                if use.hard and made != wanted:
+                    cost = np.inf
+                else:
+                    cost += use.weight * prices.reshard_s(flow.nodes[source].shapes[leaf], made, wanted)
+        best = min(best, cost)
+    return best
+
+
+@pytest.mark.parametrize("coarsen", [True, False])
+def test_small_program_against_brute_force(coarsen: bool) -> None:
+    graph = graph_of(CHAIN, ONE_AXIS, coarsen=coarsen)
+    assert solve(graph.problem(), time_limit_s=10).value == pytest.approx(brute_force(graph))
+
+
+@pytest.mark.parametrize("mesh", [ONE_AXIS, TWO_AXES], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "scan"])
+def test_coarsening_loses_at_most_one_percent(name: str, mesh: Mesh) -> None:
+    text = lower(PROGRAMS[name]())
+    coarse = graph_of(text, mesh, coarsen=True)
+    fine = graph_of(text, mesh, coarsen=False)
+    assert len(coarse.leaders) < 0.5 * len(fine.leaders)
+    best = solve(fine.problem(), time_limit_s=20)
+    found = solve(coarse.problem(), time_limit_s=20)
+    assert best.value - 1e-12 <= found.value <= 1.01 * best.value
+
+
+# ---- dataflow -------------------------------------------------------------------
+
+
+def loop(condition: str, step: str, first: int = 0, limit: int = 12) -> Module:
+    return parse(f"""HloModule loop, entry_computation_layout={{(f32[16])->f32[16]}}
+
+cond {{
+  p = (s32[], f32[16]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  limit = s32[] constant({limit})
+  ROOT test = pred[] {condition}
+}}
+
+body {{
+  q = (s32[], f32[16]) parameter(0)
+  j = s32[] get-tuple-element(q), index=0
+  one = s32[] constant(1)
+  next = s32[] {step}
+  v = f32[16] get-tuple-element(q), index=1
+  w = f32[16] tanh(v)
+  ROOT out = (s32[], f32[16]) tuple(next, w)
+}}
+
+ENTRY main {{
+  x = f32[16] parameter(0)
+  start = s32[] constant({first})
+  init = (s32[], f32[16]) tuple(start, x)
+  run = (s32[], f32[16]) while(init), condition=cond, body=body
+  ROOT r = f32[16] get-tuple-element(run), index=1
+}}
+""")
+
+
+@pytest.mark.parametrize(
+    ("condition", "step", "first", "limit", "expected"),
+    [
+        ("compare(i, limit), direction=LT", "add(j, one)", 0, 12, 12),
+        ("compare(i, limit), direction=LE", "add(one, j)", 0, 12, 13),
+        ("compare(limit, i), direction=GT", "add(j, one)", 2, 12, 10),
+        ("compare(i, limit), direction=GT", "subtract(j, one)", 5, 0, 5),
+        ("compare(i, limit), direction=NE", "add(j, one)", 0, 7, 7),
+        ("compare(i, limit), direction=LT", "add(j, one)", 12, 3, 0),
+        ("compare(i, limit), direction=LT", "multiply(j, one)", 0, 12, None),
+        ("compare(i, limit), direction=GT", "add(j, one)", 0, 12, None),
+        ("compare(i, limit), direction=EQ", "add(j, one)", 0, 12, None),
+    ],
+)
+def test_trip_counts(condition: str, step: str, first: int, limit: int, expected: int | None) -> None:
+    module = loop(condition, step, first, limit)
+    run = next(i for i in module.entry if i.opcode == "while")
+    assert trip_count(run) == expected
+
+
+def node_named(flow: Dataflow, name: str) -> int:
+    return next(node.index for node in flow.nodes if node.instruction.name == name)
+
+
+def test_loop_bodies_weigh_their_trips_and_carry_one_value() -> None:
+    flow = build_dataflow(loop("compare(i, limit), direction=LT", "add(j, one)"))
+    body = flow.nodes[node_named(flow, "w")]
+    assert body.weight == 12
+    (carried,) = {use.source[0] for use in body.uses}
+    assert flow.nodes[carried].is_value
+    sources = {flow.nodes[use.source[0]].instruction.name: use.weight for use in flow.nodes[carried].uses}
+    assert sources == {"x": 1.0, "w": 12.0}
+
+
+def test_unknown_trip_count_is_noted() -> None:
+    flow = build_dataflow(loop("compare(i, limit), direction=LT", "multiply(j, one)"))
+    assert flow.notes == ["run: trip count unknown, priced as one"]
+    assert flow.nodes[node_named(flow, "w")].weight == 1
+
+
+def test_a_computation_called_twice_is_planned_once() -> None:
+    flow = build_dataflow(
+        parse("""HloModule twice, entry_computation_layout={(f32[16], f32[16])->(f32[16], f32[16])}
+
+half {
+  p = f32[16] parameter(0)
+  ROOT t = f32[16] tanh(p)
+}
+
+ENTRY main {
+  a = f32[16] parameter(0)
+  b = f32[16] parameter(1)
+  c = f32[16] call(a), to_apply=half
+  d = f32[16] call(b), to_apply=half
+  ROOT r = (f32[16], f32[16]) tuple(c, d)
+}
+""")
+    )
+    tanh = flow.nodes[node_named(flow, "t")]
+    assert tanh.weight == 2
+    (parameter,) = (use.source[0] for use in tanh.uses)
+    assert [flow.nodes[use.source[0]].instruction.name for use in flow.nodes[parameter].uses] == ["a", "b"]
+
+
+def test_conditionals_and_nested_tuples_plan_end_to_end() -> None:
+    text = """HloModule branches, entry_computation_layout={(s32[], (f32[16,8], f32[8]))->f32[16,8]}
+
+left {
+  p = (f32[16,8], f32[8]) parameter(0)
+  m = f32[16,8] get-tuple-element(p), index=0
+  ROOT t = f32[16,8] tanh(m)
+}
+
+right {
+  q = (f32[16,8], f32[8]) parameter(0)
+  v = f32[8] get-tuple-element(q), index=1
+  ROOT s = f32[16,8] broadcast(v), dimensions={1}
+}
+
+ENTRY main {
+  which = s32[] parameter(0)
+  both = (f32[16,8], f32[8]) parameter(1)
+  ROOT r = f32[16,8] conditional(which, both, both), branch_computations={left, right}
+}
+"""
+    planned = plan(text, Cluster.local(8))
+    assert [variable.number for variable in planned.parameters] == [0, 1, 2]
+    assert {entry.computation for entry in planned.instructions} == {"main", "left", "right"}
+
+
+# ---- strategies --------------------------------------------------------------------
+
+
+def test_strategies_of_a_product_on_one_axis() -> None:
+    """m, n and k; k summed everywhere, or scattered over either dimension of the result."""
+    graph = graph_of(CHAIN, ONE_AXIS, coarsen=False)
+    strategies = graph.sets[node_named(graph.flow, "y")].strategies
+    found = {(str(s.operands[0]), str(s.operands[1]), str(s.results[0]), s.partial) for s in strategies}
+    assert found == {
+        ("[-, -]", "[-, -]", "[-, -]", ()),
+        ("[data, -]", "[-, -]", "[data, -]", ()),
+        ("[-, -]", "[-, data]", "[-, data]", ()),
+        ("[-, data]", "[data, -]", "[-, -]", ("data",)),
+        ("[-, data]", "[data, -]", "[data, -]", ("data",)),
+        ("[-, data]", "[data, -]", "[-, data]", ("data",)),
+    }
+
+
+def test_strategies_divide_and_keep_mesh_order() -> None:
+    graph = graph_of(CHAIN, TWO_AXES, coarsen=False)
+    for found in graph.sets:
+        for strategy in found.strategies:
+            for sharding in (*strategy.operands, *strategy.results):
+                assert all(list(axes) == sorted(axes) for axes in sharding.dims)
+    shape = graph.flow.nodes[0].shapes[0]
+    assert len(list(even_shardings(shape, TWO_AXES))) == 9
