@@ -20,6 +20,9 @@ from shardwright.report.units import format_bytes, format_seconds
 _SHOWN_COLLECTIVES = 16
 _SHOWN_CANDIDATES = 12
 
+#: Columns that a folded cell keeps at least, so that names stay readable on narrow terminals.
+_FOLDED_WIDTH = 14
+
 
 def explain_plan(plan: Plan, *, width: int = 120) -> str:
     """The report of `print_plan` as plain text of at most `width` columns."""
@@ -136,6 +139,7 @@ def plain_table(columns: Sequence[tuple[str, str]], *, fold: Sequence[str] = ())
             justify="right" if side == "right" else "left",
             overflow="fold",
             no_wrap=name not in fold,
+            min_width=_FOLDED_WIDTH if name in fold else None,
         )
     return table
 

@@ -1,0 +1,212 @@
+"""Reports: grouping, units, and what each section says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from shardwright.plans import (
+    Candidate,
+    CostSummary,
+    MemorySummary,
+    Mesh,
+    Plan,
+    PlannedCollective,
+    TensorSharding,
+    VariablePlan,
+)
+from shardwright.report.collectives import as_dict as comparison_dict
+from shardwright.report.collectives import compare_collectives, explain_collectives
+from shardwright.report.groups import group_collectives, group_variables, joined_name
+from shardwright.report.text import as_dict, describe_split, explain_plan
+from shardwright.report.units import format_bytes, format_seconds
+
+MESH = Mesh.of({"data": 2, "model": 4})
+COLUMNS = TensorSharding(((), ("model",)))
+WHOLE = TensorSharding.replicated(2)
+
+
+def variable(number: int, name: str, shape: tuple[int, ...], sharding: TensorSharding, **more: Any) -> VariablePlan:
+    fields = {"element_type": "f32", "stored_shape": shape, "alias": None} | more
+    return VariablePlan(number=number, name=name, shape=shape, sharding=sharding, **fields)
+
+
+def collective(kind: str, axes: tuple[str, ...], cause: str, payload_bytes: int, count: int = 1) -> PlannedCollective:
+    return PlannedCollective(
+        kind=kind,
+        axes=axes,
+        instruction=cause.split()[-1],
+        cause=cause,
+        payload_bytes=payload_bytes,
+        wire_bytes=payload_bytes * 3 // 2,
+        count=count,
+        time_s=1e-6 * payload_bytes * count,
+    )
+
+
+def plan(**changes: Any) -> Plan:
+    layers = [variable(i, f"params['blocks'][{i}]['w']", (64, 128), COLUMNS, alias=i) for i in range(12)]
+    fields: dict[str, Any] = {
+        "module_name": "jit_step",
+        "hlo_sha256": "0" * 64,
+        "mesh": MESH,
+        "hardware": "a100",
+        "origin": "search",
+        "instructions": (),
+        "parameters": (
+            *layers,
+            variable(12, "x", (6, 5), TensorSharding((("model",), ())), stored_shape=(8, 5)),
+        ),
+        "outputs": (
+            *(variable(i, each.name, each.shape, COLUMNS, alias=i) for i, each in enumerate(layers)),
+            variable(12, "loss", (), TensorSharding(())),
+        ),
+        "collectives": (
+            *(collective("all-reduce", ("model",), f"partial sum of dot.{i}", 1000) for i in range(3)),
+            collective("all-gather", ("data",), "mul.7 wants operand 0 as [-, -]", 100, count=5),
+        ),
+        "cost": CostSummary(compute_s=0.002, communication_s=0.001, lower_bound_s=0.0027, bound_scope="one mesh"),
+        "memory": MemorySummary(arguments_bytes=3 * 2**20, outputs_bytes=4, temporaries_bytes=2**20),
+        "candidates": (
+            Candidate(mesh=Mesh.of({"data": 8}), step_s=None, note="needs 90 GiB"),
+            Candidate(mesh=MESH, step_s=0.003),
+        ),
+        "notes": ("custom call 'topk' is opaque",),
+        "planning_s": 1.5,
+    }
+    return Plan(**(fields | changes))
+
+
+def test_units() -> None:
+    assert format_bytes(0) == "0 B"
+    assert format_bytes(1023) == "1023 B"
+    assert format_bytes(1536) == "1.50 KiB"
+    assert format_bytes(3 * 2**30) == "3.00 GiB"
+    assert format_seconds(0) == "0 s"
+    assert format_seconds(12.34e-3) == "12.3 ms"
+    assert format_seconds(5e-7) == "500 ns"
+    assert format_seconds(250e-6) == "250 µs"
+
+
+def test_layers_are_grouped_by_their_number() -> None:
+    groups = group_variables(plan().parameters, MESH)
+    assert [(group.name, group.count) for group in groups] == [("params['blocks'][0..11]['w']", 12), ("x", 1)]
+    assert groups[0].bytes_per_device == 64 * 128 * 4 // 4
+    assert groups[1].bytes_per_device == 8 * 5 * 4 // 4
+
+
+def test_layers_laid_out_differently_stay_apart() -> None:
+    first, *others = plan().parameters
+    changed = variable(0, first.name, first.shape, WHOLE)
+    names = [group.name for group in group_variables([changed, *others], MESH)]
+    assert names == ["params['blocks'][0]['w']", "params['blocks'][1..11]['w']", "x"]
+
+
+@pytest.mark.parametrize(
+    ("names", "joined"),
+    [
+        (["w"], "w"),
+        (["a1", "a3", "a4"], "a1,3..4"),
+        (["b[0].w2", "b[1].w2"], "b[0..1].w2"),
+        (["x0y0", "x0y1", "x1y0", "x1y1"], "x0..1y0..1"),
+    ],
+)
+def test_joined_names(names: list[str], joined: str) -> None:
+    assert joined_name(names) == joined
+
+
+def test_collectives_are_grouped_by_cause() -> None:
+    first, second = group_collectives(plan().collectives)
+    assert (first.kind, first.cause, first.count, first.wire_bytes) == ("all-reduce", "partial sum of dot", 3, 4500)
+    assert (second.cause, second.count, second.wire_bytes) == ("mul wants operand 0 as [-, -]", 5, 750)
+
+
+def test_the_report_says_it_all() -> None:
+    text = explain_plan(plan())
+    for part in (
+        "Plan of jit_step",
+        "data=2 × model=4 (8 devices)",
+        "3.00 ms = 2.00 ms compute + 1.00 ms communication",
+        "lower bound 2.70 ms, gap 10.0% (one mesh)",
+        "planned in      1.50 s",
+        "params['blocks'][0..11]['w']",
+        "dim 1 over model",
+        "f32[6,5]",
+        "[8,5]",
+        "loss",
+        "partial sum of dot",
+        "peak                                4.00 MiB",
+        "left out",
+        "needs 90 GiB",
+        "custom call 'topk' is opaque",
+    ):
+        assert part in text, part
+    assert max(map(len, text.splitlines())) <= 120
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "\x1b" not in text
+
+
+def test_names_with_brackets_are_no_markup() -> None:
+    odd = plan(parameters=(variable(0, "p['[bold]']", (4,), TensorSharding(((),))),), outputs=())
+    assert "p['[bold]']" in explain_plan(odd)
+
+
+def test_a_narrow_terminal_folds_names_and_loses_nothing() -> None:
+    text = explain_plan(plan(), width=70)
+    assert max(map(len, text.splitlines())) <= 70
+    folded = "".join(line[2:16].strip() for line in text.splitlines())
+    assert "params['blocks'][0..11]['w']" in folded
+
+
+def test_a_plan_without_collectives() -> None:
+    text = explain_plan(plan(collectives=(), candidates=(), notes=()))
+    assert "none" in text
+    assert "Meshes considered" not in text
+
+
+def test_many_groups_are_summed_up() -> None:
+    many = tuple(collective("all-gather", ("data",), f"reason {chr(97 + i)}", 10 + i) for i in range(20))
+    text = explain_plan(plan(collectives=many))
+    assert "4 more groups" in text
+    total = sum(each.wire_bytes for each in many)
+    assert format_bytes(total) in text
+
+
+def test_the_report_as_data() -> None:
+    data = json.loads(json.dumps(as_dict(plan())))
+    assert data["arguments"][0]["count"] == 12
+    assert data["arguments"][0]["split"] == [[], ["model"]]
+    assert data["memory"]["peak_bytes"] == 4 * 2**20 + 4
+    assert data["collectives"][0]["wire_bytes"] == 4500
+
+
+def test_splits_in_words() -> None:
+    assert describe_split(WHOLE) == "replicated"
+    assert describe_split(TensorSharding((("data", "model"), ()))) == "dim 0 over data·model"
+
+
+@dataclass(frozen=True)
+class Seen:
+    kind: str
+    payload_bytes: int
+    wire_bytes: int
+    group_size: int
+    count: int
+
+
+def test_predicted_beside_observed() -> None:
+    seen = [Seen("all-reduce", 3000, 4500, 4, 1), Seen("all-to-all", 64, 32, 2, 3)]
+    rows = {(row.kind, row.group_size): row for row in compare_collectives(plan(), seen)}
+    reduced = rows["all-reduce", 4]
+    assert (reduced.predicted_count, reduced.observed_count) == (3, 1)
+    assert reduced.predicted_wire_bytes == reduced.observed_wire_bytes == 4500
+    assert rows["all-gather", 2].observed_count == 0
+    assert rows["all-to-all", 2].observed_wire_bytes == 96
+    assert rows["all-to-all", 2].predicted_wire_bytes == 0
+    text = explain_collectives(plan(), seen)
+    assert "all-to-all" in text
+    assert format_bytes(4500) in text
+    assert json.dumps(comparison_dict(rows.values()))
