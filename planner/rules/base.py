@@ -110,14 +110,15 @@ def factor(
     operands: Mapping[int, int],
     results: Mapping[int, int],
     reduction: str | None = None,
+    parts: int = 0,
 ) -> Factor | None:
     """The factor that splits dimension `d` of leaf `i` for each `{i: d}`; None where its size is 1.
 
-    Its size is the greatest common divisor of the dimensions it names: blocks of that many
-    equal, contiguous parts exist in all of them.
+    Its size is the greatest common divisor of the dimensions it names, and of `parts` where given:
+    that many equal, contiguous blocks exist in all of them.
     """
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
-    size = 0
+    size = parts
     for leaves, dims in ((inputs, operands), (outputs, results)):
         for leaf, dim in dims.items():
             size = gcd(size, leaves[leaf].dimensions[dim])

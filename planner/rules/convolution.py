@@ -11,8 +11,9 @@ from shardwright.planner.rules.windows import Span, span
 def convolution(instruction: Instruction) -> OpRule:
     """`n i s, i o -> n o s`: batch, output features, input features (summed), image dimensions without borders.
 
-    What is grouped stays whole: XLA gathers it. The gradient of a kernel is a convolution too, in which
-    images take the place of input features and the image dimensions are summed.
+    `g` splits by groups: depthwise (a group per input feature), and groups of the batch, which is what a
+    grouped kernel's gradient has; other groups XLA gathers. The gradient of a kernel is a convolution too,
+    in which images take the place of input features and the image dimensions are summed.
     """
     dims = instruction.get("dim_labels")
     input_features = operand_leaves(instruction)[0].dimensions[dims.input_feature]
@@ -26,8 +27,14 @@ def convolution(instruction: Instruction) -> OpRule:
     if feature_groups == 1:
         summed = {0: dims.input_feature, 1: dims.kernel_input_feature}
         factors.append(factor(instruction, "i", summed, {}, reduction="add"))
+    source = dims.input_batch if batch_groups > 1 else dims.input_feature
+    if batch_groups > 1 or feature_groups == input_features > 1:
+        split = {0: source, 1: dims.kernel_output_feature}
+        factors.append(
+            factor(instruction, "g", split, {0: dims.output_feature}, parts=max(batch_groups, feature_groups))
+        )
     spatial, left_out = _spatial(instruction)
-    grouped = ["XLA gathers grouped features"] if feature_groups > 1 or batch_groups > 1 else []
+    grouped = ["XLA gathers what is grouped"] if feature_groups > 1 or batch_groups > 1 else []
     return rule([*factors, *spatial], "; ".join([*grouped, *left_out]))
 
 

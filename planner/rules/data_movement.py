@@ -86,13 +86,12 @@ def bitcast_convert(instruction: Instruction) -> OpRule:
 
 @strategy_rule("slice")
 def slice_(instruction: Instruction) -> OpRule:
-    """Dimensions taken in full; a shorter range would cross the blocks of a split."""
+    """Dimensions taken in full, or one element in every `stride`; other ranges would cross the blocks of a split."""
     sizes = operand_leaves(instruction)[0].dimensions
-    full = [
-        dim for dim, (start, limit, stride) in enumerate(instruction.get("slice", ()))
-        if (start, limit, stride) == (0, sizes[dim], 1)
-    ]  # fmt: skip
-    return rule(_through(instruction, full), _left_out(len(sizes), full, "cut"))
+    taken = instruction.shape.leaves[0].dimensions
+    strides = [stride for _, _, stride in instruction.get("slice", ())]
+    aligned = [dim for dim, stride in enumerate(strides) if sizes[dim] == taken[dim] * stride]
+    return rule(_through(instruction, aligned), _left_out(len(sizes), aligned, "cut"))
 
 
 @strategy_rule("concatenate")

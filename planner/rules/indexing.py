@@ -59,11 +59,16 @@ def gather(instruction: Instruction) -> OpRule:
     return rule(factors, f"dimension {', '.join(map(str, cut))} is cut at run time" if cut else "")
 
 
+#: Reductions by which scattered updates may be spread over devices and combined afterwards.
+_COMBINABLE = ("add", "maximum", "minimum", "multiply")
+
+
 @strategy_rule("scatter")
 def scatter(instruction: Instruction) -> OpRule:
-    """Window dimensions, batching dimensions, and, for sums, the updates themselves (summed).
+    """Window and batching dimensions, scattered-into rows, and, for reductions, the updates themselves.
 
-    `v d, n, n d -> v d` for an embedding's gradient: d goes through, n is contracted.
+    `v d, n, n d -> v d` for an embedding's gradient: d goes through; n is contracted; a device that holds a
+    part of the rows v takes of all updates those that fall into it, which needs no communication.
     """
     leaves = operand_leaves(instruction)
     count = (len(leaves) - 1) // 2
@@ -74,21 +79,24 @@ def scatter(instruction: Instruction) -> OpRule:
     operand_batching = instruction.get("input_batching_dims", ())
     indices_batching = instruction.get("scatter_indices_batching_dims", ())
     index_dims = [d for d in range(indices.rank) if d != instruction.get("index_vector_dim")]
-    batch_dims = [d for d in range(updates.rank) if d not in window_dims]
+    update_dims = [d for d in range(updates.rank) if d not in window_dims]
     paired = dict(zip(indices_batching, operand_batching, strict=True))
     reduction = reduction_of(instruction.called["to_apply"][0]) if count == 1 else None
     factors: list[Factor | None] = []
-    for index_dim, update_dim in zip(index_dims, batch_dims, strict=True):
-        split = {count: index_dim, **{count + 1 + i: update_dim for i in arrays}}
+    for index_dim, update_dim in zip(index_dims, update_dims, strict=True):
+        split = {count: index_dim, **dict.fromkeys(range(count + 1, len(leaves)), update_dim)}
+        name = f"i{index_dim}"
         if index_dim in paired:
-            operand_dim = paired[index_dim]
-            split |= dict.fromkeys(arrays, operand_dim)
-            factors.append(factor(instruction, f"i{index_dim}", split, dict.fromkeys(arrays, operand_dim)))
-        elif reduction == "add":
-            factors.append(factor(instruction, f"i{index_dim}", split, {}, reduction="add"))
+            rows = dict.fromkeys(arrays, paired[index_dim])
+            factors.append(factor(instruction, name, split | rows, rows))
+        elif reduction in _COMBINABLE:
+            factors.append(factor(instruction, name, split, {}, reduction=reduction))
     window = [d for d in range(operand.rank) if d not in inserted and d not in operand_batching]
     for operand_dim, update_dim in zip(window, window_dims, strict=True):
         if updates.dimensions[update_dim] == operand.dimensions[operand_dim]:
-            split = dict.fromkeys(arrays, operand_dim) | {count + 1 + i: update_dim for i in arrays}
-            factors.append(factor(instruction, f"w{operand_dim}", split, dict.fromkeys(arrays, operand_dim)))
-    return rule(factors, "" if reduction == "add" else "updates that are not added stay whole")
+            columns = dict.fromkeys(arrays, operand_dim)
+            split = columns | dict.fromkeys(range(count + 1, len(leaves)), update_dim)
+            factors.append(factor(instruction, f"w{operand_dim}", split, columns))
+    for d in inserted:
+        factors.append(factor(instruction, f"v{d}", dict.fromkeys(arrays, d), dict.fromkeys(arrays, d)))
+    return rule(factors, "" if reduction in _COMBINABLE else "updates that do not combine in any order stay whole")

@@ -232,6 +232,7 @@ def _convolutions() -> dict[str, Program]:
         "patches": (nhwc, f32(4, 8, 8, 4), f32(4, 4, 4, 8), {"window_strides": (4, 4), "padding": "VALID"}),
         "grouped": (nhwc, f32(4, 8, 8, 8), f32(3, 3, 2, 16), {"feature_group_count": 4}),
         "depthwise": (nhwc, f32(4, 8, 8, 8), f32(3, 3, 1, 8), {"feature_group_count": 8}),
+        "multiplied": (nhwc, f32(4, 8, 8, 8), f32(3, 3, 1, 16), {"feature_group_count": 8}),
         "batch_grouped": (nhwc, f32(8, 8, 8, 4), f32(3, 3, 4, 8), {"batch_group_count": 4}),
     }
     one = ("NWC", "WIO", "NWC")
@@ -331,6 +332,8 @@ def _movement() -> dict[str, Program]:
         "transpose": (lambda x: x.transpose(2, 0, 1), (x,)),
         "slice_middle": (lambda x: x[:, 2:6], (x,)),
         "slice_strided": (lambda x: x[:, ::2], (x,)),
+        "slice_odd": (lambda x: x[:, 1::2], (x,)),
+        "slice_every_third": (lambda x: x[..., 2::3], (x,)),
         "slice_split": (lambda x: jnp.split(x, 3, -1), (x,)),
         "concatenate": (lambda x, y: jnp.concatenate([x, y, x], 1), (x, f32(4, 4, 12))),
         "pad": (lambda x: lax.pad(x, 1.0, ((0, 0, 0), (1, 2, 1), (0, 0, 0))), (x,)),
@@ -388,6 +391,7 @@ def _indexing() -> dict[str, Program]:
         "scatter_set": (lambda x, i, u: x.at[i].set(u, unique_indices=True), (table, s32(4), f32(4, 8))),
         "scatter_max": (lambda x, i, u: x.at[i].max(u), (table, s32(8), f32(8, 8))),
         "scatter_multiply": (lambda x, i, u: x.at[i].multiply(u), (table, s32(8), f32(8, 8))),
+        "scatter_min": (lambda x, i, u: x.at[:, i].min(u), (f32(4, 16), s32(8), f32(4, 8))),
         "scatter_integers": (lambda x, i, u: x.at[i].add(u), (s32(16, 8), s32(8), s32(8, 8))),
     }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -77,13 +77,30 @@ def _divides(assignment: Assignment, mesh: Mesh) -> bool:
 
 @dataclass(frozen=True)
 class Trial:
+    """A case, what each axis takes, and for sums that are to be reduce-scattered, axis → dimension of the result."""
+
     case: Case
     assignment: Assignment
     mesh: Mesh
+    scatter: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         taken = " ".join(f"{axis}={f.name if f else '-'}" for axis, f in self.assignment.items())
-        return f"{self.case.name} on {self.mesh}: {taken}"
+        scattered = " ".join(f"{axis} over {dim}" for axis, dim in self.scatter)
+        return f"{self.case.name} on {self.mesh}: {taken}" + (f", scattered {scattered}" if scattered else "")
+
+    def scattered(self) -> Iterator[Trial]:
+        """The same with one sum's axis split over a dimension of the result, where that is even."""
+        shapes = self.case.instruction.shape.leaves
+        for axis, factor in self.assignment.items():
+            if factor is None or factor.reduction != "add" or len(shapes) != 1:
+                continue
+            for dim, size in enumerate(shapes[0].dimensions):
+                trial = replace(self, scatter=((axis, dim),))
+                (sharding,) = _shardings(trial, operands=False)
+                in_order = sorted(sharding.dims[dim], key=list(self.assignment).index) == list(sharding.dims[dim])
+                if in_order and size % self.mesh.size(sharding.dims[dim]) == 0:
+                    yield trial
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -148,18 +165,18 @@ def _signature(instruction: Instruction) -> object:
     )
 
 
-def missing_candidates(case: Case) -> Iterator[Factor]:
+def missing_candidates(case: Case, parts: int) -> Iterator[Factor]:
     """Every way to split operands and result along one dimension each that no factor of the rule covers."""
     operands = [leaf for operand in case.instruction.operands for leaf in operand.shape.leaves]
     results = case.instruction.shape.leaves
     for dims in product(*[(None, *range(leaf.rank)) for leaf in operands], (None, *range(results[0].rank))):
         *split, result = dims
         sizes = [leaf.dimensions[d] for leaf, d in zip((*operands, results[0]), dims, strict=True) if d is not None]
-        if not any(d is not None for d in split) or any(size % 4 for size in sizes):
+        if not any(d is not None for d in split) or any(size % parts for size in sizes):
             continue
         candidate = Factor(
             name=f"{split}->{result}",
-            size=4,
+            size=parts,
             operands=tuple(split),
             results=(result,) * len(results),
             reduction="add" if result is None else None,
@@ -295,6 +312,8 @@ def _shardings(trial: Trial, *, operands: bool) -> tuple[TensorSharding, ...]:
         dims: list[tuple[str, ...]] = [()] * leaf.rank
         for axis, factor in trial.assignment.items():
             split = None if factor is None else (factor.operands if operands else factor.results)[number]
+            if not operands and axis in dict(trial.scatter):
+                split = dict(trial.scatter)[axis]
             if split is not None:
                 dims[split] = (*dims[split], axis)
         found.append(TensorSharding(tuple(dims)))
