@@ -246,4 +246,5 @@ def _least_difference(matrix: FloatArray) -> FloatArray:
     columns = np.unique(matrix, axis=1)
     with np.errstate(invalid="ignore"):
         difference = columns[:, None, :] - columns[None, :, :]
-    return np.where(np.isnan(difference), np.inf, difference).min(axis=2)
+    least: FloatArray = np.where(np.isnan(difference), np.inf, difference).min(axis=2)
+    return least

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -92,17 +93,22 @@ def test_annotation_chooses_among_the_meshes() -> None:
     assert "model" in left_out[0].note
 
 
+TILES = "sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}"
+
+
 @pytest.mark.parametrize(
     ("sharding", "dims"),
     [
-        ('sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}, frontend_attributes={xla.sdy.sharding='
-         '"#sdy.sharding_per_value<[<@mesh, [{\\"data\\"}, {}]>]>"}', (("data",), ())),
+        (
+            TILES + ', frontend_attributes={xla.sdy.sharding="#sdy.sharding_per_value<[<@mesh, [{\\"data\\"}, {}]>]>"}',
+            (("data",), ()),
+        ),
         ('frontend_attributes={xla.sdy.sharding="#sdy.sharding<@mesh, [{}, {\\"model\\"}]>"}', ((), ("model",))),
-        ("sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}", (("data",), ())),
+        (TILES, (("data",), ())),
         ("sharding={devices=[2,4]<=[8]}", (("data",), ("model",))),
         ("sharding={replicated}", ((), ())),
     ],
-)  # fmt: skip
+)
 def test_sharding_constraints_of_the_user_are_held(sharding: str, dims: tuple[tuple[str, ...], ...]) -> None:
     text = annotated("").replace(
         f'custom_call_target="{ANNOTATION_TARGET}", backend_config=""', f'custom_call_target="Sharding", {sharding}'
@@ -149,7 +155,9 @@ def _check_batch(force: str, shape: tuple[int, ...], sharding: TensorSharding, a
 def _check_state(force: str, shape: tuple[int, ...], sharding: TensorSharding, axes: tuple[str, ...]) -> None:
     if force in ("data", "replicated"):
         assert sharding.is_replicated
-    elif (force == "fsdp" and any(size % 8 == 0 for size in shape)) or (force == "tensor" and len(shape) >= 2 and any(size % 8 == 0 for size in shape)):
+    elif (force == "fsdp" and any(size % 8 == 0 for size in shape)) or (
+        force == "tensor" and len(shape) >= 2 and any(size % 8 == 0 for size in shape)
+    ):
         assert set(sharding.axes) == set(axes)
     elif force == "mixed":
         assert axes[0] not in sharding.axes
@@ -188,10 +196,11 @@ def test_argument_and_output_axes_are_exact() -> None:
     axes = {number: ((), ("data",))}
     planned = plan(text, EIGHT, PlanOptions(mesh={"data": 8}, argument_axes=axes))
     assert planned.parameters[number].sharding.dims == ((), ("data",))
+    alias = planned.parameters[number].alias
+    assert alias is not None
+    contradiction = PlanOptions(mesh={"data": 8}, argument_axes=axes, output_axes={alias: (("data",), ())})
     with pytest.raises(AnnotationError, match="no sharding"):
-        alias = planned.parameters[number].alias
-        assert alias is not None
-        plan(text, EIGHT, PlanOptions(mesh={"data": 8}, argument_axes=axes, output_axes={alias: (("data",), ())}))
+        plan(text, EIGHT, contradiction)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +261,7 @@ def test_candidates_progress_and_names() -> None:
     planned = plan(lower(mlp()), EIGHT, progress=seen.append)
     assert [str(c.mesh) for c in planned.candidates] == ["data=8", "data=4 × model=2", "data=2 × model=4"]
     assert {p.phase for p in seen} == {"parse", "search", "check"}
-    assert all(a.elapsed_s <= b.elapsed_s for a, b in zip(seen, seen[1:], strict=False))
+    assert all(a.elapsed_s <= b.elapsed_s for a, b in pairwise(seen))
     assert "params['w1']" in {variable.name for variable in planned.parameters}
     assert 0.0 <= planned.cost.gap < 0.05
 
@@ -285,10 +294,11 @@ def test_large_batch_is_split_and_large_weights_stay() -> None:
 
 
 _DIGEST = """
+import dataclasses
+import hashlib
 import sys
 from shardwright.cluster import Cluster
 from shardwright.planner import plan
-import dataclasses, hashlib
 planned = dataclasses.replace(plan(sys.stdin.read(), Cluster.local(8)), planning_s=0.0)
 print(hashlib.sha256(planned.to_json().encode()).hexdigest())
 """
