@@ -23,6 +23,7 @@ from typing import Any
 from shardwright.hlo.ir import Alias
 from shardwright.hlo.lexical import STRING, value_end
 from shardwright.hlo.replica_groups import parse_replica_groups
+from shardwright.hlo.sharding_text import check_sharding
 from shardwright.hlo.strings import unescape
 
 #: Attributes whose value names computations of the module.
@@ -263,7 +264,22 @@ def _sub_attributes(text: str) -> list[tuple[str, str]]:
 _PLAIN_FIELD = re.compile(rf'\s*+([a-z_]++)=(?:({STRING})|([^\s,{{}}"\'\[\]()=]++))', re.ASCII | re.DOTALL)
 
 
+_METADATA_STRINGS = ("op_name", "op_type", "source_file", "deduplicated_name", "scheduling_name")
+_METADATA_INTS = ("stack_frame_id", "source_line", "source_end_line", "source_column", "source_end_column")
+
+
 def _parse_metadata(text: str) -> dict[str, Any]:
+    metadata = _read_metadata(text)
+    for name in _METADATA_STRINGS:
+        if name in metadata and type(metadata[name]) is not str:
+            raise AttributeValueError(f"expected a string after {name}=")
+    for name in _METADATA_INTS:
+        if name in metadata and type(metadata[name]) is not int:
+            raise AttributeValueError(f"expected an integer after {name}=")
+    return metadata
+
+
+def _read_metadata(text: str) -> dict[str, Any]:
     if "={" in text:
         return {name: _generic(value) for name, value in _sub_attributes(text)}
     result: dict[str, Any] = {}
@@ -336,6 +352,16 @@ def _groups(text: str) -> tuple[tuple[int, ...], ...]:
         raise AttributeValueError(str(error)) from None
 
 
+def _sharding(text: str) -> str:
+    if text[0] != "{":
+        raise AttributeValueError(f"expected a sharding in braces, got {text[:60]!r}")
+    try:
+        check_sharding(text)
+    except ValueError as error:
+        raise AttributeValueError(str(error)) from None
+    return text
+
+
 def _int_list(text: str) -> tuple[int, ...]:
     if not _INT_LIST.fullmatch(text):
         raise AttributeValueError(f"expected numbers in braces such as {{0,2}}, got {text[:60]!r}")
@@ -368,12 +394,6 @@ def _string(text: str) -> str:
     return unescape(text)
 
 
-def _computation_layout(text: str) -> str:
-    if not text.startswith("{(") or ")->" not in text.replace(" ", ""):
-        raise AttributeValueError("expected {(parameter shapes)->result shape}")
-    return text
-
-
 _INT_LISTS = """dimensions lhs_contracting_dims rhs_contracting_dims lhs_batch_dims rhs_batch_dims lhs_ragged_dims
     rhs_group_dims offset_dims collapsed_slice_dims start_index_map operand_batching_dims start_indices_batching_dims
     update_window_dims inserted_window_dims scatter_dims_to_operand_dims input_batching_dims
@@ -397,9 +417,10 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "source_target_pairs": _pairs,
     "epsilon": _float,
     "control-predecessors": _parse_names,
-    "sharding": _text,
+    "sharding": _sharding,
+    "domain": _sharding,
     "backend_config": _text,
-    "entry_computation_layout": _computation_layout,
+    "entry_computation_layout": _text,
     "literal": _text,
     **dict.fromkeys(_INT_LISTS.split(), _int_list),
     **dict.fromkeys(_INTS.split(), _parse_int),

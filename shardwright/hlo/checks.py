@@ -8,6 +8,7 @@ an `add` adds equal shapes is XLA's verifier's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import prod
 
 from shardwright.hlo.ir import Instruction
 from shardwright.hlo.opcodes import ARITY, REQUIRED
@@ -102,6 +103,26 @@ def _scatter(instruction: Instruction) -> str | None:
 
 def _at_least_one(instruction: Instruction) -> str | None:
     return None if instruction.operands else f"{instruction.opcode} takes at least one operand"
+
+
+def _elements(instruction: Instruction) -> str | None:
+    before, after = instruction.operands[0].shape, instruction.shape
+    if not isinstance(before, ArrayShape) or not isinstance(after, ArrayShape):
+        return f"{instruction.opcode} takes an array and gives an array"
+    if prod(before.dimensions) != prod(after.dimensions):
+        return f"{instruction.operands[0].name!r} has {prod(before.dimensions)} elements, not {prod(after.dimensions)}"
+    return None
+
+
+def _dynamic_reshape(instruction: Instruction) -> str | None:
+    return _at_least_one(instruction) or _elements(instruction)
+
+
+def _device_number(instruction: Instruction) -> str | None:
+    shape = instruction.shape
+    if not isinstance(shape, ArrayShape) or shape.element_type != "u32" or shape.dimensions:
+        return f"{instruction.opcode} has the shape u32[]"
+    return None
 
 
 def _slice(instruction: Instruction) -> str | None:
@@ -226,7 +247,7 @@ _CHECKS: dict[str, Callable[[Instruction], str | None]] = {
     "concatenate": _one_dimension,
     "conditional": _conditional,
     "dot": _dot,
-    "dynamic-reshape": _at_least_one,
+    "dynamic-reshape": _dynamic_reshape,
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,
     "fusion": _fusion,
@@ -236,10 +257,13 @@ _CHECKS: dict[str, Callable[[Instruction], str | None]] = {
     "iota": _iota,
     "map": _at_least_one,
     "pad": _pad,
+    "partition-id": _device_number,
     "recv": _tuple_result,
     "reduce": _reduce,
     "reduce-scatter": _at_least_one,
     "reduce-window": _pairs_of_operands,
+    "replica-id": _device_number,
+    "reshape": _elements,
     "reverse": _reverse,
     "scan": _at_least_one,
     "scatter": _scatter,

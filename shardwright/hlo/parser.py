@@ -23,7 +23,8 @@ import gc
 import re
 from typing import NoReturn
 
-from shardwright.hlo.attributes import COMPUTATION_ATTRIBUTES, AttributeValueError, parse_value
+from shardwright.hlo.attribute_text import AttributeReader
+from shardwright.hlo.attributes import COMPUTATION_ATTRIBUTES
 from shardwright.hlo.checks import problem
 from shardwright.hlo.ir import Attribute, Computation, Instruction, Module
 from shardwright.hlo.lexical import (
@@ -34,15 +35,13 @@ from shardwright.hlo.lexical import (
     fail,
     near_matches,
     skip_space,
-    value_end,
 )
 from shardwright.hlo.literals import check_literal
+from shardwright.hlo.names import NameUniquer
 from shardwright.hlo.opcodes import OPCODES, is_opcode
-from shardwright.hlo.replica_groups import MAX_DEVICES
 from shardwright.hlo.shape_text import ShapeReader
-from shardwright.hlo.shapes import Shape, without_layout
-
-TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+from shardwright.hlo.shapes import Shape, TupleShape, without_layout
+from shardwright.hlo.source import TABLES, tables_problem
 
 _SIMPLE_SHAPE = r"[a-z][a-z0-9]*+\[[^\[\]()]*+\](?:\{[0-9,]*+\})?|\([^()]*+\)"
 _INSTRUCTION = re.compile(
@@ -52,7 +51,6 @@ _BRACED = rf"\{{[^{{}}\"]*+(?:{STRING}[^{{}}\"]*+)*+\}}"
 _ATTRIBUTE = re.compile(
     rf"\s*+,\s*+({NAME}=(?:{_BRACED}|{STRING}|[^\s,{{}}\"'\[\]()=]++(?=[,\s}}])))", re.ASCII | re.DOTALL
 )
-_ATTRIBUTE_NAME = re.compile(rf"({NAME})=\s*+", re.ASCII)
 _NAME = re.compile(rf"%?({NAME})", re.ASCII)
 _OPCODE = re.compile(r"[a-z][a-z0-9\-]*+", re.ASCII)
 _ENTRY = re.compile(r"\s*+ENTRY\s++", re.ASCII)
@@ -92,10 +90,9 @@ class _Parser:
         self.text = blank_comments(text)
         self.allow_elided = allow_elided
         self.shapes = ShapeReader(self.text, self.original)
-        self.attributes: dict[str, Attribute] = {}
+        self.attributes = AttributeReader(self.text, text, self.shapes)
         self.computations: dict[str, Computation] = {}
-        self.last_suffix: dict[str, int] = {}  # instruction names in use → the number last appended to them
-        self.expanded_devices = 0
+        self.names = NameUniquer()
         self.line = 1
         self.line_offset = 0
 
@@ -111,7 +108,7 @@ class _Parser:
         if not text.startswith("HloModule", position):
             self.fail(position, "expected 'HloModule' and the module's name")
         name, position = self.name(position + len("HloModule"), "the module's name")
-        header, position = self.attribute_list(position)
+        header, position = self.attributes.read_list(position)
         tables, position = self.source_tables(position)
         entry: Computation | None = None
         while (position := skip_space(text, position)) < len(text):
@@ -123,7 +120,21 @@ class _Parser:
                 entry = computation
         if entry is None:
             self.fail(len(text), "expected an ENTRY computation, the module has none")
-        return Module(name, header, list(self.computations.values()), entry, tables)
+        module = Module(name, header, list(self.computations.values()), entry, tables)
+        self.check_aliases(module)
+        return module
+
+    def check_aliases(self, module: Module) -> None:
+        """Every alias of the header joins an output and a parameter that exist."""
+        parameters = module.entry.parameters
+        for alias in module.aliases:
+            output: Shape | None = module.entry.root.shape
+            for index in alias.output_index:
+                inside = isinstance(output, TupleShape) and index < len(output.elements)
+                output = output.elements[index] if inside and isinstance(output, TupleShape) else None
+            if output is None or alias.parameter_number >= len(parameters):
+                start = self.text.index("input_output_alias")
+                self.fail(start, f"no such output or parameter: {{{alias.output_index}}}: {alias.parameter_number}")
 
     def name(self, position: int, what: str) -> tuple[str, int]:
         position = skip_space(self.text, position)
@@ -135,6 +146,7 @@ class _Parser:
     def source_tables(self, position: int) -> tuple[dict[str, list[str]], int]:
         """The tables of source lines between header and computations: entries as printed, without their numbers."""
         tables: dict[str, list[str]] = {}
+        start = position
         for name in TABLES:
             start = skip_space(self.text, position)
             if not self.text.startswith(name, start):
@@ -146,6 +158,9 @@ class _Parser:
             while match := _TABLE_ENTRY.match(self.text, position):
                 entries.append(match[1])
                 position = match.end()
+        found = tables_problem(tables)
+        if found is not None:
+            self.fail(start, found)
         return tables, position
 
     # --- computations ---------------------------------------------------------------------------
@@ -172,7 +187,7 @@ class _Parser:
                 signature_start, f"the result of computation {name!r} differs from the shape of its root {root.name!r}"
             )
         parameters = self.parameters(name, instructions, start)
-        attributes, position = self.attribute_list(position)
+        attributes, position = self.attributes.read_list(position)
         computation = Computation(name, instructions, root, parameters, entry_match is not None, attributes)
         self.computations[name] = computation
         return computation, position
@@ -252,9 +267,7 @@ class _Parser:
                     self.fail(name_start, "a second ROOT in this computation")
                 has_root = instruction.is_root = True
             names[name] = instruction
-            if name in self.last_suffix:
-                instruction.name = self.fresh_name(name)
-            self.last_suffix[instruction.name] = 0
+            instruction.name = self.names.register(name)
             result.append(instruction)
 
     def instruction_head(self, position: int) -> tuple[bool, str, Shape, str, int, int]:
@@ -278,14 +291,6 @@ class _Parser:
         if not text.startswith("(", start):
             self.fail(start, f"expected '(' after the opcode {opcode[0]!r}")
         return root is not None, name, shape, opcode[0], start + 1, balanced_end(text, start, self.original) - 1
-
-    def fresh_name(self, name: str) -> str:
-        """XLA lets computations reuse each other's instruction names, and numbers the later ones."""
-        number = self.last_suffix[name] + 1
-        while (candidate := f"{name}.{number}") in self.last_suffix:
-            number += 1
-        self.last_suffix[name] = number
-        return candidate
 
     def check_opcode(self, opcode: str, position: int) -> None:
         if not is_opcode(opcode):
@@ -339,6 +344,9 @@ class _Parser:
             after = skip_space(text, match.end()) if match else position
             shape = None
             if match is None or text[after] not in ",)":
+                if text.startswith("...", position):
+                    remedy = "print the module without compact_operands"
+                    self.fail(position, "operands were left out when the text was printed", remedy=remedy)
                 shape, after = self.shapes.read(position)
                 position = skip_space(text, after)
                 match = _NAME.match(text, position)
@@ -364,68 +372,26 @@ class _Parser:
     def instruction_attributes(self, instruction: Instruction, position: int, names: dict[str, Instruction]) -> int:
         text = self.text
         attributes = instruction.attributes
-        known = self.attributes
+        known = self.attributes.known
         while True:
             match = _ATTRIBUTE.match(text, position)
             if match is not None:
                 attribute = known.get(match[1])
                 if attribute is None:
-                    attribute = self.intern_attribute(match[1], match.start(1))
+                    attribute = self.attributes.intern(match[1], match.start(1))
                 start, position = position, match.end()
             else:
                 position = skip_space(text, position)
                 if not text.startswith(",", position):
                     return position
                 start = position
-                attribute, position = self.attribute(position)
+                attribute, position = self.attributes.read(position)
             name = attribute.name
             if name in attributes:
                 self.fail(start, f"attribute {name!r} is given twice")
             if name in _REFERRING:
                 attribute = self.resolve(attribute, instruction, start, names)
             attributes[name] = attribute
-
-    def attribute_list(self, position: int) -> tuple[dict[str, Attribute], int]:
-        """The attributes of the module or of a computation."""
-        attributes: dict[str, Attribute] = {}
-        while self.text.startswith(",", start := skip_space(self.text, position)):
-            attribute, position = self.attribute(start)
-            if attribute.name in attributes:
-                self.fail(start, f"attribute {attribute.name!r} is given twice")
-            attributes[attribute.name] = attribute
-        return attributes, position
-
-    def attribute(self, comma: int) -> tuple[Attribute, int]:
-        """Any attribute, from the comma before it on."""
-        start = skip_space(self.text, comma + 1)
-        match = _ATTRIBUTE_NAME.match(self.text, start)
-        if match is None:
-            self.fail(start, "expected an attribute: name=value")
-        position = match.end()
-        if match[1] == "literal" and not self.text.startswith("(", position):
-            _, position = self.shapes.read(position)
-            position = skip_space(self.text, position)
-        end = value_end(self.text, position, self.original)
-        if end == position:
-            self.fail(end, f"expected the value of attribute {match[1]!r}")
-        key = f"{match[1]}={self.text[match.end() : end]}"
-        attribute = self.attributes.get(key)
-        return attribute or self.intern_attribute(key, start), end
-
-    def intern_attribute(self, key: str, start: int) -> Attribute:
-        name, _, text = key.partition("=")
-        text = text.strip()
-        try:
-            value = parse_value(name, text)
-        except AttributeValueError as error:
-            self.fail(start, f"attribute {name!r}: {error}")
-        if name == "replica_groups":
-            # Short texts stand for many devices: bound what all of them together expand to.
-            self.expanded_devices += sum(map(len, value))
-            if self.expanded_devices > 16 * MAX_DEVICES:
-                self.fail(start, "the replica groups of this module hold too many devices")
-        attribute = self.attributes[key] = Attribute(name, text, value)
-        return attribute
 
     def resolve(
         self, attribute: Attribute, instruction: Instruction, start: int, names: dict[str, Instruction]

@@ -15,11 +15,10 @@ _DIMENSION = re.compile(r"\s*+(<=)?\s*+([0-9]+)\s*+", re.ASCII)
 _BUFFER = re.compile(r"b\s*+\(\s*+", re.ASCII)
 _OPAQUE = frozenset(["token", "opaque"])
 
-#: XLA's layout: minor-to-major, then `:` with dimension level types, tiles and the rest.
+#: XLA's layout: minor-to-major, then `:` and what else there is (tiles `T(8,128)(2,1)`, element size `E(4)`,
+#: memory space `S(5)`, …), each a word and its arguments in parentheses.
 _LAYOUT_TEXT = re.compile(
-    r"\s*+((?:[0-9]+(?:\s*+,\s*+[0-9]+)*+)?)\s*+"
-    r"(?::\s*+(?:D\([A-Z,+~\s]*+\)|T(?:\([0-9*,\-\s]*+\))++|[A-Z]+\([^{}]*+\)|[#*][a-z0-9()]*+|\s)++)?\s*+",
-    re.ASCII,
+    r"\s*+((?:[0-9]+(?:\s*+,\s*+[0-9]+)*+)?)\s*+(?::\s*+(?:[A-Z#*]+(?:\([^(){}]*+\)\s*+)++)*+)?", re.ASCII
 )
 #: XLA counts elements and bytes in 63 bits.
 _MAX_SIZE = 2**63 - 1

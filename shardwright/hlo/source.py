@@ -8,6 +8,7 @@ Newer printers put source lines into four tables ahead of the computations, and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.hlo.ir import Instruction, Module, SourceLocation
@@ -16,7 +17,35 @@ from shardwright.hlo.strings import unescape
 #: Parts of paths where libraries are installed: their frames are not the user's.
 LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
+#: The tables, in the order in which they stand between a module's header and its computations.
+TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+_FIELDS_OF_LOCATION = frozenset(["file_name_id", "function_name_id", "line", "end_line", "column", "end_column"])
+_FIELDS_OF_FRAME = frozenset(["file_location_id", "parent_frame_id"])
+_ENTRY = re.compile(r"\{\s*[a-z_]+=-?[0-9]{1,10}(?:[\s,]+[a-z_]+=-?[0-9]{1,10})*+\s*\}", re.ASCII)
 _FIELD = re.compile(r"([a-z_]+)=(-?[0-9]{1,18})", re.ASCII)
+
+
+def tables_problem(tables: Mapping[str, Sequence[str]]) -> str | None:
+    """What is wrong with a module's tables, or None: entries of another form, numbers of entries that do not exist."""
+    if not tables:
+        return None
+    for table in ("FileNames", "FunctionNames"):
+        if any(entry[0] != '"' for entry in tables[table]):
+            return f"expected strings in {table}"
+    for table, names in (("FileLocations", _FIELDS_OF_LOCATION), ("StackFrames", _FIELDS_OF_FRAME)):
+        for number, entry in enumerate(tables[table], start=1):
+            if not _ENTRY.fullmatch(entry) or _fields(entry).keys() != names:
+                return f"entry {number} of {table} needs {', '.join(sorted(names))}"
+    for entry in tables["FileLocations"]:
+        fields = _fields(entry)
+        names_exist = fields["function_name_id"] <= len(tables["FunctionNames"])
+        if not names_exist or not 0 < fields["file_name_id"] <= len(tables["FileNames"]):
+            return f"no such file or function: {entry}"
+    for entry in tables["StackFrames"]:
+        if not 0 < _fields(entry)["file_location_id"] <= len(tables["FileLocations"]):
+            return f"no such file location: {entry}"
+    return None
 
 
 class _Frame(NamedTuple):
