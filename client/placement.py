@@ -33,12 +33,13 @@ def fits(leaves: Sequence[Any], layouts: Sequence[Layout]) -> bool:
     return True
 
 
-def place(session: Session, leaves: Sequence[Any], program: Program) -> list[Any]:
+def place(session: Session, leaves: Sequence[Any], program: Program, donated: Sequence[int] = ()) -> list[Any]:
     """`leaves`, with every handle laid out as `program` wants it.
 
     Initializers that wait run now, straight into these layouts. Handles that lie
-    otherwise are moved and keep their new layout; a handle that stands twice
-    with different layouts gets a copy.
+    otherwise are moved and keep their new layout. Copies are passed, and the
+    handles left as they are, where they stand twice with different layouts, or
+    belong to another step and are not donated to this one.
     """
     layouts = program.leaf_layouts
     _run_initializers(leaves, layouts, program.plan.mesh)
@@ -53,7 +54,7 @@ def place(session: Session, leaves: Sequence[Any], program: Program) -> list[Any
     moved = _move(session, [leaves[number] for number in movers], [layouts[number] for number in movers])
     seen: set[int] = {id(leaf) for leaf, layout in zip(leaves, layouts, strict=True) if _lies_as(leaf, layout)}
     for number, copy in zip(movers, moved, strict=True):
-        if id(leaves[number]) in seen:
+        if id(leaves[number]) in seen or (leaves[number]._is_owned and number not in donated):
             placed[number] = copy
         else:
             seen.add(id(leaves[number]))
@@ -98,7 +99,7 @@ def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: 
     """One program that returns its arguments, planned with both sides pinned."""
 
     def relayout(*arrays: Any) -> tuple[Any, ...]:
-        return arrays
+        return (*arrays, np.float32(0))  # never one bare array: that would be laid out as the argument is
 
     tree = jax.tree.structure((tuple(handles), {}))
     lowered = JaxFunction(relayout).lower(
@@ -112,7 +113,8 @@ def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: 
             output_axes={n: layout.sharding.dims for n, layout in enumerate(layouts)},
         ),
     )
-    results = [result for result in session.run(program, handles) if result is not None]
+    wanted = [True] * len(handles) + [False]
+    results = [result for result in session.run(program, handles, wanted) if result is not None]
     for result, layout in zip(results, layouts, strict=True):
         if result._layout is not layout:
             raise InternalError(f"a move to {layout.sharding} ended as {result.sharding}")

@@ -17,6 +17,7 @@ from shardwright.client.programs import Program, leaf_numbers
 from shardwright.config import PlanOptions
 from shardwright.errors import ArrayError, OptionError, PlanError
 from shardwright.layouts import Layout
+from shardwright.options import name_matches
 from shardwright.plans import Mesh, Plan
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Step:
         program = self._fitting(signature, leaves)
         if program is None:
             program = self._prepared(signature, leaves, dynamic)
-            leaves = place(self._session, leaves, program)
+            leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
         self._check_donated(program, leaves, donated)
         results = self._session.run(program, leaves)
@@ -171,17 +172,24 @@ class Step:
         is_choosing = self._main is None
         has_wishes = self._options.mesh is not None or self._options.force is not None
         pinned: dict[int, Layout] = {}
-        for number, leaf in enumerate(leaves):
+        for number, (leaf, argument) in enumerate(zip(leaves, leaf_numbers(lowered), strict=True)):
             if type(leaf) is not RemoteArray or leaf._layout is None:
                 continue
-            if is_choosing and number in donated and (has_wishes or not leaf._is_owned):
+            is_mine = number in donated
+            if is_mine and is_choosing and (has_wishes or not leaf._is_owned):
+                continue
+            if not is_mine and self._is_forced(lowered.arguments[argument].name):
                 continue
             pinned[number] = leaf._layout
         if not is_choosing:
-            pinned |= {
-                n: layout for n, layout in self._settled_arguments(lowered).items() if n in donated - set(pinned)
-            }
+            settled = self._settled_arguments(lowered)
+            pinned = {n: layout for n, layout in settled.items() if n in donated} | pinned
         return pinned
+
+    def _is_forced(self, name: str) -> bool:
+        """Whether the user pins this very argument; then the array is moved, if need be."""
+        force = self._options.force
+        return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
 
     def _common_mesh(self, pinned: Sequence[Layout]) -> Mesh | None:
         """The mesh of most bytes among `pinned`; None where the user wants another, or nothing is pinned."""

@@ -71,3 +71,9 @@ def _force(force: Force) -> str | dict[str, dict[int, Pin]] | None:
             f"force is {force!r}", where="force", remedy='e.g. "data", or {"params[\'w\']": {0: "model", 1: None}}'
         )
     return {pattern: dict(pins) for pattern, pins in force.items()}
+
+
+def name_matches(pattern: str, name: str) -> bool:
+    """Whether a pattern of `force` names an argument: `*` and `?` are wildcards, brackets stand for themselves."""
+    wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return pattern == name or re.fullmatch(wanted, name) is not None

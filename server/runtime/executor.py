@@ -164,7 +164,7 @@ class Executor:
             if step.marker is not None and not step.marker.is_deleted():
                 step.marker.block_until_ready()
         except Exception as caught:
-            if step.marker is not None and step.marker.is_deleted() and "deleted" in str(caught):
+            if step.marker is not None and "deleted or donated buffer" in str(caught):
                 self._done(step.sequence, None)  # a later step took it over: then it has run
                 return
             error = _execution_error(caught, step.number)
