@@ -59,7 +59,7 @@ def _compile(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
     from shardwright.xla.compiling import compile_planned, inspect_partitioned
 
     hlo_text = blobs[0].decode()
-    plan = Plan.from_json(blobs[1].decode())
+    plan = Plan.from_json(blobs[1].decode(), hlo_text=hlo_text)  # refuses a plan of another program
     if header["inspect"] == "partition-pass":
         program = inspect_partitioned(hlo_text, plan)
     else:
@@ -86,7 +86,9 @@ def _compile_stablehlo(header: Header, blobs: list[bytes]) -> tuple[Header, list
 def _emit(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
     from shardwright.xla.emit import emit_stablehlo
 
-    return {}, [emit_stablehlo(blobs[0].decode(), Plan.from_json(blobs[1].decode())).encode()]
+    hlo_text = blobs[0].decode()
+    plan = Plan.from_json(blobs[1].decode(), hlo_text=hlo_text)
+    return {}, [emit_stablehlo(hlo_text, plan).encode()]
 
 
 _JOBS = {"compile": _compile, "compile_stablehlo": _compile_stablehlo, "emit": _emit}

@@ -56,7 +56,7 @@ def _executed(module: Module) -> Iterator[tuple[Instruction, _Times]]:
             yield instruction, times
             if instruction.opcode == "while":
                 trips = trip_count(instruction)
-                inner = _Times(times.runs * (trips or 1), times.known and trips is not None)
+                inner = _Times(times.runs * (1 if trips is None else trips), times.known and trips is not None)
                 pending += [(body, inner) for key in ("body", "condition") for body in instruction.called.get(key, ())]
                 continue
             for key in ("calls", "called_computations", "branch_computations", "true_computation", "false_computation"):

@@ -59,6 +59,10 @@ class LoadedProgram:
         self._executable = executable
         self.argument_shardings = tuple(named_sharding(mesh, argument.sharding) for argument in arguments)
         self.output_shardings = tuple(named_sharding(mesh, output.sharding) for output in outputs)
+        self._expected = [
+            (sharding, argument.stored_shape, to_dtype(argument.element_type))
+            for argument, sharding in zip(arguments, self.argument_shardings, strict=True)
+        ]
         self._handlers = [
             private.result_handler(output.stored_shape, to_dtype(output.element_type), sharding)
             for output, sharding in zip(outputs, self.output_shardings, strict=True)
@@ -68,12 +72,32 @@ class LoadedProgram:
         """Start the program on global arrays in argument order; returns its outputs at once.
 
         Donated arguments are consumed: their buffers become outputs. The call returns
-        before the devices are done. Raises ExecutionError with XLA's message.
+        before the devices are done. Raises ExecutionError for arrays that are not what the
+        program takes (XLA would end the process), or with XLA's message.
         """
+        if len(arrays) != len(self._expected):
+            raise ExecutionError(f"the program takes {len(self._expected)} arguments, {len(arrays)} were given")
+        for number, (array, (sharding, shape, dtype)) in enumerate(zip(arrays, self._expected, strict=True)):
+            if array.shape != shape or array.dtype != dtype or array.sharding != sharding:
+                self._refuse(number, array)
         try:
             return private.execute(self._executable, arrays, self._handlers)
         except Exception as error:
+            gone = [number for number, array in enumerate(arrays) if array.is_deleted()]
+            if gone:
+                raise ExecutionError("the array was deleted or donated before", where=f"argument {gone[0]}") from None
             raise ExecutionError(f"XLA could not start the program: {_first_lines(error)}") from error
+
+    def _refuse(self, number: int, array: jax.Array) -> None:
+        """Raise for an argument that is not what the program takes; other spellings of its sharding pass."""
+        sharding, shape, dtype = self._expected[number]
+        if array.shape == shape and array.dtype == dtype and array.sharding.is_equivalent_to(sharding, len(shape)):
+            return
+        raise ExecutionError(
+            f"the program takes {dtype}{list(shape)} as {sharding.spec}, "
+            f"not {array.dtype}{list(array.shape)} as {array.sharding}",
+            where=f"argument {number}",
+        )
 
     def hlo_text(self) -> str:
         """What each device runs."""

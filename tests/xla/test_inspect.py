@@ -1,0 +1,209 @@
+"""Reading partitioned HLO: group notations, combined, asynchronous and scattered collectives, loops."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.cost import wire_bytes
+from shardwright.plans import PlannedCollective
+from shardwright.xla import compare_collectives, observed_collectives
+from shardwright.xla.compiled import ObservedCollective
+from tests.xla.hand import lower, plan
+
+REDUCER = "add {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n\n"
+
+
+def module(*lines: str, before: str = "") -> str:
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"HloModule m, num_partitions=8\n\n{REDUCER}{before}ENTRY main {{\n{body}\n}}\n"
+
+
+def only(text: str, device_count: int = 8) -> ObservedCollective:
+    (found,) = observed_collectives(text, device_count)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "count"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", 4, 2),
+        ("[4,2]<=[8]", 2, 4),
+        ("[2,4]<=[4,2]T(1,0)", 4, 2),
+        ("mesh['x'=2,'y'=4] {'y'}", 4, 2),
+        ("mesh['x'=2,'y'=4] {'x','y'}", 8, 1),
+        ("{}", 8, 1),
+    ],
+)
+def test_every_notation_of_groups(groups, size, count):
+    found = only(
+        module(
+            "x = f32[100]{0} parameter(0)",
+            f"ROOT r = f32[100]{{0}} all-reduce(x), channel_id=1, replica_groups={groups}, to_apply=add",
+        )
+    )
+    assert (found.kind, found.group_size, found.group_count, found.payload_bytes) == ("all-reduce", size, count, 400)
+    assert found.wire_bytes == round(2 * 400 * (size - 1) / size)
+
+
+@pytest.mark.parametrize(
+    ("result", "attributes", "kind", "payload", "wire"),
+    [
+        ("f32[400]{0}", "dimensions={0}, replica_groups={{0,1,2,3}}", "all-gather", 1600, 1200),
+        ("f32[25]{0}", "dimensions={0}, replica_groups={{0,1,2,3}}, to_apply=add", "reduce-scatter", 400, 300),
+        ("f32[100]{0}", "dimensions={0}, replica_groups={{0,1,2,3}}", "all-to-all", 400, 300),
+        ("f32[100]{0}", "source_target_pairs={{0,1},{1,2},{2,0}}", "collective-permute", 400, 400),
+    ],
+)
+def test_bytes_of_every_kind(result, attributes, kind, payload, wire):
+    found = only(module("x = f32[100]{0} parameter(0)", f"ROOT r = {result} {kind}(x), {attributes}"))
+    assert (found.kind, found.payload_bytes, found.wire_bytes) == (kind, payload, wire)
+    # The cost model states the same ring formulas on its own.
+    assert wire_bytes(kind, payload, found.group_size) == wire
+
+
+def test_a_combined_all_reduce_is_one_with_all_bytes():
+    found = only(
+        module(
+            "x = f32[100]{0} parameter(0)",
+            "y = bf16[8]{0} parameter(1)",
+            "ROOT r = (f32[100]{0}, bf16[8]{0}) all-reduce(x, y), replica_groups={{0,1}}, to_apply=add",
+        )
+    )
+    assert found.payload_bytes == 416
+
+
+def test_an_asynchronous_pair_counts_once():
+    text = module(
+        "x = f32[100]{0} parameter(0)",
+        "s = (f32[100]{0}, f32[400]{0}) all-gather-start(x), dimensions={0}, replica_groups={{0,1,2,3}}",
+        "ROOT d = f32[400]{0} all-gather-done(s)",
+    )
+    assert only(text).payload_bytes == 1600
+
+
+def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
+    def lines(offset: str) -> tuple[str, ...]:
+        return (
+            "x = f32[100]{0} parameter(0)",
+            "i = s32[] parameter(1)",
+            "p = u32[] partition-id()",
+            "t = s32[4]{0} constant({0, 25, 50, 75})",
+            "o1 = s32[1]{0} dynamic-slice(t, p), dynamic_slice_sizes={1}",
+            "o = s32[] reshape(o1)",
+            "r = f32[100]{0} all-reduce(x), replica_groups={{0,1,2,3}}, to_apply=add",
+            f"ROOT s = f32[25]{{0}} dynamic-slice(r, {offset}), dynamic_slice_sizes={{25}}",
+        )
+
+    kept = only(module(*lines("o")))
+    assert (kept.kind, kept.payload_bytes, kept.wire_bytes) == ("reduce-scatter", 400, 300)
+    assert only(module(*lines("i"))).kind == "all-reduce"  # every device slices alike
+    used_whole = [line.replace("ROOT ", "") for line in lines("o")]
+    used_whole.append("ROOT both = (f32[25]{0}, f32[100]{0}) tuple(s, r)")
+    assert only(module(*used_whole)).kind == "all-reduce"
+
+
+def test_all_reduces_over_two_axes_before_a_slice_are_a_chain():
+    found = observed_collectives(
+        module(
+            "x = f32[64]{0} parameter(0)",
+            "p = u32[] partition-id()",
+            "o = s32[] convert(p)",
+            "r = f32[64]{0} all-reduce(x), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=add",
+            "q = f32[64]{0} all-reduce(r), replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=add",
+            "ROOT s = f32[8]{0} dynamic-slice(q, o), dynamic_slice_sizes={8}",
+        ),
+        8,
+    )
+    assert [(c.kind, c.payload_bytes, c.group_size) for c in found] == [
+        ("reduce-scatter", 256, 4),
+        ("reduce-scatter", 64, 2),
+    ]
+
+
+LOOP = """
+body {
+  state = (s32[], f32[100]{0}) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  v = f32[100]{0} get-tuple-element(state), index=1
+  r = f32[100]{0} all-reduce(v), replica_groups={{0,1}}, to_apply=add
+  ROOT out = (s32[], f32[100]{0}) tuple(next, r)
+}
+
+cond {
+  state.1 = (s32[], f32[100]{0}) parameter(0)
+  i.1 = s32[] get-tuple-element(state.1), index=0
+  limit = s32[] constant(12)
+  ROOT go = pred[] compare(i.1, limit), direction=LT
+}
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count", "known"),
+    [
+        ("", "", 9, True),
+        ("constant(12)", "constant(3)", 0, True),
+        ("limit = s32[] constant(12)", "limit = s32[] get-tuple-element(state.1), index=0", 1, False),
+        ("constant(1)", "constant(2)", 1, False),
+        ("body=body", 'body=body, backend_config={"known_trip_count":{"n":"40"}}', 40, True),
+    ],
+)
+def test_trip_counts(old, new, count, known):
+    text = module(
+        "x = f32[100]{0} parameter(0)",
+        "start = s32[] constant(3)",
+        "init = (s32[], f32[100]{0}) tuple(start, x)",
+        "w = (s32[], f32[100]{0}) while(init), condition=cond, body=body",
+        "ROOT r.1 = f32[100]{0} get-tuple-element(w), index=1",
+        before=LOOP,
+    )
+    found = only(text.replace(old, new) if old else text)
+    assert (found.count, found.trip_counts_known) == (count, known)
+
+
+def test_against_what_stock_jax_compiles():
+    """A data-parallel gradient: one all-reduce per parameter before XLA:CPU merges them, the same bytes after."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.NamedSharding(mesh, jax.P("d")), jax.NamedSharding(mesh, jax.P())
+    gradient = jax.jit(
+        jax.grad(lambda p, x: jnp.tanh(x @ p[0] + p[1]).mean()), in_shardings=(whole, rows), out_shardings=whole
+    )
+    p, x = (np.ones((32, 16), np.float32), np.ones(16, np.float32)), np.ones((64, 32), np.float32)
+    found = observed_collectives(gradient.lower(p, x).compile().as_text(), 8)
+    assert sum(c.payload_bytes * c.count for c in found) == 4 * (32 * 16 + 16)
+    assert {(c.kind, c.group_size) for c in found} == {("all-reduce", 8)}
+
+
+def test_predicted_beside_observed():
+    x = np.zeros((8, 8), np.float32)
+    planned = plan(lower(lambda x: x + 1, x), {"x": 4, "y": 2})
+    collectives = (
+        PlannedCollective(
+            kind="all-reduce", axes=("x",), instruction="dot.1", cause="partial sum of dot.1",
+            payload_bytes=40_000, wire_bytes=60_000, count=2, time_s=0.0,
+        ),
+        PlannedCollective(
+            kind="all-gather", axes=("y",), instruction="mul.2", cause="", payload_bytes=16_000,
+            wire_bytes=8_000, count=1, time_s=0.0,
+        ),
+    )  # fmt: skip
+    planned = dataclasses.replace(planned, collectives=collectives)
+    text = module(
+        "x = f32[10000]{0} parameter(0)",
+        'a = f32[10000]{0} all-reduce(x), replica_groups=[2,4]<=[8], to_apply=add, metadata={op_name="f/dot.1"}',
+        'ROOT b = f32[10000]{0} all-reduce(a), replica_groups=[2,4]<=[8], to_apply=add, metadata={op_name="dot.9"}',
+    )
+    reduced, gathered = compare_collectives(planned, observed_collectives(text, 8))
+    assert (reduced.kind, reduced.group_size, reduced.agrees) == ("all-reduce", 4, True)
+    assert (reduced.predicted_count, reduced.observed_count) == (2, 2)
+    assert reduced.observed_only == ("dot.9",)
+    assert (gathered.kind, gathered.observed_count, gathered.agrees) == ("all-gather", 0, False)
+    assert gathered.predicted_only == ("mul.2",)
