@@ -28,9 +28,7 @@ def layouts(draw: st.DrawFn) -> Layout:
             dims[at] = (*dims[at], axis)
     shape = tuple(draw(st.integers(1, 9)) for _ in range(rank))
     stored = tuple(-(-size // mesh.size(dim)) * mesh.size(dim) for size, dim in zip(shape, dims, strict=True))
-    return Layout(
-        element_type="s32", shape=shape, mesh=mesh, sharding=TensorSharding(tuple(dims)), stored_shape=stored
-    )
+    return Layout(element_type="s32", shape=shape, mesh=mesh, sharding=TensorSharding(tuple(dims)), stored_shape=stored)
 
 
 @settings(max_examples=150, deadline=None)

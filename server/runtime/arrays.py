@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.errors import ArrayError, SessionError, ShardwrightError
+from shardwright.errors import ArrayError, DeadlineError, SessionError, ShardwrightError
 from shardwright.layouts import Layout, distinct_shards, pad_to_stored, shard_slices
 from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding
 
@@ -72,12 +72,20 @@ class ArrayStore:
             return [self._find(session, array_id) or _raise_missing(array_id) for array_id in array_ids]
 
     def wait(self, session_id: str, array_id: int, timeout_s: float) -> StoredArray:
-        """One array; waits until the step that makes it was dispatched, or the upload is complete."""
+        """One array; waits until the step that makes it was dispatched, or the upload is complete.
+
+        Raises DeadlineError after `timeout_s`, ArrayError once it is known never to come.
+        """
         with self._changed:
             found = self._changed.wait_for(
                 lambda: self._find(self._session(session_id), array_id), timeout=min(timeout_s, threading.TIMEOUT_MAX)
             )
-        return found or _raise_missing(array_id)
+        if found is None:
+            raise DeadlineError(
+                f"array {array_id} was not there within {timeout_s:.1f} s",
+                remedy="put it, or run the step that makes it; wait longer for a long step",
+            )
+        return found
 
     def drop(self, session_id: str, array_ids: Iterable[int], why: ShardwrightError | None = None) -> None:
         """Free arrays (unknown ones too: they will not come); `why` is told to whoever asks later."""

@@ -32,8 +32,9 @@ class RawClient:
     """One session, numbered steps, arrays."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
+        self.channel_address, self.token = address, token
         self.channel = grpc.insecure_channel(address, options=wire.CHANNEL_OPTIONS)
-        self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self.master = master_pb2_grpc.MasterStub(self.channel)
         self.session: master_pb2.OpenSessionReply | None = None
         self._data: dict[str, master_pb2_grpc.ArrayTransferStub] = {}
@@ -106,12 +107,15 @@ class RawClient:
                 devices=[shard.holders[0] for shard in shards],
             )
             body = b"".join(np.ascontiguousarray(stored[shard.slices]).tobytes() for shard in shards)
-            requests = [master_pb2.PutArrayRequest(header=header)]
-            requests += [master_pb2.PutArrayRequest(chunk=chunk) for chunk in wire.chunks(body)]
-            try:
-                self.data(node).PutArray(iter(requests), metadata=self.metadata, timeout=DEADLINE_S)
-            except grpc.RpcError as error:
-                wire.raise_from_rpc(error)
+            self.put_bytes(node, header, body)
+
+    def put_bytes(self, node: master_pb2.Node, header: master_pb2.PutArrayHeader, body: bytes) -> None:
+        requests = [master_pb2.PutArrayRequest(header=header)]
+        requests += [master_pb2.PutArrayRequest(chunk=chunk) for chunk in wire.chunks(body)]
+        try:
+            self.data(node).PutArray(iter(requests), metadata=self.metadata, timeout=DEADLINE_S)
+        except grpc.RpcError as error:
+            wire.raise_from_rpc(error)
 
     def fetch(self, array_id: int, layout: Layout, timeout_s: float = DEADLINE_S) -> np.ndarray:
         stored = np.empty(layout.stored_shape, layout.dtype)

@@ -13,9 +13,7 @@ AWAY = st_.Undialed(error=ServerUnavailableError("nobody there"))
 
 
 def start(generation: int) -> st_.Start:
-    return st_.Start(
-        generation=generation, coordinator_address="h:1", process_count=1, process_id=0, data_port=0
-    )
+    return st_.Start(generation=generation, coordinator_address="h:1", process_count=1, process_id=0, data_port=0)
 
 
 def exited(generation: int) -> st_.ChildExited:

@@ -1,0 +1,273 @@
+"""A real embedded server with a real executor, driven by a bare gRPC client."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from shardwright import wire
+from shardwright.config import PlanOptions
+from shardwright.errors import (
+    ArrayError,
+    AuthenticationError,
+    DeadlineError,
+    HloSyntaxError,
+    OptionError,
+    PlanError,
+    SessionError,
+    WorkerLostError,
+)
+from shardwright.layouts import Layout
+from shardwright.plans import Mesh, Plan, TensorSharding
+from shardwright.proto.v1 import master_pb2
+from tests.server.programs import inputs, layouts, reference, training_step
+from tests.server.raw_client import RawClient, Server, StepStream, all_gone, embedded, inline, wait_until
+
+DEVICES = 4
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[Server, RawClient]]:
+    yield from embedded(DEVICES)
+
+
+@pytest.fixture(scope="module")
+def loaded(running: tuple[Server, RawClient]) -> tuple[str, Plan]:
+    """The training step, parameters split so that every transfer has several shards."""
+    _, client = running
+    options = PlanOptions(mesh={"data": DEVICES}, argument_axes={0: (("data",), ()), 1: ((), ("data",))})
+    return client.ready_program(training_step(), options)
+
+
+@pytest.fixture
+def client(running: tuple[Server, RawClient]) -> Iterator[RawClient]:
+    """A session of its own."""
+    server, main = running
+    other = RawClient(main.channel_address, main.token)
+    other.open()
+    yield other
+    other.call("CloseSession", master_pb2.CloseSessionRequest(session_id=other.session_id))
+    other.close()
+
+
+@pytest.fixture
+def ready(client: RawClient, loaded: tuple[str, Plan]) -> tuple[RawClient, StepStream, str, Plan]:
+    """A session with the program loaded (compiled before), arrays 1, 2, 3 put, a stream open."""
+    options = PlanOptions(mesh={"data": DEVICES}, argument_axes={0: (("data",), ()), 1: ((), ("data",))})
+    executable, plan = client.ready_program(training_step(), options)
+    arguments, _ = layouts(plan)
+    for array_id, (array, layout) in enumerate(zip(inputs(), arguments, strict=True), start=1):
+        client.put(array_id, array, layout)
+    return client, client.steps(), executable, plan
+
+
+# ---- the main path -------------------------------------------------------------
+def test_steps_train_like_numpy(ready: tuple[RawClient, StepStream, str, Plan]) -> None:
+    client, steps, executable, plan = ready
+    expected, x, y = inputs()
+    parameters = 1
+    for number in range(1, 11):
+        new, loss = 10 * number, 10 * number + 1
+        steps.send(number, executable, [parameters, 2, 3], [new, loss], read_back=[loss])
+        expected, expected_loss = reference(expected, x, y)
+        np.testing.assert_allclose(steps.value(), expected_loss, rtol=1e-5)
+        parameters = new
+    _, outputs = layouts(plan)
+    np.testing.assert_allclose(client.fetch(parameters, outputs[0]), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_donated_arrays_are_gone_by_name_and_memory_is_counted(
+    ready: tuple[RawClient, StepStream, str, Plan],
+) -> None:
+    client, steps, executable, plan = ready
+    steps.send(1, executable, [1, 2, 3], [10, 11])
+    steps.reply()
+    with pytest.raises(ArrayError, match="donated to step 1"):
+        client.fetch(1, layouts(plan)[0][0])
+    steps.send(2, executable, [1, 2, 3], [20, 21], read_back=[21])
+    with pytest.raises(ArrayError, match="array 1 was donated to step 1"):
+        steps.value()
+    status = client.call("Status", master_pb2.StatusRequest())
+    mine = next(session for session in status.sessions if session.session_id == client.session_id)
+    assert (mine.last_step, mine.array_count) == (2, 4)
+    assert mine.array_bytes == 4 * (8 * 4 + 16 * 8 + 16 * 4 + 1)
+
+
+def test_fetch_waits_for_a_step_that_waits_for_its_arguments(ready: tuple[RawClient, StepStream, str, Plan]) -> None:
+    client, steps, executable, plan = ready
+    arguments, outputs = layouts(plan)
+    w, x, y = inputs()
+    steps.send(1, executable, [100, 2, 3], [10, 11], read_back=[11])
+    with pytest.raises(DeadlineError):
+        client.fetch(11, outputs[1], timeout_s=0.3)
+    client.put(100, w, arguments[0])
+    np.testing.assert_allclose(client.fetch(11, outputs[1]), reference(w, x, y)[1], rtol=1e-5)
+    assert steps.reply().number == 1
+
+
+def test_inline_arguments_and_releases(ready: tuple[RawClient, StepStream, str, Plan]) -> None:
+    client, steps, executable, plan = ready
+    arguments, _ = layouts(plan)
+    w, x, y = inputs()
+    steps.send(1, executable, [100, 101, 3], [10, 11], read_back=[11],
+               inline=[inline(100, w, arguments[0]), inline(101, x, arguments[1])])  # fmt: skip
+    np.testing.assert_allclose(steps.value(), reference(w, x, y)[1], rtol=1e-5)
+    steps.send(2, executable, [10, 2, 3], [20, 21], released=[101])
+    assert not steps.reply().HasField("error")
+    client.call("ReleaseArrays", master_pb2.ReleaseArraysRequest(session_id=client.session_id, array_ids=[20, 999]))
+    steps.send(3, executable, [20, 2, 3], [30, 31], read_back=[31])
+    with pytest.raises(ArrayError, match="array 20 was released"):
+        steps.value()
+
+
+def test_padded_arrays_come_back_without_their_padding(client: RawClient) -> None:
+    layout = Layout(
+        element_type="s32", shape=(6, 5), mesh=Mesh.of({"a": 2, "b": 2}),
+        sharding=TensorSharding((("b", "a"), ())), stored_shape=(8, 5),
+    )  # fmt: skip
+    array = np.arange(30, dtype=np.int32).reshape(6, 5)
+    client.put(1, array, layout)
+    np.testing.assert_array_equal(client.fetch(1, layout), array)
+
+
+def test_arrays_far_over_a_message_travel_in_chunks(client: RawClient) -> None:
+    layout = Layout(
+        element_type="f32", shape=(2048, 2048), mesh=Mesh.of({"data": DEVICES}),
+        sharding=TensorSharding((("data",), ())), stored_shape=(2048, 2048),
+    )  # fmt: skip
+    array = np.random.default_rng(0).normal(size=(2048, 2048)).astype(np.float32)
+    client.put(1, array, layout)
+    np.testing.assert_array_equal(client.fetch(1, layout), array)
+
+
+# ---- exactly once ----------------------------------------------------------------
+def test_a_reconnected_client_sends_again_and_nothing_runs_twice(
+    ready: tuple[RawClient, StepStream, str, Plan],
+) -> None:
+    client, steps, executable, plan = ready
+    w, x, y = inputs()
+    steps.send(1, executable, [1, 2, 3], [10, 11], read_back=[11])
+    first = steps.value()
+    steps.send(2, executable, [10, 2, 3], [20, 21], read_back=[21])
+    steps.end()
+    again = client.steps()
+    for number, before in ((1, 1), (2, 10)):  # 1 was donated: running it again would be an error
+        out = 10 * number
+        again.send(number, executable, [before, 2, 3], [out, out + 1], read_back=[out + 1])
+    np.testing.assert_array_equal(again.value(), first)
+    np.testing.assert_allclose(again.value(), reference(reference(w, x, y)[0], x, y)[1], rtol=1e-5)
+
+
+# ---- refusals -----------------------------------------------------------------------
+def test_wrong_calls_are_refused_with_typed_errors(client: RawClient) -> None:
+    with pytest.raises(HloSyntaxError):
+        client.plan(client.upload("HloModule nonsense\nENTRY {"))
+    with pytest.raises(PlanError, match="no program"):
+        client.plan("feedbeef")
+    with pytest.raises(PlanError, match="no plan"):
+        client.load("feedbeef")
+    program = client.upload(training_step())
+    request = master_pb2.PlanProgramRequest(session_id=client.session_id, program_id=program, forced_strategy="magic")
+    with pytest.raises(OptionError, match="magic"):
+        _drain(client, request)
+    with pytest.raises(SessionError, match="no session"):
+        client.call("ReleaseArrays", master_pb2.ReleaseArraysRequest(session_id="gone"))
+    client.call("Status", master_pb2.StatusRequest())
+
+
+def _drain(client: RawClient, request: master_pb2.PlanProgramRequest) -> None:
+    try:
+        list(client.master.PlanProgram(request, metadata=client.metadata, timeout=30))
+    except grpc.RpcError as error:
+        wire.raise_from_rpc(error)
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "message"),
+    [
+        (17, [0], "more than the 16 bytes"),
+        (8, [0], "ended after 8 of 16"),
+        (0, [], "shard of device 0 is missing"),
+    ],
+)
+def test_uploads_that_do_not_fit_are_refused(client: RawClient, size: int, devices: list[int], message: str) -> None:
+    layout = Layout.replicated("f32", (4,), Mesh.of({"data": DEVICES}))
+    assert client.session is not None
+    header = master_pb2.PutArrayHeader(
+        session_id=client.session_id, array_id=1, layout=wire.layout_to_proto(layout), devices=devices
+    )
+    with pytest.raises(ArrayError, match=message):
+        client.put_bytes(client.session.nodes[0], header, bytes(size))
+    client.put(1, np.zeros(4, np.float32), layout)
+    with pytest.raises(ArrayError, match="in use already"):
+        client.put(1, np.zeros(4, np.float32), layout)
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong"])
+def test_every_port_asks_for_the_token(running: tuple[Server, RawClient], token: str | None) -> None:
+    _, main = running
+    stranger = RawClient(main.channel_address, token)
+    with pytest.raises(AuthenticationError):
+        stranger.open()
+    stranger.session = main.session
+    with pytest.raises(AuthenticationError):
+        stranger.fetch(1, Layout.replicated("f32", (), Mesh.of({"data": DEVICES})))
+    stream = stranger.steps()
+    with pytest.raises(AuthenticationError):
+        stream.reply()
+    stranger.close()
+
+
+def test_health_and_reflection_are_served(running: tuple[Server, RawClient]) -> None:
+    _, main = running
+    health = health_pb2_grpc.HealthStub(main.channel)
+    reply = health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    reflection = reflection_pb2_grpc.ServerReflectionStub(main.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (services,) = reflection.ServerReflectionInfo(iter([request]), metadata=main.metadata, timeout=10)
+    names = {service.name for service in services.list_services_response.service}
+    assert "shardwright.proto.v1.Master" in names
+
+
+def test_closing_a_session_frees_it(running: tuple[Server, RawClient], client: RawClient) -> None:
+    layout = Layout.replicated("f32", (4,), Mesh.of({"data": DEVICES}))
+    client.put(1, np.zeros(4, np.float32), layout)
+    other = RawClient(client.channel_address, client.token)
+    session_id = other.open()
+    other.put(1, np.zeros(4, np.float32), layout)
+    for _ in range(2):
+        other.call("CloseSession", master_pb2.CloseSessionRequest(session_id=session_id))
+    with pytest.raises(SessionError):
+        other.fetch(1, layout)
+    other.close()
+    np.testing.assert_array_equal(client.fetch(1, layout), np.zeros(4))
+
+
+# ---- loss (last: the executor is another one afterwards) ---------------------------------
+def test_a_killed_executor_is_a_typed_error_and_the_session_recovers(
+    running: tuple[Server, RawClient], ready: tuple[RawClient, StepStream, str, Plan]
+) -> None:
+    server, _ = running
+    client, steps, executable, plan = ready
+    arguments, outputs = layouts(plan)
+    w, x, y = inputs()
+    (executor,) = server.executors()
+    executor.send_signal(signal.SIGKILL)
+    wait_until(lambda: all_gone([executor]))
+    time.sleep(0.2)
+    steps.send(1, executable, [1, 2, 3], [10, 11], read_back=[11])
+    with pytest.raises(WorkerLostError, match="run init again"):
+        steps.value()
+    fresh = [inline(at + 50, array, layout) for at, (array, layout) in enumerate(zip(inputs(), arguments))]
+    steps.send(2, executable, [50, 51, 52], [20, 21], read_back=[21], inline=fresh)
+    np.testing.assert_allclose(steps.value(), reference(w, x, y)[1], rtol=1e-5)
+    np.testing.assert_allclose(client.fetch(20, outputs[0]), reference(w, x, y)[0], rtol=1e-5)
+    assert client.call("Status", master_pb2.StatusRequest()).nodes[0].generation == 2
