@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,16 +81,16 @@ class MasterConnection:
         self.info: SessionInfo
 
     def open(self, client_version: str) -> SessionInfo:
-        """Raises ServerUnavailableError at once where nothing listens."""
+        """Raises ServerUnavailableError, at once where nothing listens."""
+        _require_listener(self.address)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_TIMEOUT_S)
         except grpc.FutureTimeoutError:
             self._channel.close()
             raise ServerUnavailableError(
-                f"no server answers within {CONNECT_TIMEOUT_S:.0f} s",
+                f"something listens, but no server answers within {CONNECT_TIMEOUT_S:.0f} s",
                 where=self.address,
-                remedy="start one with launch_worker.sh, check SERVER_IP and SERVER_PORT (and SHARDWRIGHT_CA where "
-                "the server uses TLS), or call connect() with no address for an embedded server",
+                remedy="check the port; where the server uses TLS, set SHARDWRIGHT_CA to its certificate's file",
             ) from None
         reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
         self.info = SessionInfo(
@@ -187,3 +188,19 @@ class MasterConnection:
             yield from method(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
         except grpc.RpcError as error:
             wire.raise_from_rpc(error, where=self.address)
+
+
+def _require_listener(address: str) -> None:
+    """A plain connection first: it says at once, and why, that nobody is there."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit():
+        raise OptionError(f"{address!r} is no address", where="address", remedy='write "host:port"')
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ServerUnavailableError(
+            f"no server: {error}",
+            where=address,
+            remedy="start one with launch_worker.sh, check SERVER_IP and SERVER_PORT, or call connect() with no "
+            "address for an embedded server",
+        ) from None
