@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from shardwright.plans import Plan, PlannedCollective
 from shardwright.xla.compiled import ObservedCollective
 
-Item = TypeVar("Item")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveComparison:
-    """One kind of collective over groups of one size: predicted and observed, per step.
+    """One kind of collective, predicted and observed, per step.
 
-    Counts are executions, bytes what one device puts on the wire; XLA may do in one
-    collective what the plan counts as several, so bytes are what must agree.
+    Counts are executions, bytes what one device puts on the wire, groups the numbers of
+    devices that work together. XLA may reduce over two axes in one collective or in
+    another order than the plan counts them, so bytes are what must agree.
     `predicted_only` and `observed_only` name instructions that the other side lacks
     for this kind.
     """
 
     kind: str
-    group_size: int
     predicted_count: int
     observed_count: int
     predicted_wire_bytes: int
     observed_wire_bytes: int
+    predicted_groups: tuple[int, ...]
+    observed_groups: tuple[int, ...]
     predicted_only: tuple[str, ...]
     observed_only: tuple[str, ...]
 
@@ -39,37 +38,30 @@ class CollectiveComparison:
 
 
 def compare_collectives(plan: Plan, observed: Sequence[ObservedCollective]) -> tuple[CollectiveComparison, ...]:
-    """Predicted against observed, per kind and group size, the most bytes first."""
-    planned_groups = _grouped((c.kind, plan.mesh.size(c.axes), c) for c in plan.collectives)
+    """Predicted against observed, per kind, the most bytes first."""
     # What XLA runs over groups of one device moves nothing.
-    seen_groups = _grouped((c.kind, c.group_size, c) for c in observed if c.group_size > 1)
+    moving = [collective for collective in observed if collective.group_size > 1]
+    kinds = {collective.kind for collective in (*plan.collectives, *moving)}
     rows = [
-        _compare(kind, size, planned_groups.get((kind, size), []), seen_groups.get((kind, size), []))
-        for kind, size in sorted(planned_groups.keys() | seen_groups.keys())
+        _compare(kind, plan, [c for c in plan.collectives if c.kind == kind], [c for c in moving if c.kind == kind])
+        for kind in sorted(kinds)
     ]
     return tuple(sorted(rows, key=lambda row: -max(row.predicted_wire_bytes, row.observed_wire_bytes)))
 
 
-def _grouped(items: Iterable[tuple[str, int, Item]]) -> dict[tuple[str, int], list[Item]]:
-    groups: dict[tuple[str, int], list[Item]] = {}
-    for kind, size, item in items:
-        # A permute's group is the devices that send: its size says nothing about axes.
-        groups.setdefault((kind, 0 if kind == "collective-permute" else size), []).append(item)
-    return groups
-
-
 def _compare(
-    kind: str, size: int, planned: list[PlannedCollective], seen: list[ObservedCollective]
+    kind: str, plan: Plan, planned: list[PlannedCollective], seen: list[ObservedCollective]
 ) -> CollectiveComparison:
     planned_names = {collective.instruction for collective in planned}
     seen_names = {collective.op_name or collective.instruction for collective in seen}
     return CollectiveComparison(
         kind=kind,
-        group_size=size,
         predicted_count=sum(c.count for c in planned),
         observed_count=sum(c.count for c in seen),
         predicted_wire_bytes=sum(c.wire_bytes * c.count for c in planned),
         observed_wire_bytes=sum(c.wire_bytes * c.count for c in seen),
+        predicted_groups=tuple(sorted({plan.mesh.size(c.axes) for c in planned})),
+        observed_groups=tuple(sorted({c.group_size for c in seen})),
         predicted_only=tuple(sorted(planned_names - seen_names)),
         observed_only=tuple(sorted(seen_names - planned_names)),
     )
