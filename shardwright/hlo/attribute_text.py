@@ -27,6 +27,7 @@ class AttributeReader:
         self.original = original
         self.shapes = shapes
         self.known: dict[str, Attribute] = {}
+        self.frame_count: int | None = None  # entries of the StackFrames table, where there is one
         self._expanded_devices = 0
         # Values that hold shapes; each reader checks them and says where the rest of the value begins.
         self._readers: dict[str, Callable[[int], int]] = {
@@ -115,7 +116,12 @@ class AttributeReader:
             value = parse_value(name, text)
         except AttributeValueError as error:
             fail(self.original, start, f"attribute {name!r}: {error}")
-        if name == "replica_groups":
+        if name == "metadata" and self.frame_count is not None:
+            if not 0 <= value.get("stack_frame_id", 0) <= self.frame_count:
+                fail(
+                    self.original, start, f"stack_frame_id is not one of the {self.frame_count} entries of StackFrames"
+                )
+        elif name == "replica_groups":
             # Short texts stand for many devices: bound what all of them together expand to.
             self._expanded_devices += sum(map(len, value))
             if self._expanded_devices > 16 * MAX_DEVICES:

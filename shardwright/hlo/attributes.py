@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.hlo.ir import Alias
-from shardwright.hlo.lexical import STRING, value_end
+from shardwright.hlo.lexical import STRING, WORD_CHARACTER, value_end
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.hlo.sharding_text import check_sharding
 from shardwright.hlo.strings import unescape
@@ -261,7 +261,7 @@ def _sub_attributes(text: str) -> list[tuple[str, str]]:
 
 
 #: The usual metadata: strings and numbers, no braces. Groups: name, string, word.
-_PLAIN_FIELD = re.compile(rf'\s*+([a-z_]++)=(?:({STRING})|([^\s,{{}}"\'\[\]()=]++))', re.ASCII | re.DOTALL)
+_PLAIN_FIELD = re.compile(rf"\s*+([a-z_]++)=(?:({STRING})|({WORD_CHARACTER}++))", re.ASCII | re.DOTALL)
 
 
 _METADATA_STRINGS = ("op_name", "op_type", "source_file", "deduplicated_name", "scheduling_name")

@@ -23,6 +23,8 @@ MAX_DEPTH = 256
 
 NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*+"
 STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+#: One character of an unquoted value.
+WORD_CHARACTER = r"[^\s,{}\"'\[\]()=\x00\x80-\U0010ffff]"
 SINGLE_QUOTED = r"'[^'\\]*+(?:\\.[^'\\]*+)*+'"
 
 # The alternatives that match a lone opening keep a text full of them from being searched to its end for each.
@@ -30,7 +32,7 @@ _COMMENT_OR_STRING = re.compile(rf"/\*(?:.*?\*/)?|//[^\n\r]*+|{STRING}|\"", re.D
 _NOT_NEWLINE = re.compile(r"[^\n]")
 _SPACE = re.compile(r"\s*+", re.ASCII)
 _BRACKET = re.compile(rf"[()\[\]{{}}]|{STRING}|{SINGLE_QUOTED}", re.DOTALL)
-_VALUE_PIECE = re.compile(rf"{STRING}|{SINGLE_QUOTED}|[^\s,{{}}\"'\[\]()]++", re.ASCII | re.DOTALL)
+_VALUE_PIECE = re.compile(rf"{STRING}|{SINGLE_QUOTED}|(?:{WORD_CHARACTER}|=)++", re.ASCII | re.DOTALL)
 #: Between mesh['x'=2] and the axes {'x'} that are grouped: the one value with a space in it.
 _MESH_TAIL = re.compile(r",?\s*+(?:device_ids=\([^(){}]*+(?:\([^(){}]*+\)[^(){}]*+)*+\)\s*+)?(?=\{)", re.ASCII)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}

@@ -7,7 +7,7 @@ The grammar, as XLA's printers write it and XLA's own parser reads it:
     computation ::= 'ENTRY'? name signature? '{' instruction+ '}' (',' attribute)*
     signature   ::= '(' (name ':' shape (',' …)*)? ')' '->' shape
     instruction ::= 'ROOT'? name '=' shape opcode '(' operands | literal | number ')' (',' attribute)*
-    operand     ::= shape? name
+    operand     ::= shape? name ('#' number)*
     attribute   ::= name '=' value
 
 A name may carry a `%`. One regular expression takes a whole instruction up to
@@ -30,6 +30,7 @@ from shardwright.hlo.ir import Attribute, Computation, Instruction, Module
 from shardwright.hlo.lexical import (
     NAME,
     STRING,
+    WORD_CHARACTER,
     balanced_end,
     blank_comments,
     fail,
@@ -49,8 +50,9 @@ _INSTRUCTION = re.compile(
 )
 _BRACED = rf"\{{[^{{}}\"]*+(?:{STRING}[^{{}}\"]*+)*+\}}"
 _ATTRIBUTE = re.compile(
-    rf"\s*+,\s*+({NAME}=(?:{_BRACED}|{STRING}|[^\s,{{}}\"'\[\]()=]++(?=[,\s}}])))", re.ASCII | re.DOTALL
+    rf"\s*+,\s*+({NAME}=(?:{_BRACED}|{STRING}|{WORD_CHARACTER}++(?=[,\s}}])))", re.ASCII | re.DOTALL
 )
+_ELEMENT = re.compile(r"\s*+#\s*+([0-9]{1,9})", re.ASCII)
 _NAME = re.compile(rf"%?({NAME})", re.ASCII)
 _OPCODE = re.compile(r"[a-z][a-z0-9\-]*+", re.ASCII)
 _ENTRY = re.compile(r"\s*+ENTRY\s++", re.ASCII)
@@ -93,6 +95,7 @@ class _Parser:
         self.attributes = AttributeReader(self.text, text, self.shapes)
         self.computations: dict[str, Computation] = {}
         self.names = NameUniquer()
+        self.elements: list[Instruction] = []  # of tuples, named by the operands of the instruction being read
         self.line = 1
         self.line_offset = 0
 
@@ -110,6 +113,7 @@ class _Parser:
         name, position = self.name(position + len("HloModule"), "the module's name")
         header, position = self.attributes.read_list(position)
         tables, position = self.source_tables(position)
+        self.attributes.frame_count = len(tables["StackFrames"]) if tables else None
         entry: Computation | None = None
         while (position := skip_space(text, position)) < len(text):
             start = position
@@ -267,6 +271,9 @@ class _Parser:
                     self.fail(name_start, "a second ROOT in this computation")
                 has_root = instruction.is_root = True
             names[name] = instruction
+            if self.elements:
+                result += self.elements
+                self.elements.clear()
             instruction.name = self.names.register(name)
             result.append(instruction)
 
@@ -343,7 +350,7 @@ class _Parser:
             match = _NAME.match(text, position)
             after = skip_space(text, match.end()) if match else position
             shape = None
-            if match is None or text[after] not in ",)":
+            if match is None or text[after] not in ",)#":
                 if text.startswith("...", position):
                     remedy = "print the module without compact_operands"
                     self.fail(position, "operands were left out when the text was printed", remedy=remedy)
@@ -355,10 +362,15 @@ class _Parser:
             operand = names.get(match[1])
             if operand is None:
                 self.fail(position, f"no instruction {match[1]!r} before this one{near_matches(match[1], names)}")
+            after = match.end()
+            while element := _ELEMENT.match(text, after):
+                operand = self.tuple_element(operand, element[1], after, names)
+                after = element.end()
             if shape is not None and without_layout(shape) != without_layout(operand.shape):
                 self.fail(position, f"operand {match[1]!r} does not have this shape")
+            position = after
             result.append(operand)
-            position = skip_space(text, match.end())
+            position = skip_space(text, position)
             if position < end:
                 if text[position] != ",":
                     self.fail(position, "expected ',' or ')' after an operand")
@@ -366,6 +378,24 @@ class _Parser:
                 if position >= end:
                     self.fail(position, "expected an operand")
         return tuple(result)
+
+    def tuple_element(
+        self, operand: Instruction, number: str, position: int, names: dict[str, Instruction]
+    ) -> Instruction:
+        """The get-tuple-element that `operand#number` stands for, as newer printers write it; one for all its uses."""
+        name = f"{operand.name}_{number}"
+        known = names.get(f"{operand.name}#{number}")
+        if known is not None:
+            return known
+        shape, index = operand.shape, int(number)
+        if not isinstance(shape, TupleShape) or index >= len(shape.elements):
+            self.fail(position, f"operand {operand.name!r} has no element {number}")
+        element = Instruction(self.names.register(name), "get-tuple-element", shape.elements[index], (operand,))
+        element.attributes["index"] = Attribute("index", number, index)
+        element.index, element.line = index, self.line
+        names[f"{operand.name}#{number}"] = element
+        self.elements.append(element)
+        return element
 
     # --- attributes -----------------------------------------------------------------------------
 
