@@ -128,6 +128,7 @@ def _free_nodes(flow: Dataflow, pinned: Mapping[int, StrategySet]) -> list[bool]
     for node in flow.nodes:
         free.append(
             not node.is_value
+            and len(node.shapes) == 1
             and node.index not in pinned
             and node.instruction.opcode in _REMADE
             and all(

@@ -37,8 +37,10 @@ CALLING = {
     "while": ("body", "condition"),
     "call": ("to_apply",),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
-    "async-start": ("calls",),
 }
+
+#: Instructions whose result leaves are their operands' leaves, in order.
+_IDENTITY = ("tuple", "opt-barrier", "optimization-barrier", "domain", "add-dependency")
 
 #: f(a + b) = f(a) + f(b): an axis that a lone operand is partial over stays one of the result.
 _LINEAR = frozenset({
@@ -157,7 +159,7 @@ class _Checker:
     def _check_instruction(self, computation: Computation, instruction: Instruction, entry: InstructionPlan) -> None:
         for problem in self._check_unreduced_uses(instruction, entry):
             self._report(computation, instruction, problem)
-        if instruction.opcode in ("parameter", "tuple", "get-tuple-element", *CALLING):
+        if instruction.opcode in ("parameter", "get-tuple-element", *_IDENTITY, *CALLING):
             problems = self._check_carried(computation, instruction, entry)
         else:
             problems = _check_rule(instruction, entry, self.plan.mesh)
@@ -182,7 +184,7 @@ class _Checker:
         opcode = instruction.opcode
         if entry.partial:
             yield f"reduces over {', '.join(entry.partial)}, but only hands values on"
-        if opcode == "tuple":
+        if opcode in _IDENTITY:
             yield from _differ("the result", entry.result, "its operands", _flat(entry.operands))
         elif opcode == "get-tuple-element":
             shape = instruction.operands[0].shape
@@ -193,9 +195,8 @@ class _Checker:
             yield from _differ("the result", entry.result, "the initial value", entry.operands[0])
             yield from self._check_called(instruction, "body", entry.operands[0], entry.result)
             yield from self._check_called(instruction, "condition", entry.operands[0], None)
-        elif opcode in ("call", "async-start"):
-            for name in CALLING[opcode]:
-                yield from self._check_called(instruction, name, _flat(entry.operands), entry.result)
+        elif opcode == "call":
+            yield from self._check_called(instruction, "to_apply", _flat(entry.operands), entry.result)
         elif opcode == "conditional":
             yield from self._check_conditional(instruction, entry)
 

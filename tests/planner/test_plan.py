@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -314,3 +315,18 @@ def test_same_plan_whatever_the_hash_seed() -> None:
         for seed in ("0", "1", "4242")
     }  # fmt: skip
     assert len(digests) == 1
+
+
+CORPUS = sorted((Path(__file__).parents[1] / "hlo" / "corpus").glob("*.hlo"))
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_no_program_breaks_the_planner(path: Path) -> None:
+    """Every opcode that jaxlib prints is planned (and checked), or its user's pins are refused by name."""
+    try:
+        planned = plan(path.read_text(), EIGHT)
+    except AnnotationError as error:
+        assert "sharding" in path.stem or "sharded" in path.stem
+        assert "constraint" in error.message or "cannot be read" in error.message
+    else:
+        assert planned.mesh.device_count == 8
