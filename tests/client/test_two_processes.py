@@ -1,0 +1,102 @@
+"""Two servers of four devices each as one mesh of eight: the same numbers, arrays spread over both."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import shardwright as sw
+from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
+
+KEY = jax.random.key(0)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sw.Session]:
+    folder: Path = tmp_path_factory.mktemp("cluster")
+    master, worker = _free_ports(2)
+    description = {
+        "name": "two processes",
+        "master": {"ip": "127.0.0.1", "port": master, "devices": 4},
+        "workers": [{"ip": "127.0.0.1", "port": worker, "devices": 4}],
+    }
+    file = folder / "cluster.json"
+    file.write_text(json.dumps(description))
+    servers = []
+    try:
+        for task in (1, 0):
+            log = (folder / f"task{task}.log").open("wb")
+            command = [sys.executable, "-m", "shardwright.server", str(file), str(task)]
+            servers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            log.close()
+        with _connect(f"127.0.0.1:{master}") as session:
+            yield session
+    finally:
+        for server in servers:
+            server.terminate()
+        codes = [server.wait(30) for server in servers]
+    assert codes == [0, 0], [(folder / f"task{task}.log").read_text() for task in (1, 0)]
+
+
+def _connect(address: str) -> sw.Session:
+    for _ in range(300):
+        try:
+            return sw.connect(address)
+        except sw.ServerUnavailableError:
+            time.sleep(0.2)
+    return sw.connect(address)
+
+
+@pytest.mark.parametrize(
+    ("force", "mesh"),
+    [(None, None), ("data", None), ("tensor", "8"), ("mixed", "2x4"), ("fsdp", None)],
+    ids=["planned", "data", "tensor", "mixed", "fsdp"],
+)
+def test_ten_sgd_steps_agree_with_single_device_jax(cluster: sw.Session, force: Any, mesh: Any) -> None:
+    step = cluster.parallelize(sgd_step, donate_argnums=0, force=force, mesh=mesh)
+    params = step.init(init_params, KEY)
+    expected = jax.jit(init_params)(KEY)
+    for batch in batches(10):
+        params, loss = step(params, batch)
+        expected, expected_loss = jax.jit(sgd_step)(expected, batch)
+        assert abs(float(loss) - float(expected_loss)) <= 1e-5
+    assert distance(params, expected) <= 1e-5
+
+
+def test_adamw_with_uploaded_state_an_eval_step_and_a_smaller_batch(cluster: sw.Session) -> None:
+    step = cluster.parallelize(adamw_step, donate_argnums=(0, 1), force="fsdp")
+    evaluate = cluster.parallelize(loss_of)
+    expected = jax.device_get(jax.jit(init_adamw)(KEY))
+    params, opt_state = expected
+    for batch in [*batches(2), *batches(1, rows=6)]:
+        params, opt_state, loss = step(params, opt_state, batch)
+        *expected, expected_loss = jax.jit(adamw_step)(*expected, batch)
+        assert abs(float(loss) - float(expected_loss)) <= 1e-5
+        assert abs(float(evaluate(params, batch)) - float(loss_of(expected[0], batch))) <= 1e-5
+    assert distance(params, expected[0]) <= 1e-3
+
+
+def test_large_arrays_go_straight_to_both_nodes_and_back(cluster: sw.Session) -> None:
+    assert [len(node.devices) for node in cluster.info.nodes] == [4, 4]
+    x = np.random.default_rng(0).random((1024, 3072), np.float32)
+    step = cluster.parallelize(lambda x: (x + 1, x.T), mesh="8", force="data")
+    shifted, turned = step(x)
+    np.testing.assert_array_equal(np.asarray(shifted), x + 1)
+    np.testing.assert_array_equal(np.asarray(turned), x.T)
