@@ -37,7 +37,9 @@ def test_shards_lie_where_jax_puts_them(layout: Layout) -> None:
     mesh = jax_mesh(layout.mesh)
     where = named_sharding(mesh, layout.sharding).devices_indices_map(layout.stored_shape)
     for position, device in enumerate(mesh.devices.flat):
-        expected = tuple(slice(*part.indices(size)[:2]) for part, size in zip(where[device], layout.stored_shape))
+        expected = tuple(
+            slice(*part.indices(size)[:2]) for part, size in zip(where[device], layout.stored_shape, strict=True)
+        )
         assert shard_slices(layout, position) == expected
 
 

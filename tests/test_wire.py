@@ -114,10 +114,13 @@ def test_a_bomb_is_stopped_at_the_limit() -> None:
     ],
 )
 def test_broken_text_is_refused(data: bytes, message: str) -> None:
-    unpacker = wire.TextUnpacker("text", 1000)
-    with pytest.raises(HloSyntaxError, match=message):
+    def unpack() -> str:
+        unpacker = wire.TextUnpacker("text", 1000)
         unpacker.feed(data)
-        unpacker.text()
+        return unpacker.text()
+
+    with pytest.raises(HloSyntaxError, match=message):
+        unpack()
 
 
 # ---- errors ------------------------------------------------------------------
@@ -163,11 +166,14 @@ def failing() -> object:
 
 
 def _error_of(stub: object, session_id: str) -> ShardwrightError:
-    with pytest.raises(ShardwrightError) as caught:
+    def call() -> None:
         try:
             stub.CloseSession(master_pb2.CloseSessionRequest(session_id=session_id))  # type: ignore[attr-defined]
         except grpc.RpcError as error:
             wire.raise_from_rpc(error, where="somewhere")
+
+    with pytest.raises(ShardwrightError) as caught:
+        call()
     return caught.value
 
 

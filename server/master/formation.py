@@ -13,7 +13,8 @@ takes the others of its `jax.distributed` job with it:
 | any      | a daemon leaves                          | stopping | StopExecutor to the others   |
 | stopping | the last executor has exited             | waiting  | (then as above)              |
 
-After `start_attempts` generations in a row that never got ready: Halt.
+After `start_attempts` generations in a row that never got ready, or an executor that says
+it cannot start (`CANNOT_START`): Halt.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from shardwright.server.master.events import (
     StartExecutor,
     StopExecutor,
 )
+
+#: Exit code of an executor that starting again will not help.
+CANNOT_START = 3
 
 _STREAM_LOST = "its connection was lost"
 
@@ -198,6 +202,8 @@ class Formation:
             record.data_port = record.member.data_port  # the old port may have been the reason
         lines = event.last_lines.strip().splitlines()
         how = f"it ended with {_exit_text(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
+        if self.phase == "starting" and event.exit_code == CANNOT_START:
+            self._failed_starts = self._limits.start_attempts
         commands = self._stop(record, how, now_s)
         if record.detail == _STREAM_LOST:  # now it is known why
             record.detail = how
@@ -253,14 +259,20 @@ class Formation:
             self.phase = "stopping"
             for record in self.nodes.values():
                 record.executor_connection = None
-            if self._failed_starts >= self._limits.start_attempts and not self._is_halted:
-                self._is_halted = True
-                commands.append(Halt(error=self.last_loss))
+            if self._failed_starts >= self._limits.start_attempts:
+                commands += self._give_up(who, reason)
         if self.phase == "stopping" and not any(record.executor for record in self.nodes.values()):
             self.phase = "waiting"
             self._since_s = now_s
             commands += self._start_if_complete(now_s)
         return commands
+
+    def _give_up(self, who: str, reason: str) -> list[Command]:
+        if self._is_halted:
+            return []
+        self._is_halted = True
+        error = WorkerLostError(f"{who} does not start: {reason}", remedy="the log of that node says more")
+        return [Halt(error=error)]
 
     def _start_if_complete(self, now_s: float) -> list[Command]:
         if self.phase != "waiting" or self.missing or self._is_halted:

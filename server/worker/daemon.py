@@ -22,7 +22,20 @@ from shardwright.server.worker.child import ExecutorChild, executor_environment
 
 HEARTBEAT_S = 10.0
 
+#: What one attempt to reach the master may take; a refused connection is known at once.
+CONNECT_S = 5.0
+
 _log = logging.getLogger("shardwright.server")
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Wait for a connection; TimeoutError as soon as one attempt failed."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise TimeoutError
+        await channel.wait_for_state_change(state)
+        state = channel.get_state()
 
 
 class Daemon:
@@ -141,7 +154,7 @@ class Daemon:
         self._happened(st.Undialed(error=error))
 
     async def _converse(self, channel: grpc.aio.Channel) -> None:
-        await asyncio.wait_for(channel.channel_ready(), timeout=5.0)
+        await asyncio.wait_for(_connected(channel), CONNECT_S)
         stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
         stream = stub.Supervise(metadata=self._protection.metadata)
         while not self._outbox.empty():  # what an older stream left behind

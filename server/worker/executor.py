@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import sys
+import traceback
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import grpc
 
 from shardwright import wire
-from shardwright.errors import PlatformError, ShardwrightError
+from shardwright.errors import PlatformError, ShardwrightError, WorkerLostError
 from shardwright.proto.v1 import master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.server.master.formation import CANNOT_START
 from shardwright.server.processes import die_with_parent, exit_at_end_of
 from shardwright.server.security import Protection, TokenInterceptor, join_address
 
@@ -34,10 +36,15 @@ def main() -> None:
     try:
         _serve(config)
         code = 0
+    except PlatformError as error:
+        code = CANNOT_START
+        print(error.message, file=sys.stderr)
     except ShardwrightError as error:
-        print(str(error).replace("\n", ";"), file=sys.stderr, flush=True)
+        print(error.message, file=sys.stderr)
     except grpc.RpcError as error:
-        print(wire.error_from_rpc(error).message, file=sys.stderr, flush=True)
+        print(wire.error_from_rpc(error).message, file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
     sys.stderr.flush()
     os._exit(code)  # devices and threads need no goodbye, and may hang in one
 
@@ -77,7 +84,7 @@ def _serve(config: dict[str, Any]) -> None:
         stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
         for command in stub.Execute(_drain(events), metadata=protection.metadata):
             if command.WhichOneof("kind") == "shutdown":
-                raise PlatformError(command.shutdown.reason)
+                raise WorkerLostError(command.shutdown.reason)
             executor.handle(command)
 
 
@@ -87,29 +94,37 @@ def _drain(events: queue.SimpleQueue[worker_pb2.ExecutorEvent]) -> Iterator[work
 
 
 def _join_job(config: dict[str, Any]) -> None:
-    """Import jax, join the job of all nodes, and start the devices; PlatformError where that fails."""
+    """Import jax, join the job of all nodes, and start the devices.
+
+    Raises WorkerLostError where the others do not answer, PlatformError where trying again is no use.
+    """
     import jax
 
     from shardwright.xla import check_platform
 
     check_platform()
     jax.config.update("jax_enable_x64", True)  # arrays keep the element type that the program says
-    try:
-        if config["process_count"] > 1:
+    if config["process_count"] > 1:
+        try:
             jax.distributed.initialize(
                 coordinator_address=config["coordinator_address"],
                 num_processes=config["process_count"],
                 process_id=config["process_id"],
             )
+        except Exception as error:
+            raise WorkerLostError(f"the other nodes cannot be joined: {_first_line(error)}") from None
+    try:
         count = jax.local_device_count()
     except Exception as error:
-        raise PlatformError(f"jax cannot start its devices: {str(error).strip().splitlines()[0]}") from None
-    if count < config["device_count"]:
+        raise PlatformError(f"jax cannot start {config['platform']} devices: {_first_line(error)}") from None
+    if count != config["device_count"]:
         raise PlatformError(
-            f"node {config['node']} has {count} {config['platform']} devices, the cluster file says "
-            f"{config['device_count']}",
-            remedy="correct the cluster file",
+            f"jax found {count} {config['platform']} devices, the cluster file says {config['device_count']}"
         )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _hello(config: dict[str, Any], port: int) -> worker_pb2.ExecutorHello:

@@ -220,7 +220,7 @@ class Server:
         return [mine, *mine.children(recursive=True)]
 
     def executors(self) -> list[psutil.Process]:
-        return [child for child in self.family() if "shardwright.server.worker.executor" in " ".join(child.cmdline())]
+        return [child for child in self.family() if "shardwright.server.worker.executor" in _command(child)]
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -239,6 +239,13 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.communicate()
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it ended meanwhile
+        return ""
 
 
 def wait_until(condition: Any, timeout_s: float = 30.0) -> None:

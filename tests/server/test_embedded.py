@@ -49,7 +49,7 @@ def loaded(running: tuple[Server, RawClient]) -> tuple[str, Plan]:
 @pytest.fixture
 def client(running: tuple[Server, RawClient]) -> Iterator[RawClient]:
     """A session of its own."""
-    server, main = running
+    _, main = running
     other = RawClient(main.channel_address, main.token)
     other.open()
     yield other
@@ -151,7 +151,7 @@ def test_arrays_far_over_a_message_travel_in_chunks(client: RawClient) -> None:
 def test_a_reconnected_client_sends_again_and_nothing_runs_twice(
     ready: tuple[RawClient, StepStream, str, Plan],
 ) -> None:
-    client, steps, executable, plan = ready
+    client, steps, executable, _ = ready
     w, x, y = inputs()
     steps.send(1, executable, [1, 2, 3], [10, 11], read_back=[11])
     first = steps.value()
@@ -266,7 +266,7 @@ def test_a_killed_executor_is_a_typed_error_and_the_session_recovers(
     steps.send(1, executable, [1, 2, 3], [10, 11], read_back=[11])
     with pytest.raises(WorkerLostError, match="run init again"):
         steps.value()
-    fresh = [inline(at + 50, array, layout) for at, (array, layout) in enumerate(zip(inputs(), arguments))]
+    fresh = [inline(at + 50, array, layout) for at, (array, layout) in enumerate(zip(inputs(), arguments, strict=True))]
     steps.send(2, executable, [50, 51, 52], [20, 21], read_back=[21], inline=fresh)
     np.testing.assert_allclose(steps.value(), reference(w, x, y)[1], rtol=1e-5)
     np.testing.assert_allclose(client.fetch(20, outputs[0]), reference(w, x, y)[0], rtol=1e-5)

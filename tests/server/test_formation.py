@@ -6,6 +6,7 @@ import pytest
 
 from shardwright.errors import ClusterConfigError, ServerUnavailableError, WorkerLostError
 from shardwright.server.master import events as ev
+from shardwright.server.master.formation import CANNOT_START
 from tests.server.simulation import WAIT_S, World
 
 
@@ -108,7 +109,20 @@ def test_executors_that_never_start_end_the_master() -> None:
         world.executor_dies(0)
     (halt,) = world.take(ev.Halt)
     assert isinstance(halt.error, WorkerLostError)
+    assert "the executor of node 0 does not start" in halt.error.message
     assert "last words" in halt.error.message
+
+
+def test_an_executor_that_cannot_start_ends_the_master_at_once() -> None:
+    world = World(node_count=1)
+    world.daemon_joins(0)
+    world.send(
+        ev.ExecutorExited(
+            connection=10, generation=1, exit_code=CANNOT_START, last_lines="no GPU", coordinator_address=""
+        )
+    )
+    (halt,) = world.take(ev.Halt)
+    assert "no GPU" in halt.error.message
 
 
 def test_an_executor_that_hangs_at_start_is_ended() -> None:
