@@ -28,9 +28,6 @@ class RemoteArray:
 
     __slots__ = ("__weakref__", "_deleted", "_id", "_is_owned", "_layout", "_pending", "_result", "_session", "spec")
 
-    #: numpy asks the array, not the other way round, in `numpy_array * handle`.
-    __array_priority__ = 100
-
     def __init__(
         self,
         session: Session,

@@ -238,16 +238,18 @@ class Session:
         with self._lock:
             self._raise_unseen()
             request = master_pb2.RunStepsRequest(executable_id=program.executable_id)
-            arguments, temporary = self._send_arguments(program, leaves, request)
-            request.arguments.extend(arguments)
             next_id = self._array_ids.__next__
             outputs = [next_id() if wanted is None or wanted[n] else 0 for n in range(len(program.outputs))]
-            request.outputs.extend(outputs)
-            request.read_back.extend(outputs[number] for number in program.read_back if outputs[number])
-            request.released.extend(self._take_dropped())
-            result = self._stream.submit(request, program.name)
-            for array_id in temporary:
-                self._dropped.put(array_id)
+            temporary: list[int] = []
+            try:
+                request.arguments.extend(self._send_arguments(program, leaves, request, temporary))
+                request.outputs.extend(outputs)
+                request.read_back.extend(outputs[number] for number in program.read_back if outputs[number])
+                request.released.extend(self._take_dropped())
+                result = self._stream.submit(request, program.name)
+            finally:
+                for array_id in temporary:
+                    self._dropped.put(array_id)
         results = program.lowered.results
         return [
             RemoteArray(self, spec, array_id=array_id, layout=layout, result=result) if array_id else None
@@ -255,13 +257,16 @@ class Session:
         ]
 
     def _send_arguments(
-        self, program: Program, leaves: Sequence[Any], request: master_pb2.RunStepsRequest
-    ) -> tuple[list[int], list[int]]:
-        """(ids of all flat arguments, those that live for this step only)."""
+        self,
+        program: Program,
+        leaves: Sequence[Any],
+        request: master_pb2.RunStepsRequest,
+        temporary: list[int],
+    ) -> list[int]:
+        """Ids of all flat arguments; those that live for this step only are added to `temporary`."""
         from shardwright.client.frontends.jax import host_value
 
         ids: list[int] = []
-        temporary: list[int] = []
         inline_bytes = 0
         specs = program.lowered.signature.specs
         for number, leaf in enumerate(leaves):
@@ -280,7 +285,7 @@ class Session:
             else:
                 self._transfer.put(array_id, value, program.leaf_layouts[number])
         ids[program.lowered.constants_at : program.lowered.constants_at] = program.constants
-        return ids, temporary
+        return ids
 
     def usable_id(self, handle: RemoteArray) -> int:
         """Id of a handle that a step may read. Raises the error that made it unusable."""

@@ -166,8 +166,8 @@ class Step:
     ) -> dict[int, Layout]:
         """Leaf number → layout that the program must take.
 
-        A step that updates arrays in place chooses their layout once: at its first plan, unless another
-        such step has chosen before. Whatever only reads them takes them as they lie.
+        A step that updates arrays in place chooses mesh and layouts once: at its first plan, unless
+        another such step has chosen before. Whatever only reads arrays takes them as they lie.
         """
         is_choosing = self._main is None
         has_wishes = self._options.mesh is not None or self._options.force is not None
@@ -176,7 +176,7 @@ class Step:
             if type(leaf) is not RemoteArray or leaf._layout is None:
                 continue
             is_mine = number in donated
-            if is_mine and is_choosing and (has_wishes or not leaf._is_owned):
+            if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
                 continue
             if not is_mine and self._is_forced(lowered.arguments[argument].name):
                 continue
