@@ -6,7 +6,7 @@ import re
 from math import prod
 
 #: More devices than any machine has: a bound on what a short text can expand to.
-MAX_DEVICES = 1 << 20
+MAX_DEVICES = 1 << 17
 
 _LISTS = re.compile(r"\{\s*(?:\{[0-9,\s]*\}\s*(?:,\s*\{[0-9,\s]*\}\s*)*+)?\}", re.ASCII)
 _IOTA = re.compile(r"\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?", re.ASCII)

@@ -173,8 +173,8 @@ def test_deep_nesting_is_refused_not_recursed_into(line: str, depth: int) -> Non
 
 
 def many_devices(count: int) -> str:
-    groups = "y{n} = f32[8] all-gather(p), dimensions={{0}}, replica_groups=[{a},{b}]<=[{c}], k={n}\n"
-    lines = [groups.format(n=n, a=1 << 16, b=n % 2 + 1, c=(n % 2 + 1) << 16) for n in range(count)]
+    groups = "y{n} = f32[8] all-gather(p), dimensions={{0}}, replica_groups=[1,{devices}]<=[{devices}]\n"
+    lines = [groups.format(n=n, devices=100_000 + n) for n in range(count)]
     return f"HloModule m\nENTRY e {{ p = f32[8] parameter(0)\n{''.join(lines)}}}"
 
 
