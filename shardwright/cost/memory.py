@@ -5,7 +5,9 @@ views share their operand's memory; elementwise values and re-indexing that one 
 instruction reads are never stored, so what they read stays live in their stead; an
 instruction may write over an operand of the same size that nobody reads later; a loop's
 carried values are updated in place and its body adds its own peak; a donated
-argument's buffer is taken over by what is computed from it.
+argument's buffer is taken over by what is computed from it. Not modelled: XLA:CPU's merging
+of all all-reduces into one, which keeps their operands until the last is ready, and
+workspace inside kernels (convolutions).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from shardwright.cost.inline import FlatComputation, Node, inlined
 from shardwright.cost.opcodes import ELEMENTWISE, FUSED_INDEXING, MARKER_TARGETS, VIEWS
 from shardwright.cost.reshard import reshard
 from shardwright.hlo import Computation, Instruction, Module
@@ -33,14 +36,19 @@ _FUSING = _FUSIBLE | {
     "bitcast",
 }
 
-#: Too dear for XLA to compute them again for every reader: stored where several read them.
-_COMPUTED_ONCE = frozenset({
-    "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "complex", "cos", "cosh", "divide", "erf",
-    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "map", "power", "remainder", "rsqrt",
-    "sine", "sinh", "sqrt", "tan", "tanh", "concatenate",
-})  # fmt: skip
+#: Cheap and small enough in what they read that XLA computes them again for every reader.
+_RECOMPUTED = frozenset({"broadcast", "iota", "constant", "compare", "convert", "slice", "not", "reverse", "pad"})
 
-_IN_PLACE = ELEMENTWISE | {"dynamic-update-slice", "scatter", "while", "conditional", "call", "copy", "sort"}
+_IN_PLACE = ELEMENTWISE | {
+    "dynamic-update-slice", "scatter", "while", "conditional", "call", "copy", "sort", "custom-call",
+}  # fmt: skip
+
+#: Attributes that name the computations an instruction runs, by opcode.
+_BODIES = {
+    "while": ("body",),
+    "call": ("to_apply",),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+}
 
 
 def memory(
@@ -79,12 +87,16 @@ class _Buffers:
 
     bytes: list[int] = field(default_factory=list)
     last_use: list[int] = field(default_factory=list)
-    leaves: dict[Instruction, tuple[frozenset[int], ...]] = field(default_factory=dict)
+    leaves: dict[Node, tuple[frozenset[int], ...]] = field(default_factory=dict)
 
     def new(self, size_bytes: int) -> int:
         self.bytes.append(size_bytes)
         self.last_use.append(-1)
         return len(self.bytes) - 1
+
+    def of(self, nodes: Iterable[Node]) -> set[int]:
+        """All buffers that hold the nodes' values."""
+        return {buffer for node in nodes for leaf in self.leaves[node] for buffer in leaf}
 
 
 class _Estimate:
@@ -96,102 +108,99 @@ class _Estimate:
 
     def peak_bytes(self, computation: Computation, donated: set[int]) -> int:
         """Most bytes of intermediate values at once; parameters and results are the caller's."""
-        buffers = self._place(computation)
-        end = len(computation.instructions)
-        for parameter in computation.parameters:
-            if parameter.index not in donated:
-                for leaf in buffers.leaves[parameter]:
-                    for buffer in leaf:
-                        buffers.last_use[buffer] = end
+        flat = inlined(computation)
+        buffers = self._place(flat)
         charged = [-1] * len(buffers.bytes)  # bytes this computation pays for a buffer; -1: not yet stored
-        for leaf in buffers.leaves[computation.root]:
-            for buffer in leaf:
-                buffers.last_use[buffer] = end
+        for parameter in flat.parameters:
+            for buffer in buffers.of([parameter]):
                 charged[buffer] = 0
-        return self._sweep(computation, buffers, charged)
+                if parameter.instruction.index not in donated:
+                    buffers.last_use[buffer] = len(flat.nodes)
+        for buffer in buffers.of([flat.root] if flat.root else []):
+            charged[buffer] = 0
+            buffers.last_use[buffer] = len(flat.nodes)
+        return self._sweep(flat, buffers, charged)
 
-    def _place(self, computation: Computation) -> _Buffers:
+    def _place(self, flat: FlatComputation) -> _Buffers:
         """Which buffers hold each value, and the last position that reads each buffer."""
         buffers = _Buffers()
-        readers = _readers(computation)
-        for position, instruction in enumerate(computation.instructions):
-            operands = [buffers.leaves[operand] for operand in instruction.operands]
-            flat = [leaf for leaves in operands for leaf in leaves]
+        readers = _readers(flat)
+        for position, node in enumerate(flat.nodes):
+            instruction = node.instruction
+            read = [leaf for operand in node.operands for leaf in buffers.leaves[operand]]
             if _is_view(instruction):
-                leaves = self._view(instruction, flat)
-            elif _is_fused(instruction, readers.get(instruction, ())):
-                leaves = (frozenset().union(*flat),)
+                leaves = _viewed(instruction, read)
+            elif _is_fused(instruction, readers.get(node, ())):
+                leaves = (frozenset().union(*read),)
             else:
                 kept = _invariant_leaves(instruction)
                 leaves = tuple(
-                    flat[i] if i in kept else frozenset((buffers.new(size),))
+                    read[i] if i in kept else frozenset((buffers.new(size),))
                     for i, size in enumerate(self._result_bytes(instruction))
                 )
-            buffers.leaves[instruction] = leaves
-            for leaf in flat:
+            buffers.leaves[node] = leaves
+            for leaf in read:
                 for buffer in leaf:
                     buffers.last_use[buffer] = position
         return buffers
 
-    @staticmethod
-    def _view(instruction: Instruction, flat: list[frozenset[int]]) -> tuple[frozenset[int], ...]:
-        first = 0
-        shape = instruction.operands[0].shape if instruction.operands else None
-        if instruction.opcode == "get-tuple-element" and isinstance(shape, TupleShape):
-            first = sum(len(element.leaves) for element in shape.elements[: instruction.index])
-        return tuple(flat[first : first + len(instruction.shape.leaves)])
-
-    def _sweep(self, computation: Computation, buffers: _Buffers, charged: list[int]) -> int:
+    def _sweep(self, flat: FlatComputation, buffers: _Buffers, charged: list[int]) -> int:
         live = peak = 0
-        for position, instruction in enumerate(computation.instructions):
-            read = {buffer for operand in instruction.operands for leaf in buffers.leaves[operand] for buffer in leaf}
-            dying = [buffer for buffer in read if buffers.last_use[buffer] == position]
-            own = instruction.opcode in _IN_PLACE or instruction.opcode == "custom-call"
-            reusable = {buffers.bytes[buffer]: buffer for buffer in sorted(dying)} if own else {}
-            for leaf in buffers.leaves[instruction]:
-                for buffer in leaf:
-                    if charged[buffer] >= 0:
-                        continue
-                    size = buffers.bytes[buffer]
-                    old = reusable.pop(size, None)
-                    if instruction.opcode == "parameter":
-                        charged[buffer] = 0
-                    elif old is not None:
-                        charged[buffer], charged[old] = charged[old], 0
-                    else:
-                        charged[buffer] = size
-                        live += size
-            peak = max(peak, live + self._transient_bytes(instruction))
+        for position, node in enumerate(flat.nodes):
+            dying = [buffer for buffer in buffers.of(node.operands) if buffers.last_use[buffer] == position]
+            in_place = node.instruction.opcode in _IN_PLACE
+            reusable = {buffers.bytes[buffer]: buffer for buffer in sorted(dying)} if in_place else {}
+            for buffer in sorted(buffers.of([node])):
+                if charged[buffer] >= 0:
+                    continue
+                old = reusable.pop(buffers.bytes[buffer], None)
+                if old is not None:
+                    charged[buffer], charged[old] = charged[old], 0
+                else:
+                    charged[buffer] = buffers.bytes[buffer]
+                    live += charged[buffer]
+            peak = max(peak, live + self._transient_bytes(node))
             for buffer in dying:
                 live -= charged[buffer]
                 charged[buffer] = 0
         return peak
 
-    def _transient_bytes(self, instruction: Instruction) -> int:
-        """What the instruction needs only while it runs: loop bodies and gathered operands."""
-        inner = [
+    def _transient_bytes(self, node: Node) -> int:
+        """What an instruction needs only while it runs: bodies, gathered operands, unreduced results."""
+        instruction = node.instruction
+        bodies = [
             self._body_peak(computation)
-            for name in ("body", "to_apply", "true_computation", "false_computation", "branch_computations", "calls")
-            if instruction.opcode in ("while", "call", "conditional")
+            for name in _BODIES.get(instruction.opcode, ())
             for computation in instruction.called.get(name, ())
         ]
-        return max(inner, default=0) + self._gathered_bytes(instruction)
+        plan = self._plans.get(instruction.name)
+        if plan is None or instruction.opcode in VIEWS:
+            return max(bodies, default=0)
+        return max(bodies, default=0) + self._gathered_bytes(node, plan) + self._unreduced_bytes(instruction, plan)
 
     def _body_peak(self, computation: Computation) -> int:
         if computation not in self._peaks:
             self._peaks[computation] = self.peak_bytes(computation, donated={p.index for p in computation.parameters})
         return self._peaks[computation]
 
-    def _gathered_bytes(self, instruction: Instruction) -> int:
-        plan = self._plans.get(instruction.name)
-        if plan is None or instruction.opcode in VIEWS:
-            return 0
+    def _gathered_bytes(self, node: Node, plan: InstructionPlan) -> int:
+        """Copies of operands that are used in another layout than they have."""
         total = 0
-        for operand, wanted in zip(instruction.operands, plan.operands, strict=True):
-            have = self._result_of(operand)
-            for shape, source, target in zip(operand.shape.leaves, have, wanted, strict=True):
+        for operand, wanted in zip(node.operands, plan.operands, strict=True):
+            have = self._result_of(operand.instruction)
+            for shape, source, target in zip(operand.instruction.shape.leaves, have, wanted, strict=True):
                 if source != target and reshard(shape.element_type, shape.dimensions, source, target, self._mesh):
                     total += self._leaf_bytes(shape, target)
+        return total
+
+    def _unreduced_bytes(self, instruction: Instruction, plan: InstructionPlan) -> int:
+        """What a partial result takes beyond the shard that a reduce-scatter leaves of it."""
+        total = 0
+        for shape, result in zip(instruction.shape.leaves, plan.result, strict=True):
+            if not set(plan.partial) & set(result.axes):
+                continue
+            before = TensorSharding(tuple(tuple(a for a in dim if a not in plan.partial) for dim in result.dims))
+            total += self._leaf_bytes(shape, before) - self._leaf_bytes(shape, result)
         return total
 
     def _result_of(self, instruction: Instruction) -> ValueSharding:
@@ -212,12 +221,21 @@ class _Estimate:
         return size
 
 
-def _readers(computation: Computation) -> dict[Instruction, list[Instruction]]:
-    readers: dict[Instruction, list[Instruction]] = {}
-    for instruction in computation.instructions:
-        for operand in instruction.operands:
-            readers.setdefault(operand, []).append(instruction)
+def _readers(flat: FlatComputation) -> dict[Node, list[Instruction]]:
+    readers: dict[Node, list[Instruction]] = {}
+    for node in flat.nodes:
+        for operand in node.operands:
+            readers.setdefault(operand, []).append(node.instruction)
     return readers
+
+
+def _viewed(instruction: Instruction, read: Sequence[frozenset[int]]) -> tuple[frozenset[int], ...]:
+    """The operands' leaves that a view shows."""
+    first = 0
+    shape = instruction.operands[0].shape if instruction.operands else None
+    if instruction.opcode == "get-tuple-element" and isinstance(shape, TupleShape):
+        first = sum(len(element.leaves) for element in shape.elements[: instruction.index])
+    return tuple(read[first : first + len(instruction.shape.leaves)])
 
 
 def _invariant_leaves(instruction: Instruction) -> set[int]:
@@ -248,6 +266,6 @@ def _is_fused(instruction: Instruction, readers: Sequence[Instruction]) -> bool:
         return instruction.opcode == "constant" and instruction.shape.size_bytes <= 16
     if instruction.opcode not in _FUSIBLE or not readers:
         return False
-    if len(readers) > 1 and instruction.opcode in _COMPUTED_ONCE:
+    if len(readers) > 1 and instruction.opcode not in _RECOMPUTED:
         return False
     return all(reader.opcode in _FUSING for reader in readers)
