@@ -25,6 +25,10 @@ from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
 EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 
 
+#: How jax and XLA say that a later step took an array over between two looks at it.
+_DONATED_PHRASES = ("Array has been deleted", "deleted or donated buffer")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
     loaded: LoadedProgram
@@ -164,7 +168,7 @@ class Executor:
             if step.marker is not None and not step.marker.is_deleted():
                 step.marker.block_until_ready()
         except Exception as caught:
-            if step.marker is not None and "deleted or donated buffer" in str(caught):
+            if any(phrase in str(caught) for phrase in _DONATED_PHRASES):
                 self._done(step.sequence, None)  # a later step took it over: then it has run
                 return
             error = _execution_error(caught, step.number)
