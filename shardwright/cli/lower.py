@@ -142,7 +142,7 @@ def _abstract_array(text: str) -> Any:
         dtype = to_dtype(match[1])
     except UnsupportedProgramError:
         raise OptionError(f"{match[1]!r} is not an element type", where="--args", remedy=remedy) from None
-    return ShapeDtypeStruct(tuple(int(size) for size in match[2].split(",") if size), dtype)
+    return ShapeDtypeStruct(tuple(int(size) for size in match[2].split(",") if size), dtype)  # type: ignore[no-untyped-call]
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
