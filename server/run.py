@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -24,6 +26,7 @@ from shardwright.server.limits import Limits
 from shardwright.server.master.service import ClusterService, MasterService
 from shardwright.server.master.shell import Master
 from shardwright.server.security import AioTokenInterceptor, Protection, join_address
+from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
 
 EXIT_INTERRUPTED = 130
@@ -32,6 +35,19 @@ _log = logging.getLogger("shardwright.server")
 
 #: How a server ends: exit code, and the error to print, if any.
 Ending = tuple[int, ShardwrightError | None]
+
+
+class _Stop:
+    """Somebody asked this process to stop: a signal, or (embedded) the end of stdin."""
+
+    def __init__(self) -> None:
+        self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        _on_signals(self.ask)
+
+    def ask(self, exit_code: int) -> None:
+        """The first to ask decides."""
+        if not self.exit_code.done():
+            self.exit_code.set_result(exit_code)
 
 
 async def run_worker(cluster: Cluster, index: int, limits: Limits, *, wait_s: float) -> Ending:
@@ -46,9 +62,7 @@ async def run_worker(cluster: Cluster, index: int, limits: Limits, *, wait_s: fl
 
 async def run_master(cluster: Cluster, limits: Limits, *, wait_s: float) -> Ending:
     """Serve task 0 until a signal or an error ends it."""
-    stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    _on_signals(lambda code: stop.done() or stop.set_result(code))
-    return await _serve(cluster, limits, wait_s, stop, lambda address: None)
+    return await _serve(cluster, limits, wait_s, _Stop(), lambda address: None)
 
 
 async def run_embedded(devices: int, limits: Limits) -> Ending:
@@ -57,15 +71,13 @@ async def run_embedded(devices: int, limits: Limits) -> Ending:
     Prints one line of JSON, `{"address", "token"}`, once it listens; ends with stdin.
     """
     cluster = replace(Cluster.local(devices), token=secrets.token_urlsafe(32))
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[int] = loop.create_future()
-    _on_signals(lambda code: stop.done() or stop.set_result(code))
+    stop = _Stop()
 
     def read_stdin() -> None:
-        if not sys.stdin.buffer.raw.read(4096) and not stop.done():  # type: ignore[attr-defined]
-            stop.set_result(0)
+        if not os.read(sys.stdin.fileno(), 4096):
+            stop.ask(0)
 
-    loop.add_reader(sys.stdin.fileno(), read_stdin)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read_stdin)
 
     def announce(address: str) -> None:
         print(json.dumps({"address": address, "token": cluster.token}), flush=True)
@@ -74,7 +86,7 @@ async def run_embedded(devices: int, limits: Limits) -> Ending:
 
 
 async def _serve(
-    cluster: Cluster, limits: Limits, wait_s: float, stop: asyncio.Future[int], announce: Callable[[str], None]
+    cluster: Cluster, limits: Limits, wait_s: float, stop: _Stop, announce: Callable[[str], None]
 ) -> Ending:
     protection = Protection.of(cluster)
     master = Master(cluster, limits, wait_s=wait_s)
@@ -89,7 +101,7 @@ async def _serve(
     daemon = Daemon(cluster, 0, address, protection, limits, wait_s) if node.device_count else None
     daemon_task = asyncio.ensure_future(daemon.run()) if daemon is not None else None
     clock = asyncio.ensure_future(master.run())
-    waits: list[asyncio.Future] = [stop, master.halted, clock, *([daemon_task] if daemon_task else [])]
+    waits: list[asyncio.Future[Any]] = [stop.exit_code, master.halted, clock, *([daemon_task] if daemon_task else [])]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return _ending(stop, master, daemon_task, clock)
@@ -103,10 +115,10 @@ async def _serve(
 
 
 def _ending(
-    stop: asyncio.Future[int], master: Master, daemon: asyncio.Future | None, clock: asyncio.Future[None]
+    stop: _Stop, master: Master, daemon: asyncio.Future[st.Exit] | None, clock: asyncio.Future[None]
 ) -> Ending:
-    if stop.done():
-        return stop.result(), None
+    if stop.exit_code.done():
+        return stop.exit_code.result(), None
     if master.halted.done():
         return 1, master.halted.result()
     if daemon is not None and daemon.done():
@@ -124,7 +136,7 @@ def _grpc_server(master: Master, protection: Protection) -> grpc.aio.Server:
     )
     master_pb2_grpc.add_MasterServicer_to_server(MasterService(master), server)  # type: ignore[no-untyped-call]
     worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(master), server)  # type: ignore[no-untyped-call]
-    servicer = health.aio.HealthServicer()
+    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     statuses = health_pb2.HealthCheckResponse
     background: set[asyncio.Future[None]] = set()
@@ -153,10 +165,11 @@ def _on_signals(stop: Callable[[int], object]) -> None:
             loop.add_signal_handler(number, stop, code)
 
 
-def run(main: Awaitable[Ending]) -> int:
+def run(main: Coroutine[None, None, Ending]) -> int:
     """Run a server to its end and return the exit code; errors are printed as one line each."""
+    error: ShardwrightError | None
     try:
-        code, error = asyncio.run(main)  # type: ignore[arg-type]
+        code, error = asyncio.run(main)
     except ShardwrightError as caught:
         code, error = 1, caught
     if error is not None:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -16,6 +16,13 @@ import grpc.aio
 from shardwright import wire
 from shardwright.cluster import Cluster
 from shardwright.errors import AuthenticationError, ClusterConfigError, ServerUnavailableError, ShardwrightError
+
+if TYPE_CHECKING:  # generic for type checkers only
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Interceptor = grpc.ServerInterceptor[Any, Any]
+    AioInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    Handler, Interceptor, AioInterceptor = grpc.RpcMethodHandler, grpc.ServerInterceptor, grpc.aio.ServerInterceptor
 
 #: Health probes carry no token and learn nothing but "serving".
 _OPEN_METHODS = "/grpc.health.v1.Health/"
@@ -91,7 +98,7 @@ class Protection:
         return hmac.compare_digest(str(given).encode(), f"Bearer {self.token}".encode())
 
 
-class TokenInterceptor(grpc.ServerInterceptor):
+class TokenInterceptor(Interceptor):
     """Refuses calls without the token, for a threaded server."""
 
     def __init__(self, protection: Protection) -> None:
@@ -99,9 +106,9 @@ class TokenInterceptor(grpc.ServerInterceptor):
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> Handler | None:
         handler = continuation(handler_call_details)
         if handler is None or self._protection.accepts(handler_call_details.invocation_metadata):
             return handler
@@ -112,7 +119,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
         return _same_kind(handler, deny)
 
 
-class AioTokenInterceptor(grpc.aio.ServerInterceptor):
+class AioTokenInterceptor(AioInterceptor):
     """Refuses calls without the token, for an asyncio server."""
 
     def __init__(self, protection: Protection) -> None:
@@ -120,9 +127,9 @@ class AioTokenInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Handler:
         handler = await continuation(handler_call_details)
         allowed = handler_call_details.method.startswith(_OPEN_METHODS)
         if handler is None or allowed or self._protection.accepts(handler_call_details.invocation_metadata):
@@ -145,7 +152,7 @@ async def abort_aio(context: Any, error: ShardwrightError) -> None:
     await context.abort(wire.status_of(error), error.message, wire.trailing_error(error))
 
 
-def _same_kind(handler: Any, behaviour: Any) -> grpc.RpcMethodHandler:
+def _same_kind(handler: Any, behaviour: Any) -> Handler:
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

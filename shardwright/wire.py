@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
@@ -359,8 +359,8 @@ def status_of(error: ShardwrightError) -> grpc.StatusCode:
 
 def error_from_rpc(error: grpc.RpcError) -> ShardwrightError:
     """Our error behind a failed call: the one the server sent, else one by its status."""
-    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
-    for key, value in metadata or ():
+    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    for key, value in metadata or ():  # the same pairs in grpc and grpc.aio, other types
         if key == ERROR_METADATA_KEY:
             return error_from_proto(common_pb2.Error.FromString(bytes(value)))
     status = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN

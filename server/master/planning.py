@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import BinaryIO, cast
 
 from shardwright import wire
 from shardwright.cluster import Cluster
@@ -34,9 +35,7 @@ class _PlannerChild:
 
     def plan(self, blobs: list[bytes], listener: Listener) -> bytes:
         """Blocking. JSON of the plan; raises what the planner raised, InternalError where it died."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
+        stdin, stdout = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         try:
             write_message(stdin, {}, blobs)
             while (message := read_message(stdout.read)) is not None:
@@ -82,10 +81,12 @@ class PlannerPool:
         child = self._take()
         blobs = [self._cluster, request.SerializeToString(), hlo_text.encode()]
         is_finished = False
+
+        def on_loop(progress: master_pb2.PlanProgress) -> None:
+            loop.call_soon_threadsafe(listener, progress)
+
         try:
-            plan = await loop.run_in_executor(
-                None, child.plan, blobs, lambda progress: loop.call_soon_threadsafe(listener, progress)
-            )
+            plan = await asyncio.to_thread(child.plan, blobs, on_loop)
             is_finished = True
             return plan
         finally:

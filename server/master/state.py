@@ -79,11 +79,7 @@ class MasterState:
         elif phase == "ready":
             for session in self.sessions.values():
                 if not session.is_open and not self._is_pending(ev.OpenOnWorkers, session.session_id):
-                    commands = commands + self._broadcast(
-                        lambda sequence, session=session: ev.OpenOnWorkers(
-                            sequence=sequence, session_id=session.session_id
-                        )
-                    )
+                    commands = commands + self._open(session.session_id)
         return commands
 
     def _lose_everything(self) -> Commands:
@@ -102,6 +98,9 @@ class MasterState:
                     executable.state = "loading"
             commands += self._reply_steps(session) + self._advance(session)
         return commands
+
+    def _open(self, session_id: str) -> Commands:
+        return self._broadcast(lambda sequence: ev.OpenOnWorkers(sequence=sequence, session_id=session_id))
 
     def _is_pending(self, kind: type[ev.ToWorkers], session_id: str) -> bool:
         return any(
@@ -379,12 +378,14 @@ class MasterState:
                 commands += self._refuse_step(session, request, error)
             elif self._can_run(session, request):
                 queue.popleft()
-                commands += self._broadcast(
-                    lambda sequence, step=request: ev.RunOnWorkers(sequence=sequence, step=step)
-                )
-                session.start(request, self.sequence)
+                commands += self._run(session, request)
             else:
                 break
+        return commands
+
+    def _run(self, session: Session, step: ev.StepRequested) -> Commands:
+        commands = self._broadcast(lambda sequence: ev.RunOnWorkers(sequence=sequence, step=step))
+        session.start(step, self.sequence)
         return commands
 
     def _can_run(self, session: Session, step: ev.StepRequested) -> bool:
@@ -443,9 +444,9 @@ class MasterState:
         for session in list(self.sessions.values()):
             commands += self._advance(session)
             idle_s = self._now_s - session.last_seen_s
-            busy = session.stream is not None or session.open_call is not None or session.running
-            busy = busy or any(executable.waiting_calls for executable in session.executables.values())
-            if not busy and idle_s > self.limits.grace_s:
+            waits = any(executable.waiting_calls for executable in session.executables.values())
+            is_used = session.stream is not None or session.open_call is not None or session.running or waits
+            if not is_used and idle_s > self.limits.grace_s:
                 reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
                 commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
                 commands += self._end_session(session.session_id, reason)

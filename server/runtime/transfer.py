@@ -75,7 +75,7 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def _gather(requests: Iterator[Any], size_bytes: int) -> bytearray:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
 from dataclasses import asdict
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -94,8 +96,8 @@ class Daemon:
                     if not self._exit.done():
                         self._exit.set_result(command)
 
-    def _spawn_task(self, coroutine: object) -> None:
-        task = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+    def _spawn_task(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -167,7 +169,7 @@ class Daemon:
         finally:
             sender.cancel()
 
-    async def _send(self, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _send(self, stream: Any) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
                 try:

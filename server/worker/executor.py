@@ -103,7 +103,7 @@ def _join_job(config: dict[str, Any]) -> None:
     from shardwright.xla import check_platform
 
     check_platform()
-    jax.config.update("jax_enable_x64", True)  # arrays keep the element type that the program says
+    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]  # arrays keep the element type that the program says
     if config["process_count"] > 1:
         try:
             jax.distributed.initialize(

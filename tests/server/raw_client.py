@@ -227,7 +227,8 @@ class Server:
 
     def end(self, timeout_s: float = 20.0) -> tuple[int, str]:
         """Wait for its end: (exit code, stderr)."""
-        _, errors = self.process.communicate(timeout=timeout_s)
+        self.process.wait(timeout=timeout_s)  # first: communicate closes stdin, which ends an embedded server
+        _, errors = self.process.communicate()
         return self.process.returncode, errors
 
     def stop(self) -> None:
