@@ -1,0 +1,67 @@
+"""What the documents say can be done can be done: commands parse, links lead somewhere, tables are complete."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from shardwright.cli.app import build_parser
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every `shardwright …` line of the documents' shell blocks and of the commands' own help."""
+    shell = [line for path in DOCUMENTS for block in blocks(path, "sh") for line in block.splitlines()]
+    parser = build_parser()
+    helps = next(action.choices for action in parser._actions if isinstance(action.choices, dict))
+    shell += [line.strip() for command in helps.values() for line in (command.epilog or "").splitlines()]
+    parts = [part.strip() for line in shell for part in line.split("#")[0].split("|")]
+    return sorted({part for part in parts if part.startswith("shardwright ")})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_lines_parse(command: str) -> None:
+    build_parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_named_files_exist(path: Path) -> None:
+    text = path.read_text()
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+    named = re.findall(
+        r"`((?:shardwright|client|planner|server|examples|cluster_configs|docs|benchmarks|tests)/[\w/.*-]+)`", text
+    )
+    assert [name for name in named if not list(ROOT.glob(name))] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_blocks_are_python(path: Path) -> None:
+    for block in blocks(path, "python"):
+        ast.parse(block)
+
+
+def test_readme_names_every_key_of_a_cluster_file() -> None:
+    schema = json.loads((ROOT / "shardwright" / "cluster.schema.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    known = [*schema["properties"], *schema["properties"]["security"]["properties"]]
+    known += [*schema["properties"]["links"]["properties"], *schema["$defs"]["node"]["properties"]]
+    known += [*schema["$defs"]["link"]["properties"]]
+    assert [key for key in known if f"`{key}`" not in readme and f'"{key}"' not in readme] == []
+
+
+def test_makefile_targets_named_in_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"`make ([a-z-]+)`", path.read_text())}
+    assert named <= targets
