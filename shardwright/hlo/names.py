@@ -28,7 +28,7 @@ class NameUniquer:
     def register(self, name: str) -> str:
         """`name`, or the name that it gets because another one has it."""
         root, _, suffix = name.rpartition(".")
-        if root and suffix.isdigit() and len(suffix) <= _MAX_SUFFIX_DIGITS:
+        if root and suffix.removeprefix("-").isdigit() and len(suffix) <= _MAX_SUFFIX_DIGITS:
             number = int(suffix)
         else:
             root, suffix, number = name, "", 0
@@ -43,4 +43,4 @@ class NameUniquer:
             number = numbers.next_free
             numbers.used.add(number)
             return f"{root}.{number}" if number or suffix else root
-        return f"{root}.{number}" if suffix[:1] == "0" else name
+        return f"{root}.{number}" if suffix[:1] in ("0", "-") else name

@@ -168,3 +168,23 @@ def test_modules(seed: int) -> None:
     assert [(i.name, i.opcode, [operand.name for operand in i.operands]) for i in module.entry] == model
     assert module.entry.root.name == model[-1][0]
     assert printed_by_xla(module.to_text()) == printed_by_xla(text)
+
+
+NAMES = st.sampled_from(
+    ["x", "x.1", "x.2", "x.0", "x.01", "y.3", "y", "y.z", "y.3.1", "x.1.1", "a-b.7", "x.-1", "x.-0", "x.007", "_"]
+)
+
+
+@repeatable
+@given(st.lists(st.lists(NAMES, min_size=1, max_size=6, unique=True), min_size=1, max_size=5))
+def test_names_used_in_several_computations_are_numbered_as_xla_numbers_them(computations: list[list[str]]) -> None:
+    lines = []
+    for number, names in enumerate(computations):
+        last = number == len(computations) - 1
+        body = "\n".join(f"  %{name} = f32[] parameter({index})" for index, name in enumerate(names))
+        lines.append(f"{'ENTRY ' if last else ''}%c{number} {{\n{body}\n}}\n")
+    text = "HloModule m\n" + "\n".join(lines)
+    module = parse(text)
+    every = [instruction.name for instruction in module.instructions()]
+    assert len(set(every)) == len(every)
+    assert printed_by_xla(module.to_text()) == printed_by_xla(text)
