@@ -45,7 +45,7 @@ def mlp(batch: int = 32, width: int = 16, hidden: int = 64) -> Program:
 
 
 def gpt2(
-    layers: int = 2, width: int = 32, heads: int = 4, vocabulary: int = 64, length: int = 16, batch: int = 8
+    layers: int = 1, width: int = 32, heads: int = 4, vocabulary: int = 64, length: int = 16, batch: int = 8
 ) -> Program:
     def linear(seed: int, n: int, m: int) -> dict[str, np.ndarray]:
         return {"w": _normal(seed, n, m), "b": _normal(seed + 1, m)}
@@ -126,7 +126,29 @@ def scan(layers: int = 6, batch: int = 16, width: int = 32) -> Program:
     return _training(loss, params, _normal(3, batch, width, scale=1.0), optimizer=optax.adam(1e-2))
 
 
-PROGRAMS: dict[str, Callable[[], Program]] = {"mlp": mlp, "gpt2": gpt2, "cnn": cnn, "scan": scan}
+def control(batch: int = 16, width: int = 32) -> Program:
+    """Dropout from a key that is state, a branch on a counter, rematerialised layers, sorting."""
+    params = {"w": _normal(1, width, 2 * width), "v": _normal(2, 2 * width, width)}
+
+    def layer(p: Any, x: Any) -> Any:
+        return x + jnp.tanh(x @ p["w"]) @ p["v"]
+
+    def step(p: Any, key: Any, count: Any, x: Any) -> Any:
+        key, drop = jax.random.split(key)
+
+        def loss(p: Any) -> Any:
+            h = jax.checkpoint(layer)(p, jax.checkpoint(layer)(p, x))
+            h = h * jax.random.bernoulli(drop, 0.9, h.shape)
+            h = jax.lax.cond(count % 2 == 0, lambda h: jnp.tanh(h @ p["w"]), lambda h: jax.nn.relu(h) @ p["w"], h)
+            return jnp.mean(jnp.sort(h)[:, ::2] ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradients), key, count + 1, value
+
+    return step, (params, np.array([0, 7], np.uint32), np.int32(0), _normal(3, batch, width, scale=1.0)), (0, 1, 2)
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {"mlp": mlp, "gpt2": gpt2, "cnn": cnn, "scan": scan, "control": control}
 
 
 def lower(program: Program) -> str:

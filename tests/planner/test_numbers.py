@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans import Plan
-from tests.planner.programs import PROGRAMS, Program, lower
+from tests.planner.programs import PROGRAMS, Program, lower, mlp
 
 STEPS = 3
 FORCES = (None, "data", "tensor", "mixed", "fsdp", "replicated")
@@ -81,3 +82,25 @@ def test_planned_steps_give_single_device_numbers(name: str, force: str | None) 
     program = PROGRAMS[name]()
     planned = plan(lower(program), Cluster.local(8), PlanOptions(force=force))
     assert_same(run_planned(program, planned), run_single(program))
+
+
+def test_padded_variables_give_single_device_numbers() -> None:
+    """60 hidden units over 8 devices: weights are stored as 64, the program sees 60."""
+    program = mlp(hidden=60)
+    pins = {"params['w1']": {1: "model"}, "params['b1']": {0: "model"}, "params['w2']": {0: "model"}}
+    planned = plan(lower(program), Cluster.local(8), PlanOptions(mesh={"model": 8}, force=pins))
+    assert sum(variable.is_padded for variable in planned.parameters) == 3
+    assert_same(run_planned(program, planned), run_single(program))
+
+
+def test_predicted_collectives_are_those_that_xla_inserts() -> None:
+    planned = plan(lower(PROGRAMS["gpt2"]()), Cluster.local(8), PlanOptions(force="fsdp"))
+    with xla.CompileService(8) as service:
+        compiled = service.compile(planned.require_hlo(), planned)
+    predicted: Counter[str] = Counter()
+    observed: Counter[str] = Counter()
+    for planned_one in planned.collectives:
+        predicted[planned_one.kind] += planned_one.wire_bytes * planned_one.count
+    for found in compiled.collectives:
+        observed[found.kind] += found.wire_bytes * found.count
+    assert sum(observed.values()) == pytest.approx(sum(predicted.values()), rel=0.02)
