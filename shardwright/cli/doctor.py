@@ -21,6 +21,7 @@ from shardwright.errors import ShardwrightError
 #: Longest wait for JAX to name its devices: an accelerator's driver may hang.
 _DEVICES_DEADLINE_S = 60.0
 _CONNECT_DEADLINE_S = 2.0
+_STATUS_DEADLINE_S = 5.0
 
 #: An eight-device GPT-2 quickstart uses about this much.
 _COMFORTABLE_MEMORY_BYTES = 4 * 2**30
@@ -68,7 +69,10 @@ def examine(cluster: Cluster | None) -> list[Finding]:
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _private_names, _devices, _memory]
     findings = [finding for check in checks for finding in check()]
     if cluster is not None:
-        findings += [_node_port(node) for node in cluster.nodes if node.port]
+        master = cluster.master
+        if master.port:
+            findings.append(_master(cluster) if _answers(master) else _node_port(master))
+        findings += [_node_port(node) for node in cluster.nodes[1:]]
     return findings
 
 
@@ -149,14 +153,40 @@ def _memory() -> Iterator[Finding]:
 
 
 def _node_port(node: ClusterNode) -> Finding:
-    """A node of this machine needs its port free or its server there; another needs to answer."""
+    """A node of this machine has its port free or in use; the master elsewhere has to answer."""
     name = f"task {node.index} {node.address}"
-    if _answers(node):
-        return Finding(name=name, ok=True, detail="something listens: this task's server, if you started it")
-    if not _is_here(node):
-        remedy = "start its server, or check address and firewall"
-        return Finding(name=name, ok=False, detail="does not answer", remedy=remedy)
-    return Finding(name=name, ok=True, detail="on this machine, port free")
+    if _is_here(node):
+        detail = "on this machine, port in use" if _answers(node) else "on this machine, port free"
+        return Finding(name=name, ok=True, detail=detail)
+    if node.index:
+        return Finding(name=name, ok=True, detail="on another machine; workers dial, so nothing is asked of it here")
+    remedy = "start the master, or check address and firewall"
+    return Finding(name=name, ok=False, detail="does not answer", remedy=remedy)
+
+
+def _master(cluster: Cluster) -> Finding:
+    """What the server behind the master's port says about itself."""
+    import grpc
+
+    from shardwright.client.connection import Dialer
+    from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+
+    name = f"task 0 {cluster.master.address}"
+    security = cluster.security
+    ca = security and (security.ca or security.certificate)
+    dialer = Dialer(cluster.token, str(ca) if ca else None)
+    with dialer.dial(cluster.master.address) as channel:
+        stub = master_pb2_grpc.MasterStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            status = stub.Status(master_pb2.StatusRequest(), timeout=_STATUS_DEADLINE_S, metadata=dialer.metadata)
+        except grpc.RpcError as error:
+            detail = f"something listens, but not as the file says: {error.code().name} {error.details()}"
+            return Finding(name=name, ok=False, detail=detail, remedy="free the port, or use the server's own file")
+    nodes = ", ".join(f"task {item.node.index} {item.state}" for item in status.nodes)
+    detail = f"server {status.server_version}, jax {status.jax_version}: {status.state} ({nodes})"
+    detail += f", {len(status.sessions)} sessions"
+    ok = status.state == "ready"
+    return Finding(name=name, ok=ok, detail=detail, remedy="" if ok else "start the tasks that are missing")
 
 
 def _answers(node: ClusterNode) -> bool:

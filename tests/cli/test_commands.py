@@ -13,6 +13,7 @@ import pytest
 
 from shardwright.cli import main
 from shardwright.cli.doctor import Finding, _satisfies, _split_requirement
+from shardwright.client.embedded import EmbeddedServer
 from shardwright.xla import canonical_hlo
 
 MODULE = """
@@ -153,18 +154,45 @@ def test_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFi
     assert "exit codes:" in text
 
 
-def test_doctor_reports_versions_devices_and_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        nodes = {"master": {"ip": "127.0.0.1", "port": port}}
-        (tmp_path / "c.json").write_text(json.dumps(nodes))
-        main(["doctor", "--cluster", str(tmp_path / "c.json"), "--json"])
-    report = json.loads(capsys.readouterr().out)
-    findings = {finding["name"]: finding for finding in report["findings"]}
+def doctor(capsys: pytest.CaptureFixture[str], cluster: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and findings by name."""
+    code = main(["doctor", "--cluster", cluster, "--json"])
+    report = output(capsys)
+    assert code == (0 if report["ok"] else 3)
+    return code, {finding["name"]: finding for finding in report["findings"]}
+
+
+def test_doctor_reports_versions_devices_and_free_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, findings = doctor(capsys, "1")
     assert findings["jax"]["ok"]
     assert findings["jaxlib internals"]["ok"]
     assert "cpu" in findings["devices"]["detail"].lower()
-    assert "something listens" in findings[f"task 0 127.0.0.1:{port}"]["detail"]
+
+
+def test_doctor_names_a_stranger_on_the_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.json"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        nodes = {"master": {"ip": "127.0.0.1", "port": port}, "workers": [{"ip": "127.0.0.2", "port": port}]}
+        path.write_text(json.dumps(nodes))
+        code, findings = doctor(capsys, str(path))
+    assert code == 3
+    assert "something listens, but not as the file says" in findings[f"task 0 127.0.0.1:{port}"]["detail"]
+    assert "port free" in findings[f"task 1 127.0.0.2:{port}"]["detail"]
+    _, findings = doctor(capsys, str(path))
+    assert "port free" in findings[f"task 0 127.0.0.1:{port}"]["detail"]
+
+
+def test_doctor_asks_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = EmbeddedServer(1)
+    try:
+        host, port = server.address.rsplit(":", 1)
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps({"master": {"ip": host, "port": int(port)}, "security": {"token": server.token}}))
+        _, findings = doctor(capsys, str(path))
+    finally:
+        server.close()
+    assert "ready (task 0 ready), 0 sessions" in findings[f"task 0 {host}:{port}"]["detail"]
 
 
 def test_doctor_reads_requirements() -> None:
