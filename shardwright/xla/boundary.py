@@ -98,12 +98,27 @@ def _aliases(plan: Plan) -> Any:
     for output in plan.outputs:
         if output.alias is None:
             continue
+        _check_alias(plan.parameters[output.alias], output)
         index = f"array<i64: {output.number}>" if len(plan.outputs) > 1 else "array<i64>"
         items.append(
             '{alias = {kind = "may_alias", parameter_index = array<i64>, '
             f"parameter_number = {output.alias} : i64}}, output_index = {index}}}"
         )
     return private.ir().Attribute.parse(f"[{', '.join(items)}]")
+
+
+def _check_alias(parameter: VariablePlan, output: VariablePlan) -> None:
+    """An output can only reuse a buffer of its own size: XLA refuses others without saying which."""
+    if (parameter.element_type, parameter.stored_shape, parameter.sharding) != (
+        output.element_type,
+        output.stored_shape,
+        output.sharding,
+    ):
+        raise PlanError(
+            f"output {output.number} ({output.name}) lies as {output.sharding} and cannot reuse the buffer of "
+            f"argument {parameter.number} ({parameter.name}), which lies as {parameter.sharding}",
+            where=output.name,
+        )
 
 
 def _check_shape(what: str, value: Any, variable: VariablePlan) -> None:

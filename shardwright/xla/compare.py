@@ -41,7 +41,7 @@ def compare_collectives(plan: Plan, observed: Sequence[ObservedCollective]) -> t
     """Predicted against observed, per kind, the most bytes first."""
     # What XLA runs over groups of one device moves nothing.
     moving = [collective for collective in observed if collective.group_size > 1]
-    kinds = {collective.kind for collective in (*plan.collectives, *moving)}
+    kinds = {planned.kind for planned in plan.collectives} | {seen.kind for seen in moving}
     rows = [
         _compare(kind, plan, [c for c in plan.collectives if c.kind == kind], [c for c in moving if c.kind == kind])
         for kind in sorted(kinds)

@@ -18,17 +18,40 @@ from typing import Any
 
 from shardwright.errors import CompilationError, HloSyntaxError, PlatformError, UnsupportedProgramError
 
-#: module → names that the functions below take from it.
+#: module → names that the functions below take from it; `Class.method` for methods.
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
-    "jaxlib._hlo": ("hlo_module_from_text", "XlaComputation", "HloSharding"),
-    "jaxlib._jax": ("DeviceList", "CompileOptions", "array_result_handler", "mlir"),
+    "jaxlib._hlo": (
+        "hlo_module_from_text",
+        "HloModule.to_string",
+        "HloModule.as_serialized_hlo_module_proto",
+        "XlaComputation",
+        "HloSharding.from_proto",
+        "HloSharding.tile_assignment_devices",
+        "HloSharding.tile_assignment_dimensions",
+    ),
+    "jaxlib._jax": (
+        "Client.compile_and_load",
+        "Client.deserialize_executable",
+        "Client.serialize_executable",
+        "CompileOptions.env_option_overrides",
+        "DeviceAssignment.create",
+        "DeviceList",
+        "ExecutableBuildOptions.use_shardy_partitioner",
+        "ExecuteResults.consume_with_handlers",
+        "LoadedExecutable.execute_sharded",
+        "LoadedExecutable.get_compiled_memory_stats",
+        "LoadedExecutable.get_output_shardings",
+        "LoadedExecutable.get_parameter_shardings",
+        "LoadedExecutable.hlo_modules",
+        "array_result_handler",
+        "mlir",
+    ),
     "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
-    "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "Operation", "InsertionPoint", "Attribute", "NameLoc"),
+    "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "Operation", "InsertionPoint", "NameLoc.name_str"),
     "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
     "jaxlib.mlir.dialects.mhlo": ("register_mhlo_dialect",),
     "jaxlib.mlir.dialects.chlo": ("register_dialect",),
     "jaxlib.mlir.dialects.stablehlo": ("register_dialect", "SliceOp", "PadOp"),
-    "jaxlib.mlir.dialects.func": ("FuncOp",),
     "jaxlib.mlir._mlir_libs._jax_mlir_ext": ("register_dialects",),
 }
 
@@ -52,12 +75,18 @@ def check_platform() -> None:
         except (ImportError, AttributeError):
             missing.append(module)
             continue
-        missing += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+        missing += [f"{module}.{name}" for name in names if not _has(found, name)]
     if missing:
         raise PlatformError(
             f"jax {_version('jax')} with jaxlib {_version('jaxlib')} lacks {', '.join(missing)}",
             remedy="install the versions that pyproject.toml names: pip install 'jax==0.10.2' 'jaxlib==0.10.2'",
         )
+
+
+def _has(owner: Any, name: str) -> bool:
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+    return owner is not None
 
 
 def _version(package: str) -> str:
@@ -108,7 +137,7 @@ def ir() -> Any:
 
 
 def dialect(name: str) -> Any:
-    """A dialect module of jaxlib: `sdy`, `stablehlo` or `func`."""
+    """A dialect module of jaxlib, by its name: `sdy`, `stablehlo`, `mhlo` or `chlo`."""
     return _module(f"jaxlib.mlir.dialects.{name}")
 
 

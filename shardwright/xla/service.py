@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,13 +138,15 @@ class _Child:
     """One child process and its pipes."""
 
     def __init__(self, device_count: int, platform: str) -> None:
+        # XLA's dumps go here, so that a child that is killed leaves none behind.
+        self._folder = tempfile.mkdtemp(prefix="shardwright-xla-")
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shardwright.xla.compile_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=child_environment(device_count, platform),
+            env={**child_environment(device_count, platform), "TMPDIR": self._folder},
             start_new_session=True,  # a Ctrl-C at the terminal is for the server, which then ends the child
         )
         self._buffer = bytearray()
@@ -175,6 +178,7 @@ class _Child:
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             with contextlib.suppress(OSError):  # unsent bytes of a request that the child did not live to read
                 cast(Any, pipe).close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self, until: float | None) -> tuple[Header, list[bytes]]:
         message = read_message(lambda size: self._read_exactly(size, until))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.errors import CompilationError
+from shardwright.errors import CompilationError, PlanError
 from shardwright.xla import BoundaryArray, emit_stablehlo, load_program, named_shardings
 from shardwright.xla.compiling import compile_planned
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
@@ -137,6 +137,14 @@ def test_the_plans_aliases_are_the_modules():
     found = re.findall(r"parameter_number = (\d+) : i64\}, output_index = array<i64: (\d+)>", program.stablehlo)
     assert sorted(found) == [("0", "2"), ("1", "1")]
     assert program.memory.alias_bytes == 8 * 4 * 4 // 8 + 8 * 4 * 4
+
+
+def test_an_alias_of_two_shardings_is_refused_by_name():
+    x = np.zeros((8, 8), np.float32)
+    text = lower(lambda x: x + 1, x, donate=(0,))
+    planned = plan(text, {"x": 8}, {0: ("x", None)}, {0: (None, "x")}, aliases={0: 0})
+    with pytest.raises(PlanError, match=r"output 0 .* cannot reuse the buffer of argument 0"):
+        emit_stablehlo(text, planned)
 
 
 def test_an_argument_that_is_not_reused_is_named():

@@ -46,9 +46,9 @@ def test_every_name_is_there():
 
 
 def test_a_name_that_moved_is_one_clear_error(monkeypatch):
-    names = {**private.PRIVATE_NAMES, "jaxlib._hlo": ("hlo_module_from_text", "gone")}
+    names = {**private.PRIVATE_NAMES, "jaxlib._hlo": ("hlo_module_from_text", "HloModule.gone")}
     monkeypatch.setattr(private, "PRIVATE_NAMES", names)
-    with pytest.raises(PlatformError, match=r"lacks jaxlib\._hlo\.gone") as raised:
+    with pytest.raises(PlatformError, match=r"lacks jaxlib\._hlo\.HloModule\.gone") as raised:
         private.check_platform()
     assert "pip install" in raised.value.remedy
 
