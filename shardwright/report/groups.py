@@ -91,21 +91,24 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def group_collectives(collectives: Iterable[PlannedCollective]) -> list[CollectiveGroup]:
-    """Groups by kind, axes and cause (instruction numbers left out), the longest time first."""
+    """Groups by kind, axes and cause, whose numbers may differ, the longest time first.
+
+    The suffixes that make instruction names unique are left out of the cause.
+    """
     groups: dict[tuple[str, tuple[str, ...], str], list[PlannedCollective]] = {}
     for collective in collectives:
-        key = (collective.kind, collective.axes, _SUFFIX.sub("", collective.cause))
+        key = (collective.kind, collective.axes, _NUMBER.sub("#", _SUFFIX.sub("", collective.cause)))
         groups.setdefault(key, []).append(collective)
     found = [
         CollectiveGroup(
             kind=kind,
             axes=axes,
-            cause=cause,
+            cause=joined_name([_SUFFIX.sub("", each.cause) for each in members]),
             count=sum(each.count for each in members),
             payload_bytes=sum(each.payload_bytes * each.count for each in members),
             wire_bytes=sum(each.wire_bytes * each.count for each in members),
             time_s=sum(each.time_s for each in members),
         )
-        for (kind, axes, cause), members in groups.items()
+        for (kind, axes, _), members in groups.items()
     ]
     return sorted(found, key=lambda group: -group.time_s)

@@ -124,6 +124,12 @@ def test_collectives_are_grouped_by_cause() -> None:
     assert (second.cause, second.count, second.wire_bytes) == ("mul wants operand 0 as [-, -]", 5, 750)
 
 
+def test_layers_that_need_the_same_collective_share_a_row() -> None:
+    many = [collective("all-gather", ("data",), f"p_{i}__4_ wants operand 0 as [-, -]", 100) for i in range(24)]
+    (group,) = group_collectives(many)
+    assert (group.cause, group.count) == ("p_0..23__4_ wants operand 0 as [-, -]", 24)
+
+
 def test_the_report_says_it_all() -> None:
     text = explain_plan(plan())
     for part in (
