@@ -43,7 +43,7 @@ def gather(instruction: Instruction) -> OpRule:
     index_dims = [d for d in range(indices.rank) if d != instruction.get("index_vector_dim")]
     result_rank = instruction.shape.leaves[0].rank
     batch_dims = [d for d in range(result_rank) if d not in offset_dims]
-    paired = dict(zip(indices_batching, operand_batching, strict=True))
+    paired: dict[int, int] = dict(zip(indices_batching, operand_batching, strict=True))
     factors: list[Factor | None] = []
     for index_dim, result_dim in zip(index_dims, batch_dims, strict=True):
         batching = {0: paired[index_dim]} if index_dim in paired else {}
@@ -80,7 +80,7 @@ def scatter(instruction: Instruction) -> OpRule:
     indices_batching = instruction.get("scatter_indices_batching_dims", ())
     index_dims = [d for d in range(indices.rank) if d != instruction.get("index_vector_dim")]
     update_dims = [d for d in range(updates.rank) if d not in window_dims]
-    paired = dict(zip(indices_batching, operand_batching, strict=True))
+    paired: dict[int, int] = dict(zip(indices_batching, operand_batching, strict=True))
     reduction = reduction_of(instruction.called["to_apply"][0]) if count == 1 else None
     factors: list[Factor | None] = []
     for index_dim, update_dim in zip(index_dims, update_dims, strict=True):
