@@ -30,9 +30,7 @@ def differences(expected: Path, actual: Path) -> list[str]:
     generated = {path.relative_to(expected) for path in expected.rglob("*_pb2*.py*")}
     present = {path.relative_to(actual) for path in (actual / "shardwright" / "proto").rglob("*_pb2*.py*")}
     present = {path for path in present if path.suffix in (".py", ".pyi")}
-    changed = {
-        path for path in generated & present if (expected / path).read_bytes() != (actual / path).read_bytes()
-    }
+    changed = {path for path in generated & present if (expected / path).read_bytes() != (actual / path).read_bytes()}
     return sorted(str(path) for path in changed | (generated ^ present))
 
 
