@@ -17,7 +17,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python;
 
 .PHONY: help
 help: ## This list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer (with venv) was not found: apt-get install python3.11-venv, or make PYTHON=/path/to/python setup" >&2; exit 1; }
@@ -74,7 +74,19 @@ bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
 
 .PHONY: fuzz
 fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO to the parser for a few minutes.
-	@$(BIN)/python tests/hlo/fuzz.py
+	@$(BIN)/python tests/hlo/fuzz.py --seconds 180
+
+.PHONY: validate-rules
+validate-rules: $(VENV)/.stamp-dev ## Hold every strategy rule against XLA, in every combination (long).
+	@$(BIN)/python benchmarks/validate_rules.py
+
+.PHONY: probe-moves
+probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which collectives XLA makes of it.
+	@$(BIN)/python benchmarks/probe_moves.py
+
+.PHONY: measure-cpu
+measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.
+	@$(BIN)/python benchmarks/measure_cpu_profile.py
 
 .PHONY: clean
 clean: ## Remove .venv, caches and build output.
