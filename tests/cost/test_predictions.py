@@ -1,0 +1,56 @@
+"""What a plan predicts beside what XLA makes of it: collectives, their bytes, arguments' bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.planner import plan
+from shardwright.report.collectives import compare_collectives
+from shardwright.xla import CompileService
+
+
+def train_step(parameters: Any, x: jax.Array, y: jax.Array) -> Any:
+    def loss(parameters: Any) -> jax.Array:
+        hidden = x
+        for weight in parameters:
+            hidden = jax.nn.gelu(hidden @ weight)
+        return jnp.mean((hidden - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(parameters)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    weights = [jax.ShapeDtypeStruct((256, 256), "f4")] * 3
+    batch = jax.ShapeDtypeStruct((512, 256), "f4")
+    return jax.jit(train_step, donate_argnums=0, keep_unused=True).lower(weights, batch, batch).as_text("hlo")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[CompileService]:
+    with CompileService(8) as service:
+        yield service
+
+
+@pytest.mark.parametrize(
+    ("force", "mesh"),
+    [("data", {"data": 8}), ("tensor", {"model": 8}), ("mixed", {"data": 2, "model": 4}), ("fsdp", {"data": 8})],
+)
+def test_predicted_collectives_are_those_that_xla_inserts(
+    text: str, service: CompileService, force: str, mesh: dict[str, int]
+) -> None:
+    made = plan(text, Cluster.local(8), PlanOptions(mesh=mesh, force=force))
+    program = service.compile(text, made, want_executable=False)
+    rows = compare_collectives(made, program.collectives)
+    assert rows
+    for row in rows:
+        assert row.predicted_wire_bytes == pytest.approx(row.observed_wire_bytes, rel=0.05), row
+    assert made.memory.arguments_bytes == program.memory.argument_bytes
