@@ -164,8 +164,8 @@ class PlannedCollective:
     kind: all-reduce, all-gather, reduce-scatter, all-to-all or collective-permute.
     instruction: the instruction whose result or operand makes it necessary.
     cause: in words, e.g. `partial sum of dot.5` or `mul.3 wants operand 0 as [data, -]`.
-    payload_bytes: bytes of the full array of one device group (an all-gather's result,
-        an all-reduce's operand), once.
+    payload_bytes: bytes on one device of the larger of its operand and result: the whole array
+        of an all-reduce, all-gather or reduce-scatter, one shard of an all-to-all or permute.
     wire_bytes: bytes one device puts on the wire, once (ring algorithm).
     count: executions a step (trip counts of loops multiplied in).
     time_s: seconds a step, all executions.
