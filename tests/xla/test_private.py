@@ -155,3 +155,27 @@ def test_debug_options_reach_one_compilation(devices, tmp_path):
     options = private.compile_options([d.id for d in devices], overrides=[("xla_dump_to", str(tmp_path))])
     private.compile_and_load(MLIR, devices, options)
     assert list(tmp_path.glob("*after_optimizations.txt"))
+
+
+ATTRIBUTE_ONLY = """
+sdy.mesh @m = <["x"=8]>
+func.func @main(%a: tensor<64x8xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {}]>})
+    -> (tensor<64x8xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {}]>}) {
+  %0 = stablehlo.tanh %a MARK : tensor<64x8xf32>
+  CONSTRAINT
+  return %RESULT : tensor<64x8xf32>
+}
+"""
+
+
+def test_an_attribute_on_an_ordinary_operation_is_ignored_a_constraint_is_not(devices):
+    """The reason why emission inserts constraints."""
+
+    def collectives(mark: str, constraint: str, result: str) -> bool:
+        text = ATTRIBUTE_ONLY.replace("MARK", mark).replace("CONSTRAINT", constraint).replace("RESULT", result)
+        loaded = private.compile_and_load(text, devices, private.compile_options([d.id for d in devices]))
+        return "all-gather" in private.compiled_hlo(loaded)
+
+    assert not collectives('{sdy.sharding = #sdy.sharding_per_value<[<@m, [{"x"}, {}]>]>}', "", "0")
+    constraint = '%1 = sdy.sharding_constraint %0 <@m, [{"x"}, {}]> : tensor<64x8xf32>'
+    assert collectives("", constraint, "1")
