@@ -87,7 +87,7 @@ def scatter(instruction: Instruction) -> OpRule:
         split = {count: index_dim, **dict.fromkeys(range(count + 1, len(leaves)), update_dim)}
         name = f"i{index_dim}"
         if index_dim in paired:
-            rows = dict.fromkeys(arrays, paired[index_dim])
+            rows: dict[int, int] = dict.fromkeys(arrays, paired[index_dim])
             factors.append(factor(instruction, name, split | rows, rows))
         elif reduction in _COMBINABLE:
             factors.append(factor(instruction, name, split, {}, reduction=reduction))

@@ -90,16 +90,15 @@ class Trial:
         return f"{self.case.name} on {self.mesh}: {taken}" + (f", scattered {scattered}" if scattered else "")
 
     def scattered(self) -> Iterator[Trial]:
-        """The same with one sum's axis split over a dimension of the result, where that is even."""
+        """The same with one sum's axis split over a dimension of the result, minor to what splits it already."""
         shapes = self.case.instruction.shape.leaves
         for axis, factor in self.assignment.items():
             if factor is None or factor.reduction != "add" or len(shapes) != 1:
                 continue
             for dim, size in enumerate(shapes[0].dimensions):
                 trial = replace(self, scatter=((axis, dim),))
-                (sharding,) = _shardings(trial, operands=False)
-                in_order = sorted(sharding.dims[dim], key=list(self.assignment).index) == list(sharding.dims[dim])
-                if in_order and size % self.mesh.size(sharding.dims[dim]) == 0:
+                split = _shardings(trial, operands=False)[0].dims[dim]
+                if split[-1] == axis and size % self.mesh.size(split) == 0:
                     yield trial
 
     @property

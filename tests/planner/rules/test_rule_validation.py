@@ -59,13 +59,13 @@ def test_every_factor_on_one_axis(cases: list[Case]) -> None:
 
 
 def test_factors_on_two_axes(cases: list[Case]) -> None:
-    _assert_all_right(judge_all(_sample(cases, 5)))
+    _assert_all_right(judge_all(_sample(cases, 8)))
 
 
 def test_factors_of_models(model_cases: list[Case]) -> None:
-    _assert_all_right(judge_all(_sample(model_cases, 6)))
+    _assert_all_right(judge_all(_sample(model_cases, 12)))
 
 
 def test_sampling_meets_every_kind_of_assignment(cases: list[Case]) -> None:
-    kinds = {tuple(factor is not None for factor in trial.assignment.values()) for trial in _sample(cases, 5)}
+    kinds = {tuple(factor is not None for factor in trial.assignment.values()) for trial in _sample(cases, 8)}
     assert kinds == set(product((True, False), repeat=2)) - {(False, False)}
