@@ -114,9 +114,7 @@ async def _serve(
         await server.stop(grace=2.0)
 
 
-def _ending(
-    stop: _Stop, master: Master, daemon: asyncio.Future[st.Exit] | None, clock: asyncio.Future[None]
-) -> Ending:
+def _ending(stop: _Stop, master: Master, daemon: asyncio.Future[st.Exit] | None, clock: asyncio.Future[None]) -> Ending:
     if stop.exit_code.done():
         return stop.exit_code.result(), None
     if master.halted.done():

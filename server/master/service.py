@@ -110,6 +110,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
             if session_id is None:
                 session_id = request.session_id
                 self._require_session(session_id)
+            else:
+                self._master.happened(ev.SessionTouched(session_id=session_id))
             unpacker.feed(request.chunk)
         if session_id is None:
             raise unknown_session("")
@@ -138,13 +140,21 @@ class MasterService(master_pb2_grpc.MasterServicer):
         outlet = Outlet()
         task = asyncio.ensure_future(self._master.planners.plan(request, text, outlet.put))
         task.add_done_callback(lambda _: outlet.end())
+        keeper = asyncio.ensure_future(self._keep_alive(request.session_id))
         try:
             while (progress := await outlet.get()) is not None:
                 await context.write(master_pb2.PlanProgramReply(progress=progress))
             plan_json = await task
         finally:
             task.cancel()
+            keeper.cancel()
         return await asyncio.to_thread(_record, plan_json.decode(), text)
+
+    async def _keep_alive(self, session_id: str) -> None:
+        """A session does not expire while it waits for a plan."""
+        while True:
+            self._master.happened(ev.SessionTouched(session_id=session_id))
+            await asyncio.sleep(self._master.limits.grace_s / 3)
 
     @_typed
     async def LoadPlan(self, request: master_pb2.LoadPlanRequest, context: Context) -> None:

@@ -152,16 +152,18 @@ class Session:
         added += sum(size for _, size in step.inline)
         freed = {step.arguments[number] for number in program.donated} | set(step.released)
         added -= sum(self.arrays[array_id].size_bytes for array_id in freed if array_id in self.arrays)
-        if (
-            self.array_bytes + added > self.limits.session_array_bytes
-            or len(self.arrays) > self.limits.arrays_per_session
-        ):
-            return ResourceLimitError(
-                f"the session's arrays would take {(self.array_bytes + added) / 2**30:.1f} GiB, over the limit of "
-                f"{self.limits.session_array_bytes / 2**30:.1f} GiB",
-                remedy="release arrays, or raise the server's limit",
-            )
-        return None
+        return self.excess(added, len(step.outputs) + len(step.inline))
+
+    def excess(self, added_bytes: int, added_arrays: int) -> ResourceLimitError | None:
+        """What is wrong with that many more arrays and bytes, or None."""
+        limits, count, size_bytes = self.limits, len(self.arrays) + added_arrays, self.array_bytes + added_bytes
+        if size_bytes <= limits.session_array_bytes and count <= limits.arrays_per_session:
+            return None
+        return ResourceLimitError(
+            f"the session's {count} arrays would take {size_bytes / 2**30:.2f} GiB, its limits are "
+            f"{limits.arrays_per_session} arrays and {limits.session_array_bytes / 2**30:.2f} GiB",
+            remedy="release arrays, or raise the server's limit",
+        )
 
     def missing_arguments(self, step: StepRequested) -> list[int]:
         """Arguments that are not on every node yet."""

@@ -216,7 +216,17 @@ class MasterState:
             return []
         session.last_seen_s = self._now_s
         session.arrived(event.array_id, event.size_bytes, node, len(self.formation.nodes))
-        return self._advance(session)
+        excess = session.excess(0, 0)
+        return [*(self._reject_array(session, event.array_id, excess) if excess else []), *self._advance(session)]
+
+    def _reject_array(self, session: Session, array_id: int, error: ShardwrightError) -> Commands:
+        """Free an array that was put although the session is full; whoever asks for it is told."""
+        session.drop_array(array_id, error)
+        return self._broadcast(
+            lambda sequence: ev.ReleaseOnWorkers(
+                sequence=sequence, session_id=session.session_id, array_ids=(array_id,), error=error
+            )
+        )
 
     # ---- executables -------------------------------------------------------
     def _load_requested(self, event: ev.LoadRequested) -> Commands:

@@ -201,6 +201,18 @@ def test_arrays_over_the_sessions_limit_are_refused() -> None:
     assert isinstance(error_of(world), ResourceLimitError)
 
 
+def test_an_upload_over_the_sessions_limit_is_freed_and_its_readers_are_told() -> None:
+    world = ready_world()
+    for array_id in range(10, 10 + 1000 // 8):
+        world.arrives(array_id)
+    assert world.state.sessions["s"].array_bytes <= 1000
+    last = 10 + 1000 // 8 - 1
+    assert any(isinstance(order, ev.ReleaseOnWorkers) and order.array_ids == (last,) for order in world.orders)
+    world.orders.clear()
+    world.step(1, (last, 2), (3, 4))
+    assert isinstance(error_of(world), ResourceLimitError)
+
+
 # ---- executables ---------------------------------------------------------------
 def test_loading_twice_compiles_once() -> None:
     world = ready_world()

@@ -1,0 +1,75 @@
+"""Planner and compiler are children that may die: the session gets a typed error, the server lives on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from shardwright.config import PlanOptions
+from shardwright.errors import CompilationAbortedError, InternalError, ShardwrightError
+from tests.server.programs import training_step
+from tests.server.raw_client import RawClient, Server, embedded, wait_until
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[Server, RawClient]]:
+    yield from embedded(2)
+
+
+def children(server: Server, module: str) -> list[psutil.Process]:
+    return [child for child in server.family() if any(module in word for word in _command(child))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_planner_that_dies_is_an_error_and_the_next_one_plans(running: tuple[Server, RawClient]) -> None:
+    server, client = running
+    program = client.upload(training_step())
+    wait_until(lambda: children(server, "planner_child"))
+    (planner,) = children(server, "planner_child")
+    planner.send_signal(signal.SIGSTOP)  # so that it cannot answer before it dies
+    errors: list[ShardwrightError] = []
+
+    def plan() -> None:
+        try:
+            client.plan(program)
+        except ShardwrightError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=plan)
+    asking.start()
+    asking.join(0.5)
+    planner.kill()
+    asking.join(20)
+    assert [type(error) for error in errors] == [InternalError]
+    assert "planner ended" in errors[0].message
+    client.plan(program)
+
+
+def test_a_compiler_that_dies_is_an_error_and_the_next_one_compiles(running: tuple[Server, RawClient]) -> None:
+    server, client = running
+    plan_id, _ = client.plan(client.upload(training_step()), PlanOptions(mesh={"data": 2}))
+    errors: list[ShardwrightError] = []
+
+    def load() -> None:
+        try:
+            client.load(plan_id)
+        except ShardwrightError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=load)
+    asking.start()
+    wait_until(lambda: children(server, "compile_child") or not asking.is_alive())
+    children(server, "compile_child")[0].kill()
+    asking.join(20)
+    assert [type(error) for error in errors] == [CompilationAbortedError]
+    assert client.load(plan_id).executable_id == plan_id
