@@ -76,6 +76,7 @@ class _Planner:
     def __init__(self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None) -> None:
         self._start = time.perf_counter()
         self._progress = progress
+        self._best: Plan | None = None
         check_force(options)
         self.given = given_mesh(options, cluster.device_count)
         self._report("parse")
@@ -91,11 +92,9 @@ class _Planner:
 
     def run(self) -> Plan:
         meshes = (self.given,) if self.given else meshes_for(self.options, self.cluster.device_count)
-        best: Plan | None = None
         candidates: list[Candidate] = []
         refusal: PlanError | AnnotationError | None = None
         for mesh in meshes:
-            self._report("search", str(mesh), best)
             try:
                 found = self._on_mesh(mesh)
             except (PlanError, AnnotationError) as error:
@@ -103,16 +102,17 @@ class _Planner:
                 candidates.append(Candidate(mesh=mesh, step_s=None, note=error.message))
                 continue
             candidates.append(Candidate(mesh=mesh, step_s=found.cost.step_s))
-            if best is None or found.cost.step_s < best.cost.step_s * (1 - LEAST_GAIN):
-                best = found
-        if best is None:
+            if self._best is None or found.cost.step_s < self._best.cost.step_s * (1 - LEAST_GAIN):
+                self._best = found
+        if self._best is None:
             raise refusal or PlanError("no mesh can be planned")
-        self._report("check", str(best.mesh), best)
-        best = replace(best, candidates=tuple(candidates), planning_s=time.perf_counter() - self._start)
+        self._report("check", str(self._best.mesh))
+        best = replace(self._best, candidates=tuple(candidates), planning_s=time.perf_counter() - self._start)
         check_plan(self.module, best)
         return best
 
-    def _report(self, phase: str, detail: str = "", best: Plan | None = None) -> None:
+    def _report(self, phase: str, detail: str = "") -> None:
+        best = self._best
         if self._progress is not None:
             self._progress(
                 PlanProgress(
@@ -126,12 +126,14 @@ class _Planner:
 
     # ---- one mesh ------------------------------------------------------------
     def _on_mesh(self, mesh: Mesh) -> Plan:
+        self._report("rules", str(mesh))
         prices = Prices(mesh, self.cluster, self.profile)
         builder = StrategyBuilder(prices)
         force = forced(self.flow, self.arguments, self.options, mesh)
         pinned = self._pinned(builder, force, mesh)
         graph = build_graph(self.flow, builder, prices, pinned, force.in_place)
         notes = list(self.flow.notes)
+        self._report("search", str(mesh))
         try:
             solution = solve(graph.problem(), time_limit_s=TIME_LIMIT_S)
         except PlanError:
@@ -197,8 +199,9 @@ class _Planner:
 
 def _scope(graph: Graph) -> str:
     return (
-        f"compute and communication, not overlapped, on mesh {graph.prices.mesh}; the coarsened graph of "
-        f"{len(graph.leaders)} clusters; every use of a value priced for itself"
+        f"seconds of compute and communication, not overlapped, on mesh {graph.prices.mesh}; one factor or none "
+        f"per axis and instruction, {len(graph.flow.nodes)} decisions coarsened to {len(graph.leaders)} clusters; "
+        "every use of a value pays its own reshard, partial sums are reduced where they arise"
     )
 
 

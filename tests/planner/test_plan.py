@@ -261,7 +261,7 @@ def test_candidates_progress_and_names() -> None:
     seen: list[PlanProgress] = []
     planned = plan(lower(mlp()), EIGHT, progress=seen.append)
     assert [str(c.mesh) for c in planned.candidates] == ["data=8", "data=4 × model=2", "data=2 × model=4"]
-    assert {p.phase for p in seen} == {"parse", "search", "check"}
+    assert {p.phase for p in seen} == {"parse", "rules", "search", "check"}
     assert all(a.elapsed_s <= b.elapsed_s for a, b in pairwise(seen))
     assert "params['w1']" in {variable.name for variable in planned.parameters}
     assert 0.0 <= planned.cost.gap < 0.05
