@@ -204,7 +204,7 @@ def test_any_plan_comes_back_equal_and_fits_the_schema(plan: Plan) -> None:
 
 
 def test_large_plans_are_small_and_quick() -> None:
-    """51,000 instructions: written and read within two seconds each, under 100 bytes apiece."""
+    """51,000 instructions: written and read within two seconds of CPU time each, under 100 bytes apiece."""
     one = small_plan().instructions[1]
     many = tuple(
         InstructionPlan(
@@ -217,11 +217,11 @@ def test_large_plans_are_small_and_quick() -> None:
         for i in range(51_000)
     )
     plan = small_plan(instructions=many)
-    start = time.perf_counter()
+    start = time.process_time()
     text = plan.to_json()
-    written = time.perf_counter()
+    written = time.process_time()
     assert Plan.from_json(text) == plan
-    read = time.perf_counter()
+    read = time.process_time()
     assert written - start < 2
     assert read - written < 2
     assert len(text) < 100 * len(many)

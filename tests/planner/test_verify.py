@@ -135,7 +135,8 @@ def passes(module: Module, plan: Plan) -> bool:
 def corrupted(entry: InstructionPlan) -> list[dict[str, Any]]:
     """Ways to break one entry: a split more or less in one operand or the result, a reduction more or less.
 
-    Left out is what may be legal: an instruction that takes nothing (a constant) may be split at will.
+    Left out is what may be legal: an instruction that takes nothing (a constant) may be split at will,
+    and partial sums may be scattered or not.
     """
     found: list[dict[str, Any]] = []
     if entry.partial:
@@ -145,7 +146,9 @@ def corrupted(entry: InstructionPlan) -> list[dict[str, Any]]:
     if entry.opcode in ("constant", "iota", "broadcast"):
         return found
     for leaf, changed in enumerate(_changed(entry.result)):
-        if changed is not None and not (entry.partial and len(changed.axes) > len(entry.result[leaf].axes)):
+        if changed is None or (entry.partial and set(changed.axes) ^ set(entry.result[leaf].axes) <= {*entry.partial}):
+            continue
+        if not (entry.partial and len(changed.axes) > len(entry.result[leaf].axes)):
             found.append({"result": (*entry.result[:leaf], changed, *entry.result[leaf + 1 :])})
     for i, operand in enumerate(entry.operands):
         for leaf, changed in enumerate(_changed(operand)):
