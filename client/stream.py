@@ -164,9 +164,10 @@ class StepStream:
             data = np.frombuffer(value.data, np.uint8).view(to_dtype(value.type.element_type))
             result.values[value.array_id] = data.reshape(tuple(value.type.dimensions))
         result.run_s = reply.run_s
-        result.finish(wire.error_from_proto(reply.error) if reply.HasField("error") else None)
-        if result.error is not None:
+        error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
+        if error is not None:
             self._failed.append(result)
+        result.finish(error)
 
     def _reopen(self, error: grpc.RpcError | None) -> bool:
         """Opens a new stream; False where the session is closed or the error will not go away."""
