@@ -57,7 +57,11 @@ def test_a_planner_that_dies_is_an_error_and_the_next_one_plans(running: tuple[S
 
 def test_a_compiler_that_dies_is_an_error_and_the_next_one_compiles(running: tuple[Server, RawClient]) -> None:
     server, client = running
-    plan_id, _ = client.plan(client.upload(training_step()), PlanOptions(mesh={"data": 2}))
+    program = client.upload(training_step())
+    client.load(client.plan(program, PlanOptions(mesh={"data": 2}))[0])
+    plan_id, _ = client.plan(program, PlanOptions(mesh={"other": 2}))
+    (compiler,) = children(server, "compile_child")
+    compiler.send_signal(signal.SIGSTOP)
     errors: list[ShardwrightError] = []
 
     def load() -> None:
@@ -68,8 +72,8 @@ def test_a_compiler_that_dies_is_an_error_and_the_next_one_compiles(running: tup
 
     asking = threading.Thread(target=load)
     asking.start()
-    wait_until(lambda: children(server, "compile_child") or not asking.is_alive())
-    children(server, "compile_child")[0].kill()
+    asking.join(0.5)
+    compiler.kill()
     asking.join(20)
     assert [type(error) for error in errors] == [CompilationAbortedError]
     assert client.load(plan_id).executable_id == plan_id
