@@ -53,7 +53,9 @@ print(best)
 """
 
 
-def gpt2_step_hlo(layers: int, *, width: int = 768, heads: int = 12, vocabulary: int = 50257, sequence: int = 1024) -> str:
+def gpt2_step_hlo(
+    layers: int, *, width: int = 768, heads: int = 12, vocabulary: int = 50257, sequence: int = 1024
+) -> str:
     """HLO text, source lines included, of one AdamW step of a GPT-2 with unrolled layers."""
     import jax
     import jax.numpy as jnp

@@ -23,6 +23,7 @@ def shown(module: Module) -> list[object]:
     for computation in module.computations:
         parameters = [parameter.name for parameter in computation.parameters]
         facts.append((computation.name, computation.is_entry, computation.root.name, parameters))
+        facts.append({name: attribute.value for name, attribute in computation.attributes.items()})
         for i in computation:
             operands = [operand.name for operand in i.operands]
             attributes = {name: attribute.value for name, attribute in i.attributes.items()}

@@ -114,6 +114,10 @@ CASES = {
         "more than",
     ),
     "sharding": (module("y = f32[2,3] negate(x), sharding={devices=[2,2]0,1}"), "5:27", "4 tiles, but 2 devices"),
+    "sharding iota": (module("y = f32[2,3] negate(x), sharding={devices=[2,2]<=[2]}"), "5:27", "4 tiles, but"),
+    "tuple arity": (module("y = (f32[2,3]) tuple(x, x)"), "5:3", "a tuple of 2 operands"),
+    "tuple depth": (module("y = " + "(" * 65 + ")" * 65 + " tuple()"), "5:71", "tuple shapes nest deeper than 64"),
+    "after a comment": (module("/* a */ y = f32[2,3] /* b */ negat(x)"), "5:32", "unknown opcode"),
     "alias": (module(header="HloModule m, input_output_alias={ {3}: (0, {}) }"), "1:14", "no such output or parameter"),
     "tables": (
         'HloModule m\n\nFileNames\n1 "a"\n\nENTRY e { p = f32[] parameter(0) }',
