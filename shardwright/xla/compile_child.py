@@ -1,7 +1,8 @@
 """The process that compiles: reads requests on stdin, answers on stdout, may die of any of them.
 
-Started by `CompileService` with the device count in its environment. Ends when stdin
-does, so that it never outlives the process that started it.
+Started by `CompileService` with the device count in its environment and its folder for
+temporary files as its argument. Ends when stdin does, so that it never outlives the
+process that started it, and leaves no file.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import queue
+import shutil
 import sys
 import threading
 from typing import Any, BinaryIO
@@ -36,6 +38,7 @@ def _read_requests(requests: queue.SimpleQueue[Request]) -> None:
     """Hand on requests; end the process at the end of stdin, even while XLA compiles."""
     while (message := read_message(sys.stdin.buffer.read)) is not None:
         requests.put(message)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)  # whoever would remove it may have been killed
     os._exit(0)
 
 

@@ -142,7 +142,7 @@ class _Child:
         self._folder = tempfile.mkdtemp(prefix="shardwright-xla-")
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shardwright.xla.compile_child"],
+            [sys.executable, "-m", "shardwright.xla.compile_child", self._folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

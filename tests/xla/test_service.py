@@ -115,8 +115,8 @@ def test_closing_leaves_no_process_and_no_files():
     service.close()
 
 
-def test_the_child_ends_with_its_parent():
-    """Even one that is killed while the child is idle."""
+def test_the_child_ends_with_its_parent_and_leaves_no_files(tmp_path):
+    """Even with one that is killed."""
     script = (
         "import os, sys\n"
         "from shardwright.xla.service import _Child\n"
@@ -124,13 +124,14 @@ def test_the_child_ends_with_its_parent():
         "print(child._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(tmp_path)}
     parent = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
     )
     pid = int(parent.stdout)
     for _ in range(100):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            assert not list(tmp_path.iterdir())
             return
         time.sleep(0.05)
     pytest.fail("the compile child outlived its parent")
