@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 
 from shardwright.cli.output import add_command
+from shardwright.cluster import Cluster
+
+_DEFAULT_PORT = 2222
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -25,23 +29,34 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     parser.add_argument("cluster", metavar="CLUSTER", nargs="?", help="cluster file, the same on every node")
     parser.add_argument("index", metavar="INDEX", nargs="?", help="this node's task: 0 is the master")
     parser.add_argument("--devices", metavar="N", type=int, help="CPU devices of a server without a cluster file")
-    parser.add_argument("--port", metavar="PORT", type=int, help="its port (default: a free one, printed)")
+    parser.add_argument("--port", metavar="PORT", type=int, help=f"its port (default: {_DEFAULT_PORT})")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Become `python -m shardwright.server`: signals and the exit code are then its own."""
     by_file = arguments.cluster is not None
-    by_count = arguments.devices is not None or arguments.port is not None
-    if by_file == by_count:
+    if by_file == (arguments.devices is not None):
         arguments.parser.error("give CLUSTER and INDEX, or --devices N")
     if by_file and arguments.index is None:
         arguments.parser.error("give INDEX too: this node's task number, 0 for the master")
-    command = [sys.executable, "-m", "shardwright.server"]
-    if by_file:
-        command += [arguments.cluster, arguments.index]
-    if arguments.devices is not None:
-        command += ["--devices", str(arguments.devices)]
-    if arguments.port is not None:
-        command += ["--port", str(arguments.port)]
+    if by_file and arguments.port is not None:
+        arguments.parser.error("--port belongs to --devices; a cluster file names its ports")
+    task = (
+        [arguments.cluster, arguments.index]
+        if by_file
+        else [_one_node(arguments.devices, arguments.port or _DEFAULT_PORT), "0"]
+    )
+    command = [sys.executable, "-m", "shardwright.server", *task]
     os.execv(command[0], command)
+
+
+def _one_node(devices: int, port: int) -> str:
+    """Path from which the next program in this process reads a cluster of one loopback node, once."""
+    text = json.dumps({"name": "local", "master": {"ip": "127.0.0.1", "port": port, "devices": devices}})
+    Cluster.from_json(text, source="--devices, --port")
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    os.close(writer)
+    os.set_inheritable(reader, True)
+    return f"/dev/fd/{reader}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardwright import connect
 from shardwright.cli import main
 from shardwright.cli.doctor import Finding, _satisfies, _split_requirement
 from shardwright.client.embedded import EmbeddedServer
@@ -208,3 +209,17 @@ def test_a_closed_pipe_is_no_traceback(project: Path) -> None:
     child = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert child.stdout.startswith("HloModule")
     assert child.stderr == ""
+
+
+def test_serve_runs_a_server_without_a_cluster_file() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "shardwright.cli", "serve", "--devices", "2", "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if "cluster ready" in line)
+        assert "1 × 2 devices" in line
+        with connect(f"127.0.0.1:{port}") as session:
+            assert session.info.device_count == 2
+        server.terminate()
+    assert server.returncode == 0
