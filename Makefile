@@ -53,7 +53,7 @@ check: $(VENV)/.stamp-dev ## Lint, format, types, import layers, generated code.
 	@echo "ruff check" && $(BIN)/ruff check .
 	@echo "ruff format" && $(BIN)/ruff format --check .
 	@echo "mypy" && $(BIN)/mypy -p shardwright
-	@echo "import layers" && $(BIN)/lint-imports --no-timings
+	@echo "import layers" && $(BIN)/lint-imports
 	@echo "protos" && $(BIN)/python scripts/generate_protos.py --check
 
 .PHONY: format
