@@ -162,11 +162,12 @@ class _Retracer:
         return self.inlined(params, inputs)
 
     def scanned(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        constants, carry_end = params["num_consts"], params["num_consts"] + params["num_carry"]
+        constants, carried = _scan_counts(params)
+        carry_end = constants + carried
 
         def body(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             results = self.closed(params["jaxpr"], [*inputs[:constants], *carry, *x])
-            return results[: params["num_carry"]], results[params["num_carry"] :]
+            return results[:carried], results[carried:]
 
         carry, stacked = lax.scan(
             body, inputs[constants:carry_end], inputs[carry_end:],
@@ -187,6 +188,14 @@ class _Retracer:
     def branched(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         branches = [lambda *operands, branch=branch: self.closed(branch, operands) for branch in params["branches"]]
         return list(lax.switch(inputs[0], branches, *inputs[1:]))
+
+
+def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """(constants, carried values) at the head of a scan's inputs."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()  # as newer jax writes it
+    return len(constants), len(carry)
 
 
 _RETRACED: dict[str, Callable[[_Retracer, dict[str, Any], list[Any]], list[Any]]] = {
