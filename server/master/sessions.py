@@ -16,21 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
-from shardwright.errors import ArrayError, ResourceLimitError, ShardwrightError
+from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, SessionError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.master.events import ProgramFacts, ReleaseRequested, StepRequested
 
 #: How many ids that are gone are remembered, to say why; older ones count as unknown.
 GONE_REMEMBERED = 65_536
-
-
-@dataclass(slots=True)
-class ArrayRecord:
-    """nodes: where its shards have arrived; None: everywhere."""
-
-    size_bytes: int
-    nodes: set[int] | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +53,11 @@ class Queued:
     since_s: float
 
 
+#: Why an array is gone: the step it was donated to, 0 for "released", or an error. A step donates
+#: hundreds of arrays, and hardly ever is one of them asked for: words are made when it is.
+Gone = int | ShardwrightError
+
+
 @dataclass(slots=True)
 class Session:
     """Mutable record; every step number is in exactly one of queue, running, outcomes (or forgotten)."""
@@ -75,39 +73,50 @@ class Session:
     queue: deque[Queued] = field(default_factory=deque)
     running: dict[int, int] = field(default_factory=dict)  # step number → sequence
     outcomes: dict[int, StepOutcome] = field(default_factory=dict)
-    arrays: dict[int, ArrayRecord] = field(default_factory=dict)
-    gone: dict[int, ShardwrightError] = field(default_factory=dict)
+    arrays: dict[int, int] = field(default_factory=dict)  # id → logical bytes, of those there or arriving
+    arriving: dict[int, set[int]] = field(default_factory=dict)  # id → nodes where its shards are so far
+    gone: dict[int, Gone] = field(default_factory=dict)
     array_bytes: int = 0
     executables: dict[str, Executable] = field(default_factory=dict)
 
     # ---- arrays ------------------------------------------------------------
     def add_array(self, array_id: int, size_bytes: int) -> None:
-        self.arrays[array_id] = ArrayRecord(size_bytes=size_bytes)
+        self.arrays[array_id] = size_bytes
         self.array_bytes += size_bytes
         self.gone.pop(array_id, None)
 
     def arrived(self, array_id: int, size_bytes: int, node: int, node_count: int) -> None:
         """Shards of `array_id` were put on `node`."""
-        record = self.arrays.get(array_id)
-        if record is None:
+        if array_id not in self.arrays:
             self.add_array(array_id, size_bytes)
-            record = self.arrays[array_id]
-            record.nodes = set()
-        if record.nodes is not None:
-            record.nodes.add(node)
-            if len(record.nodes) == node_count:
-                record.nodes = None
+            self.arriving[array_id] = set()
+        nodes = self.arriving.get(array_id)
+        if nodes is not None:
+            nodes.add(node)
+            if len(nodes) == node_count:
+                del self.arriving[array_id]
 
-    def drop_array(self, array_id: int, why: ShardwrightError) -> bool:
+    def drop_array(self, array_id: int, why: Gone = 0) -> bool:
         """Whether it was there; afterwards it is gone either way."""
-        record = self.arrays.pop(array_id, None)
-        if record is not None:
-            self.array_bytes -= record.size_bytes
-        self.gone.pop(array_id, None)
+        size_bytes = self.arrays.pop(array_id, None)
+        self.array_bytes -= size_bytes or 0
+        self.arriving.pop(array_id, None)
         self.gone[array_id] = why
-        while len(self.gone) > GONE_REMEMBERED:
-            del self.gone[next(iter(self.gone))]
-        return record is not None
+        if len(self.gone) > 2 * GONE_REMEMBERED:  # seldom, and then all at once
+            for old in list(islice(self.gone, GONE_REMEMBERED)):
+                del self.gone[old]
+        return size_bytes is not None
+
+    def why_gone(self, array_id: int) -> ShardwrightError:
+        why = self.gone[array_id]
+        if isinstance(why, ShardwrightError):
+            return why
+        if why == 0:
+            return ArrayError(f"array {array_id} was released", remedy="keep the handle for as long as you need it")
+        return ArrayError(
+            f"array {array_id} was donated to step {why}",
+            remedy="use the step's results instead, or do not donate it",
+        )
 
     # ---- steps -------------------------------------------------------------
     def refusal(self, step: StepRequested) -> ShardwrightError | None:
@@ -115,9 +124,8 @@ class Session:
         executable = self.executables.get(step.executable_id)
         if executable is None:
             return ArrayError(f"no executable {step.executable_id!r} is loaded", remedy="load the plan first")
-        for array_id in step.arguments:
-            if array_id in self.gone:
-                return self.gone[array_id]
+        if not self.gone.keys().isdisjoint(step.arguments):
+            return self.why_gone(next(array_id for array_id in step.arguments if array_id in self.gone))
         if executable.program is None:
             return None
         return self._misfit(step, executable.program) or self._over_limit(step, executable.program)
@@ -128,30 +136,30 @@ class Session:
                 f"{len(step.arguments)} arguments and {len(step.outputs)} outputs for a program of "
                 f"{program.argument_count} and {len(program.output_bytes)}"
             )
-        for number in program.donated:
-            if step.arguments.count(step.arguments[number]) > 1:
-                return ArrayError(
-                    f"array {step.arguments[number]} is donated as argument {number} and passed twice",
-                    remedy="pass a copy, or do not donate it",
-                )
-        for array_id in step.released:
-            if array_id in step.arguments:
-                return ArrayError(
-                    f"array {array_id} is released before the step that reads it", remedy="release it later"
-                )
+        distinct = set(step.arguments)
+        if len(distinct) != len(step.arguments):
+            for number in program.donated:
+                if step.arguments.count(step.arguments[number]) > 1:
+                    return ArrayError(
+                        f"array {step.arguments[number]} is donated as argument {number} and passed twice",
+                        remedy="pass a copy, or do not donate it",
+                    )
+        for array_id in distinct.intersection(step.released):
+            return ArrayError(f"array {array_id} is released before the step reads it", remedy="release it later")
         fresh = [array_id for array_id in (*step.outputs, *(inline for inline, _ in step.inline)) if array_id]
-        for array_id in fresh:
-            if array_id in self.arrays:
-                return ArrayError(f"array id {array_id} is in use already", remedy="give each new array a new id")
+        for array_id in self.arrays.keys() & fresh:
+            return ArrayError(f"array id {array_id} is in use already", remedy="give each new array a new id")
         if len(set(fresh)) != len(fresh):
             return ArrayError("an array id is given to two new arrays", remedy="give each new array a new id")
         return None
 
     def _over_limit(self, step: StepRequested, program: ProgramFacts) -> ShardwrightError | None:
-        added = sum(size for array_id, size in zip(step.outputs, program.output_bytes, strict=True) if array_id)
-        added += sum(size for _, size in step.inline)
+        added = sum(program.output_bytes) + sum(size for _, size in step.inline)
+        if self.excess(added, len(step.outputs) + len(step.inline)) is None:
+            return None  # whatever it frees
+        added -= sum(size for array_id, size in zip(step.outputs, program.output_bytes, strict=True) if not array_id)
         freed = {step.arguments[number] for number in program.donated} | set(step.released)
-        added -= sum(self.arrays[array_id].size_bytes for array_id in freed if array_id in self.arrays)
+        added -= sum(self.arrays.get(array_id, 0) for array_id in freed)
         return self.excess(added, len(step.outputs) + len(step.inline))
 
     def excess(self, added_bytes: int, added_arrays: int) -> ResourceLimitError | None:
@@ -168,23 +176,64 @@ class Session:
     def missing_arguments(self, step: StepRequested) -> list[int]:
         """Arguments that are not on every node yet."""
         inline = {array_id for array_id, _ in step.inline}
+        arrays, arriving = self.arrays, self.arriving
         return [
             array_id
             for array_id in step.arguments
-            if array_id not in inline and ((record := self.arrays.get(array_id)) is None or record.nodes is not None)
+            if (array_id not in arrays or array_id in arriving) and array_id not in inline
         ]
+
+    def number_refusal(self, number: int) -> ShardwrightError | None:
+        """Why step `number` may not come now, or None; a number that was seen before may."""
+        if number > self.last_number + 1 or number < 1:
+            return SessionError(
+                f"step {number} does not follow step {self.last_number}", remedy="number steps 1, 2, 3, …"
+            )
+        if number <= self.last_number - self.limits.pending_steps:
+            return SessionError(f"the reply to step {number} is no longer kept", remedy="open a new session")
+        if self.reply_cursor and number - self.reply_cursor >= self.limits.pending_steps:
+            return ResourceLimitError(
+                f"step {number} was sent, but the reply to step {self.reply_cursor} is still out",
+                remedy=f"send at most {self.limits.pending_steps} steps ahead of the replies",
+            )
+        return None
+
+    def enqueue(self, request: StepRequested | ReleaseRequested, now_s: float) -> None:
+        """Steps by number; a release right after the step that it names, though that may come later."""
+        queue, order = self.queue, _order(request)
+        at = len(queue)
+        while at and _order(queue[at - 1].request) > order:
+            at -= 1
+        queue.insert(at, Queued(request=request, since_s=now_s))
+
+    def is_late(self, item: Queued, now_s: float) -> bool:
+        return now_s - item.since_s > self.limits.argument_wait_s
+
+    def lateness(self, item: Queued, now_s: float) -> ShardwrightError | None:
+        """Why the step has waited too long, or None."""
+        if not self.is_late(item, now_s) or not isinstance(item.request, StepRequested):
+            return None
+        waited = f"{self.limits.argument_wait_s:g} s"
+        missing = self.missing_arguments(item.request)
+        if self.is_open and missing:
+            return ArrayError(
+                f"array {missing[0]}, an argument of step {item.request.number}, was not written within {waited}",
+                remedy="put it on every node, or run the step that makes it",
+            )
+        if self.is_open and self.executables[item.request.executable_id].state != "loaded":
+            return None  # compiling takes as long as it takes
+        return DeadlineError(f"step {item.request.number}: the workers were not ready within {waited}")
 
     def start(self, step: StepRequested, sequence: int) -> None:
         """Book a step as dispatched: its inputs and outputs change hands now."""
         program = self.executables[step.executable_id].program
         assert program is not None
         for array_id in step.released:
-            self.drop_array(array_id, ArrayError(f"array {array_id} was released"))
+            self.drop_array(array_id)
         for array_id, size_bytes in step.inline:
             self.add_array(array_id, size_bytes)
         for number in program.donated:
-            array_id = step.arguments[number]
-            self.drop_array(array_id, donated_error(array_id, step.number))
+            self.drop_array(step.arguments[number], step.number)
         for array_id, size_bytes in zip(step.outputs, program.output_bytes, strict=True):
             if array_id:
                 self.add_array(array_id, size_bytes)
@@ -204,12 +253,11 @@ class Session:
         assert queued == sorted(queued), "steps wait in the order of their numbers"
         oldest = self.last_number - self.limits.pending_steps
         assert all(number in known for number in range(max(1, oldest), self.last_number + 1)), "no number is lost"
-        assert self.array_bytes == sum(record.size_bytes for record in self.arrays.values())
+        assert self.array_bytes == sum(self.arrays.values())
         assert not self.arrays.keys() & self.gone.keys(), "an array is there or gone"
+        assert self.arriving.keys() <= self.arrays.keys()
         assert bool(self.running) <= self.is_open
 
 
-def donated_error(array_id: int, number: int) -> ArrayError:
-    return ArrayError(
-        f"array {array_id} was donated to step {number}", remedy="use the step's results instead, or do not donate it"
-    )
+def _order(request: StepRequested | ReleaseRequested) -> tuple[int, int]:
+    return (request.number, 0) if isinstance(request, StepRequested) else (request.after_step, 1)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, SessionError, ShardwrightError
+from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.formation import Formation, Identity, Member
@@ -314,7 +314,7 @@ class MasterState:
         if session.stream != event.stream:
             return []  # left over from a stream that was replaced
         session.last_seen_s = self._now_s
-        refused = self._number_refusal(session, event.number)
+        refused = session.number_refusal(event.number)
         if refused is not None:
             session.stream = None
             return [ev.EndStream(stream=event.stream, error=refused)]
@@ -322,22 +322,8 @@ class MasterState:
         if event.number <= session.last_number:
             return self._reply_steps(session)  # sent again: it has run, or is about to
         session.last_number = event.number
-        self._enqueue(session, event)
+        session.enqueue(event, self._now_s)
         return self._advance(session)
-
-    def _number_refusal(self, session: Session, number: int) -> ShardwrightError | None:
-        if number > session.last_number + 1 or number < 1:
-            return SessionError(
-                f"step {number} does not follow step {session.last_number}", remedy="number steps 1, 2, 3, …"
-            )
-        if number <= session.last_number - self.limits.pending_steps:
-            return SessionError(f"the reply to step {number} is no longer kept", remedy="open a new session")
-        if session.reply_cursor and number - session.reply_cursor >= self.limits.pending_steps:
-            return ResourceLimitError(
-                f"step {number} was sent, but the reply to step {session.reply_cursor} is still out",
-                remedy=f"send at most {self.limits.pending_steps} steps ahead of the replies",
-            )
-        return None
 
     def _reply_steps(self, session: Session) -> Commands:
         """Replies that are due on the session's stream, in the order of their numbers."""
@@ -358,16 +344,8 @@ class MasterState:
         if session is None:
             return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
         session.last_seen_s = self._now_s
-        self._enqueue(session, event)
+        session.enqueue(event, self._now_s)
         return self._advance(session)
-
-    def _enqueue(self, session: Session, request: ev.StepRequested | ev.ReleaseRequested) -> None:
-        """Steps by number; a release right after the step that it names, though that may come later."""
-        queue, order = session.queue, _order(request)
-        at = len(queue)
-        while at and _order(queue[at - 1].request) > order:
-            at -= 1
-        queue.insert(at, Queued(request=request, since_s=self._now_s))
 
     def _advance(self, session: Session) -> Commands:
         """Dispatch from the head of the queue as long as it can go."""
@@ -377,12 +355,12 @@ class MasterState:
             item = queue[0]
             request = item.request
             if isinstance(request, ev.ReleaseRequested):
-                if request.after_step > session.last_number and not self._is_late(item):
+                if request.after_step > session.last_number and not session.is_late(item, self._now_s):
                     break
                 queue.popleft()
                 commands += self._release(session, request)
                 continue
-            error = session.refusal(request) or self._lateness(session, item)
+            error = session.refusal(request) or session.lateness(item, self._now_s)
             if error is not None:
                 queue.popleft()
                 commands += self._refuse_step(session, request, error)
@@ -402,23 +380,6 @@ class MasterState:
         is_loaded = session.executables[step.executable_id].state == "loaded"
         return session.is_open and is_loaded and not session.missing_arguments(step)
 
-    def _is_late(self, item: Queued) -> bool:
-        return self._now_s - item.since_s > self.limits.argument_wait_s
-
-    def _lateness(self, session: Session, item: Queued) -> ShardwrightError | None:
-        if not self._is_late(item) or not isinstance(item.request, ev.StepRequested):
-            return None
-        waited = f"{self.limits.argument_wait_s:g} s"
-        missing = session.missing_arguments(item.request)
-        if session.is_open and missing:
-            return ArrayError(
-                f"array {missing[0]}, an argument of step {item.request.number}, was not written within {waited}",
-                remedy="put it on every node, or run the step that makes it",
-            )
-        if session.is_open and session.executables[item.request.executable_id].state != "loaded":
-            return None  # compiling takes as long as it takes
-        return DeadlineError(f"step {item.request.number}: the workers were not ready within {waited}")
-
     def _refuse_step(self, session: Session, step: ev.StepRequested, error: ShardwrightError) -> Commands:
         """A step that never reaches the workers; whoever waits for its outputs there is told."""
         outputs = tuple(array_id for array_id in step.outputs if array_id and array_id not in session.arrays)
@@ -435,11 +396,7 @@ class MasterState:
         return commands
 
     def _release(self, session: Session, request: ev.ReleaseRequested) -> Commands:
-        there = tuple(
-            array_id
-            for array_id in dict.fromkeys(request.array_ids)
-            if session.drop_array(array_id, ArrayError(f"array {array_id} was released"))
-        )
+        there = tuple(array_id for array_id in dict.fromkeys(request.array_ids) if session.drop_array(array_id))
         commands: Commands = [ev.Answer(call=request.call)]
         if there and session.is_open:
             commands += self._broadcast(
@@ -500,10 +457,6 @@ def unknown_session(session_id: str) -> SessionError:
         f"no session {session_id[:8] or '(empty)'}: it was closed, expired, or belongs to a server that was restarted",
         remedy="open a new session",
     )
-
-
-def _order(request: ev.StepRequested | ev.ReleaseRequested) -> tuple[int, int]:
-    return (request.number, 0) if isinstance(request, ev.StepRequested) else (request.after_step, 1)
 
 
 _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Commands]] = {
