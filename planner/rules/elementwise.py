@@ -9,8 +9,8 @@ from shardwright.planner.rules.base import Factor, OpRule, operand_leaves, strat
 
 UNARY = (
     "abs", "acos", "acosh", "asin", "asinh", "atanh", "cbrt", "ceil", "convert", "copy", "cosine", "cosh",
-    "count-leading-zeros", "erf", "exponential", "exponential-minus-one", "floor", "imag", "is-finite", "log",
-    "log-plus-one", "logistic", "negate", "not", "popcnt", "real", "reduce-precision", "round-nearest-afz",
+    "count-leading-zeros", "erf", "exp2", "exponential", "exponential-minus-one", "floor", "imag", "is-finite", "log",
+    "log-plus-one", "log2", "logistic", "negate", "not", "popcnt", "real", "reduce-precision", "round-nearest-afz",
     "round-nearest-even", "rsqrt", "sign", "sine", "sinh", "sqrt", "tan", "tanh",
 )  # fmt: skip
 BINARY = (

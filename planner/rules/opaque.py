@@ -8,7 +8,8 @@ only_replicated(
     "a collective: the program is already partitioned",
     "all-gather", "all-gather-done", "all-gather-start", "all-reduce", "all-reduce-done", "all-reduce-start",
     "all-to-all", "collective-broadcast", "collective-permute", "collective-permute-done",
-    "collective-permute-start", "partition-id", "ragged-all-to-all", "reduce-scatter", "replica-id",
+    "collective-permute-start", "collective-reduce", "partition-id", "ragged-all-to-all",
+    "reduce-scatter", "replica-id",
 )  # fmt: skip
 only_replicated(
     "talks to the host or to another program, once and in order",
@@ -22,6 +23,7 @@ only_replicated(
     "random numbers: every device must draw the same ones",
     "rng", "rng-bit-generator", "rng-get-and-update-state",
 )  # fmt: skip
+only_replicated("new in XLA: what its partitioner makes of it was not tried yet", "shuffle")
 only_replicated("XLA gathers a Fourier transform whole, its batch too", "fft")
 only_replicated("XLA gathers a matrix decomposition whole, its batch too", "cholesky", "triangular-solve")
 only_replicated("its size is known only at run time", "dynamic-reshape", "get-dimension-size", "set-dimension-size")

@@ -10,9 +10,9 @@ def _words(text: str) -> tuple[str, ...]:
 _UNARY = _words("""
     abs acos acosh all-gather-done all-reduce-done asin asinh async-done async-update atanh bitcast bitcast-convert
     broadcast cbrt ceil cholesky collective-permute-done convert copy copy-done copy-start cosine cosh
-    count-leading-zeros domain erf exponential exponential-minus-one fft floor get-dimension-size get-tuple-element
-    imag infeed is-finite log log-plus-one logistic negate not opt-barrier popcnt real recv recv-done
-    reduce-precision reshape reverse rng-bit-generator round-nearest-afz round-nearest-even rsqrt send-done sign
+    count-leading-zeros domain erf exp2 exponential exponential-minus-one fft floor get-dimension-size get-tuple-element
+    imag infeed is-finite log log-plus-one log2 logistic negate not opt-barrier popcnt real recv recv-done
+    reduce-precision reshape reverse rng-bit-generator round-nearest-afz round-nearest-even rsqrt send-done shuffle sign
     sine sinh slice sqrt tan tanh topk transpose while
 """)
 
@@ -40,9 +40,9 @@ _OTHER_ARITY = {
 
 _VARIADIC = _words("""
     after-all all-gather all-gather-start all-reduce all-reduce-start all-to-all async-start call
-    collective-broadcast collective-permute collective-permute-start concatenate conditional constant custom-call
-    dynamic-reshape dynamic-slice dynamic-update-slice fusion map parameter reduce reduce-scatter reduce-window rng
-    scan scatter sort tuple
+    collective-broadcast collective-permute collective-permute-start collective-reduce concatenate conditional
+    constant custom-call dynamic-reshape dynamic-slice dynamic-update-slice fusion map parameter reduce
+    reduce-scatter reduce-window rng scan scatter sort tuple
 """)
 
 #: Opcodes with a fixed number of operands.

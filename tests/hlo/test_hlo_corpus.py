@@ -11,6 +11,9 @@ from referee import CORPUS_FILES, STYLES, all_opcodes, opcodes_in, printed_by_xl
 from shardwright.errors import HloSyntaxError
 from shardwright.hlo import Module, parse
 
+#: Enumerators of later jaxlibs: no text that holds them can be read by the first one supported.
+NEWER_OPCODES = {"kCollectiveReduce", "kExp2", "kLog2", "kShuffle"}
+
 
 def by_name(path: Path) -> str:
     return path.stem
@@ -66,7 +69,7 @@ def test_corpus_has_every_opcode_that_jaxlib_knows() -> None:
     seen: set[str] = set()
     for path in CORPUS_FILES:
         seen |= opcodes_in(path.read_text())
-    assert all_opcodes() - seen == set()
+    assert all_opcodes() - seen - NEWER_OPCODES == set()
 
 
 def test_what_the_installed_jax_prints_today() -> None:
