@@ -190,10 +190,11 @@ def test_doctor_asks_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[st
         host, port = server.address.rsplit(":", 1)
         path = tmp_path / "c.json"
         path.write_text(json.dumps({"master": {"ip": host, "port": int(port)}, "security": {"token": server.token}}))
-        _, findings = doctor(capsys, str(path))
+        with connect(server.address, token=server.token):  # answered once the executors are there
+            _, findings = doctor(capsys, str(path))
     finally:
         server.close()
-    assert "ready (task 0 ready), 0 sessions" in findings[f"task 0 {host}:{port}"]["detail"]
+    assert "ready (task 0 ready), 1 sessions" in findings[f"task 0 {host}:{port}"]["detail"]
 
 
 def test_doctor_reads_requirements() -> None:
