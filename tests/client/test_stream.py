@@ -196,12 +196,16 @@ def test_a_server_that_stays_away_is_given_up(play: Any) -> None:
 
 
 def test_closing_ends_what_waits(play: Any) -> None:
+    held = threading.Event()
+
     def hold(requests: Requests, context: Any) -> Iterator[master_pb2.RunStepsReply]:
+        held.set()
         list(requests)
         yield from ()
 
     _, stream = play(hold)
     result = stream.submit(request(), "step")
+    assert held.wait(10)
     stream.close()
     with pytest.raises(SessionError, match="closed"):
         result.wait()
