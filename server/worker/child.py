@@ -9,12 +9,16 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from shardwright.cluster import Cluster, ClusterNode
 from shardwright.server.worker.state import ChildExited, Start
 
 _LAST_LINES = 30
+
+#: What is kept of a line: XLA prints whole modules in one.
+_LINE_BYTES = 4000
+
 _log = logging.getLogger("shardwright.server")
 
 
@@ -29,6 +33,19 @@ def executor_environment(cluster: Cluster, node: ClusterNode) -> dict[str, str]:
     elif cluster.platform == "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
     return environment
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines of a stream to its end, each cut to its beginning; `readline` would fail at long ones."""
+    line = b""
+    while chunk := await stream.read(1 << 16):
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            yield (line + part)[:_LINE_BYTES].decode(errors="replace").rstrip()
+            line = b""
+        line = (line + rest)[:_LINE_BYTES]
+    if line:
+        yield line.decode(errors="replace").rstrip()
 
 
 class ExecutorChild:
@@ -56,8 +73,7 @@ class ExecutorChild:
             assert process.stdin is not None
             assert process.stderr is not None
             process.stdin.write(json.dumps(config).encode() + b"\n")
-            async for raw in process.stderr:
-                line = raw.decode(errors="replace").rstrip()
+            async for line in _lines(process.stderr):
                 lines.append(line)
                 _log.debug("executor: %s", line)
             code = await process.wait()

@@ -1,16 +1,21 @@
-"""Planner and compiler are children that may die: the session gets a typed error, the server lives on."""
+"""Planner, compiler and executor are children that may die: the session gets a typed error, the server lives on."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from shardwright.config import PlanOptions
 from shardwright.errors import CompilationAbortedError, InternalError, ShardwrightError
+from shardwright.server.worker.child import ExecutorChild
+from shardwright.server.worker.state import ChildExited, Start
 from tests.server.programs import training_step
 from tests.server.raw_client import RawClient, Server, embedded, wait_until
 
@@ -77,3 +82,15 @@ def test_a_compiler_that_dies_is_an_error_and_the_next_one_compiles(running: tup
     asking.join(20)
     assert [type(error) for error in errors] == [CompilationAbortedError]
     assert client.load(plan_id).executable_id == plan_id
+
+
+def test_an_executor_that_prints_very_long_lines_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; print('x' * 300_000, file=sys.stderr)")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    start = Start(generation=7, coordinator_address="", process_count=1, process_id=0, data_port=0)
+    ends: list[ChildExited] = []
+    asyncio.run(ExecutorChild(start, ends.append).run(environment, {}))  # the configuration lacks everything
+    assert [(end.generation, end.exit_code) for end in ends] == [(7, 1)]
+    first, *_, last = ends[0].last_lines.splitlines()
+    assert set(first) == {"x"}
+    assert "KeyError" in last
