@@ -30,7 +30,7 @@ from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import LoweredProgram
-    from shardwright.client.programs import Program
+    from shardwright.client.programs import LoadedPlan, Program
     from shardwright.client.step import Step
 
 _log = logging.getLogger("shardwright")
@@ -97,7 +97,7 @@ class Session:
         self._stream = StepStream(self._master.run_steps, self.info.session_id)
         self._array_ids = itertools.count(1)
         self._lock = threading.RLock()
-        self._programs: dict[tuple[str, str], Program] = {}
+        self._loaded: dict[tuple[str, str], LoadedPlan] = {}
         self._layouts: dict[Layout, Layout] = {}
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self._is_closed = False
@@ -179,40 +179,30 @@ class Session:
     # ---- programs --------------------------------------------------------------------
 
     def prepare(self, lowered: LoweredProgram, options: PlanOptions) -> Program:
-        """Plans and loads a program, or finds the one that is loaded already."""
-        from shardwright.client.programs import options_key
+        """A program ready to run; one that computes the same by the same plan is planned and loaded once."""
+        from shardwright.client.programs import Program, leaf_numbers, options_key, outputs_to_read_back, protos_of
 
         self.require_open()
         with self._lock:
-            started = time.monotonic()
-            program_id = self._master.upload_program(lowered.hlo_text)
-            key = (program_id, options_key(options))
-            if key not in self._programs:
-                self._programs[key] = self._plan_and_load(program_id, lowered, options)
-                _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
-            return self._programs[key]
-
-    def _plan_and_load(self, program_id: str, lowered: LoweredProgram, options: PlanOptions) -> Program:
-        from shardwright.client.programs import Program, leaf_numbers, outputs_to_read_back, protos_of
-
-        def progress(phase: str, elapsed_s: float) -> None:
-            _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
-
-        plan_id, plan = self._master.plan(program_id, lowered.hlo_text, options, progress)
-        load = self._master.load(plan_id, progress)
-        arguments = tuple(self._intern(Layout.of(variable, plan.mesh)) for variable in plan.parameters)
-        outputs = tuple(self._intern(Layout.of(variable, plan.mesh)) for variable in plan.outputs)
-        numbers = leaf_numbers(lowered)
-        leaf_layouts = tuple(arguments[number] for number in numbers)
-        constants = [
-            self.upload(constant, arguments[lowered.constants_at + number])
-            for number, constant in enumerate(lowered.constants)
-        ]
+            key = (lowered.identity, options_key(options))
+            if key not in self._loaded:
+                self._loaded[key] = self._plan_and_load(lowered, options)
+            loaded = self._loaded[key]
+            arguments = tuple(
+                self._intern(Layout.of(variable, loaded.plan.mesh)) for variable in loaded.plan.parameters
+            )
+            outputs = tuple(self._intern(Layout.of(variable, loaded.plan.mesh)) for variable in loaded.plan.outputs)
+            numbers = leaf_numbers(lowered)
+            leaf_layouts = tuple(arguments[number] for number in numbers)
+            constants = [
+                self.upload(constant, arguments[lowered.constants_at + number])
+                for number, constant in enumerate(lowered.constants)
+            ]
         return Program(
             lowered=lowered,
-            plan=plan,
-            executable_id=load.executable_id,
-            load=load,
+            plan=loaded.plan,
+            executable_id=loaded.load.executable_id,
+            load=loaded.load,
             arguments=arguments,
             outputs=outputs,
             leaf_numbers=numbers,
@@ -221,6 +211,19 @@ class Session:
             constants=tuple(constants),
             read_back=outputs_to_read_back(lowered),
         )
+
+    def _plan_and_load(self, lowered: LoweredProgram, options: PlanOptions) -> LoadedPlan:
+        from shardwright.client.programs import LoadedPlan
+
+        def progress(phase: str, elapsed_s: float) -> None:
+            _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
+
+        started = time.monotonic()
+        program_id = self._master.upload_program(lowered.hlo_text)
+        plan_id, plan = self._master.plan(program_id, lowered.hlo_text, options, progress)
+        load = self._master.load(plan_id, progress)
+        _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
+        return LoadedPlan(plan=plan, load=load)
 
     def _intern(self, layout: Layout) -> Layout:
         return self._layouts.setdefault(layout, layout)
@@ -324,12 +327,12 @@ class Session:
         """Ids to free now; the caller holds the lock."""
         taken: list[int] = []
         try:
-            while True:
-                array_id = self._dropped.get_nowait()
-                if array_id is not None:
-                    taken.append(array_id)
+            while (array_id := self._dropped.get_nowait()) is not None:
+                taken.append(array_id)
         except Empty:
             return taken
+        self._dropped.put(None)  # the session is being closed: that is for the releasing thread
+        return taken
 
     def release_dropped(self, first: int) -> None:
         """Frees dropped arrays by a call of its own, unless steps are under way that may still read them."""

@@ -126,7 +126,8 @@ class StepStream:
             replies = self._replies
         self._outbox.put(None)
         replies.cancel()
-        self._thread.join(timeout=5.0)
+        if threading.current_thread() is not self._thread:  # the garbage collector may close it from there
+            self._thread.join(timeout=5.0)
 
     # ---- the receiving thread -----------------------------------------------------
 

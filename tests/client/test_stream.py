@@ -14,7 +14,7 @@ import pytest
 
 from shardwright import wire
 from shardwright.client import stream as stream_module
-from shardwright.client.stream import STEPS_AHEAD, StepStream
+from shardwright.client.stream import STEPS_AHEAD, StepResult, StepStream
 from shardwright.errors import ExecutionError, ServerUnavailableError, SessionError
 from shardwright.proto.v1 import common_pb2, master_pb2, master_pb2_grpc
 
@@ -209,3 +209,22 @@ def test_closing_ends_what_waits(play: Any) -> None:
     stream.close()
     with pytest.raises(SessionError, match="closed"):
         result.wait()
+
+
+def test_a_stream_may_be_closed_by_the_thread_that_receives(play: Any) -> None:
+    """The garbage collector runs a session's destructor in whatever thread it happens to be."""
+    _, stream = play(answer)
+    closed = threading.Event()
+    thread = stream._thread
+
+    def finish_then_close(result: StepResult, error: Any) -> None:
+        assert threading.current_thread() is thread
+        stream.close()
+        closed.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepResult, "finish", finish_then_close)
+        stream.submit(request(), "step")
+        assert closed.wait(10)
+    thread.join(10)
+    assert not thread.is_alive()
