@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     task = (
         [arguments.cluster, arguments.index]
         if by_file
-        else [_one_node(arguments.devices, arguments.port or _DEFAULT_PORT), "0"]
+        else [_one_node(arguments.devices, _DEFAULT_PORT if arguments.port is None else arguments.port), "0"]
     )
     command = [sys.executable, "-m", "shardwright.server", *task]
     os.execv(command[0], command)

@@ -124,6 +124,7 @@ def test_explain_refuses_another_program(step_hlo: Path, capsys: pytest.CaptureF
         (["plan", "step.hlo", "--cluster", "8", "--force", "nosuch=0:data"], ("nosuch",)),
         (["plan", "step.hlo", "--cluster", "8", "--out", "no/such/folder"], ("no/such/folder", "cannot be written")),
         (["explain", "step.hlo"], ("JSON",)),
+        (["serve", "--devices", "8", "--port", "0"], ("--port", "out of range")),
     ],
 )
 def test_failures_are_one_block_and_exit_code_1(
