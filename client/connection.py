@@ -167,10 +167,6 @@ class MasterConnection:
         request = master_pb2.ReleaseArraysRequest(session_id=self.info.session_id, array_ids=array_ids)
         self._call(self._stub.ReleaseArrays, request)
 
-    def unload(self, executable_id: str) -> None:
-        request = master_pb2.UnloadPlanRequest(session_id=self.info.session_id, executable_id=executable_id)
-        self._call(self._stub.UnloadPlan, request)
-
     def status(self) -> master_pb2.StatusReply:
         reply: master_pb2.StatusReply = self._call(self._stub.Status, master_pb2.StatusRequest())
         return reply

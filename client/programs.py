@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -14,13 +13,18 @@ from shardwright.layouts import Layout
 from shardwright.plans import Plan
 from shardwright.proto.v1 import common_pb2, master_pb2
 
-#: Exact axes per dimension, by flat argument or output number.
-Axes = Mapping[int, tuple[tuple[str, ...], ...]]
-
 #: Outputs of at most so many bytes come back with the reply of their step, …
 READ_BACK_BYTES = 4 << 10
 #: … for at most so many outputs.
 READ_BACK_OUTPUTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedPlan:
+    """What the servers hold for all functions that lower to one program under one plan."""
+
+    plan: Plan
+    load: master_pb2.LoadResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +80,7 @@ def options_key(options: PlanOptions) -> str:
     """Equal for options that ask for the same plan."""
     pins = [sorted(axes.items()) for axes in (options.argument_axes, options.output_axes)]
     mesh = list((options.mesh or {}).items())
-    return repr((mesh, options.force, pins))
+    return repr((mesh, options.force, pins, options.argument_names, options.output_names))
 
 
 def _size_bytes(element_type: str, shape: tuple[int, ...]) -> int:

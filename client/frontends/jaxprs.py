@@ -49,9 +49,7 @@ def refuse_what_cannot_travel(closed: ClosedJaxpr, name: str) -> None:
     if not refused:
         return
     lines = "".join(f"\n  {_CANNOT_TRAVEL[primitive]} at {line}" for primitive, line in refused)
-    remedies = {
-        _REMEDIES.get(p, "remove it, or return the value from the step and use it on the client") for p, _ in refused
-    }
+    remedies = {_REMEDIES.get(primitive, _CALLBACK_REMEDY) for primitive, _ in refused}
     raise UnsupportedProgramError(
         f"{name} holds what cannot run on a server:{lines}", where=refused[0][1], remedy="; ".join(sorted(remedies))
     )

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from shardwright import wire
-from shardwright.errors import InternalError, ShardwrightError
+from shardwright.errors import ShardwrightError
 from shardwright.plans import Plan
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.master import events as ev
@@ -216,13 +216,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
                     is_open = True
                 if request.number:
                     self._master.happened(_step(stream, request))
-        except ShardwrightError as error:
-            outlet.end(error)
+        except grpc.RpcError:
+            outlet.end()  # the client is gone
         except Exception as caught:
-            if isinstance(caught, grpc.RpcError):
-                outlet.end()
-            else:
-                outlet.end(wire.as_our_error(caught))
+            outlet.end(wire.as_our_error(caught))
         else:
             outlet.end()
 
@@ -404,8 +401,10 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         try:
             async for request in requests:
                 say(request)
+        except grpc.RpcError:
+            outlet.end()  # the worker is gone
         except Exception as caught:
-            if not isinstance(caught, grpc.RpcError):
-                outlet.end(InternalError(f"{type(caught).__name__}: {caught}"))
-                raise
-        outlet.end()
+            outlet.end(wire.as_our_error(caught))
+            raise
+        else:
+            outlet.end()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from shardwright.errors import ArrayError, DeadlineError, SessionError, ShardwrightError
-from shardwright.layouts import Layout, distinct_shards, pad_to_stored, shard_slices
+from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices
 from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding
 
 #: How many ids that are gone are remembered, to say why.
@@ -199,4 +199,4 @@ def whole_to_host(stored: StoredArray) -> np.ndarray | None:
     whole = np.empty(layout.stored_shape, dtype=layout.dtype)
     for shard in shards:
         whole[shard.slices] = shard_to_host(stored, shard.holders[0])
-    return np.ascontiguousarray(whole[tuple(slice(0, size) for size in layout.shape)])
+    return np.ascontiguousarray(logical_part(whole, layout))
