@@ -16,10 +16,13 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
+from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, batching, mlir
 
 from shardwright.config import ANNOTATION_TARGET, Pin
 from shardwright.errors import AnnotationError
+
+register_exclusion(__file__)  # messages name the line that calls annotate()
 
 #: (dimension, pin as written in `backend_config`), in order of dimensions.
 EncodedPins = tuple[tuple[int, str], ...]

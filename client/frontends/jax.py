@@ -8,6 +8,7 @@ arrays turned into arguments, and source lines in its metadata.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from shardwright.errors import OptionError, UnsupportedProgramError
 
 register_exclusion(__file__)  # source lines in programs are the user's
 
+_STACK_FRAME = re.compile(r" stack_frame_id=\d+")
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
 
 
@@ -114,6 +116,14 @@ class LoweredProgram:
     def as_text(self) -> str:
         """The HLO text."""
         return self.hlo_text
+
+    @property
+    def identity(self) -> str:
+        """Equal for programs that differ only in the source lines that they were traced from."""
+        start, end = self.hlo_text.find("\nFileNames\n"), self.hlo_text.find("\nStackFrames\n")
+        tables_end = self.hlo_text.find("\n\n", end + 1) if 0 <= start < end else -1
+        text = self.hlo_text if tables_end < 0 else self.hlo_text[:start] + self.hlo_text[tables_end:]
+        return hashlib.sha256(_STACK_FRAME.sub("", text).encode()).hexdigest()
 
     @property
     def argument_names(self) -> tuple[str, ...]:

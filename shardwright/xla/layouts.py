@@ -91,6 +91,8 @@ def require_shardings(what: str, loaded: Sequence[Any], planned: Sequence[Tensor
     """
     if mesh.device_count == 1:
         return  # one layout only, and XLA names none for a program that it did not partition
+    if not planned and len(loaded) == 1:
+        return  # XLA names one sharding for the empty tuple
     if len(loaded) != len(planned):
         raise CompilationError(f"the loaded program has {len(loaded)} {what}s, the plan {len(planned)}")
     for number, (found, sharding) in enumerate(zip(loaded, planned, strict=True)):

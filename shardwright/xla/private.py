@@ -47,6 +47,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "mlir",
     ),
     "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
+    "jaxlib.cpu._lapack": ("initialize",),
     "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "Operation", "InsertionPoint", "NameLoc.name_str"),
     "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
     "jaxlib.mlir.dialects.mhlo": ("register_mhlo_dialect",),
@@ -245,12 +246,24 @@ def compiled_hlo(executable: Any) -> str:
     return str(executable.hlo_modules()[0].to_string())
 
 
+_LAPACK_CALL = 'custom_call_target="lapack_'
+
+
+def prepare_custom_calls(compiled_text: str) -> None:
+    """Give XLA:CPU what the custom calls of a program need before it runs.
+
+    LAPACK's functions are null pointers in a process that has lowered no such call: running one ends it.
+    """
+    if _LAPACK_CALL in compiled_text:
+        _module("jaxlib.cpu._lapack").initialize()
+
+
 _ALIAS_ENTRY = re.compile(r"\{[0-9, ]*\}: \((\d+), \{[0-9, ]*\}, (?:may|must)-alias\)")
 
 
-def aliased_parameters(executable: Any) -> set[int]:
-    """Numbers of the arguments whose buffers become outputs."""
-    header = compiled_hlo(executable).split("\n", 1)[0]
+def aliased_parameters(compiled_text: str) -> set[int]:
+    """Numbers of the arguments whose buffers become outputs, from `compiled_hlo`."""
+    header = compiled_text.split("\n", 1)[0]
     return {int(number) for number in _ALIAS_ENTRY.findall(header)}
 
 

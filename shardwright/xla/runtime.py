@@ -136,15 +136,14 @@ def load_program(
         raise CompilationError(f"XLA refused the program: {_first_lines(error)}") from error
     require_shardings("argument", private.parameter_shardings(executable), [a.sharding for a in arguments], mesh)
     require_shardings("output", private.output_shardings(executable), [o.sharding for o in outputs], mesh)
-    _require_donations(executable, donated)
+    text = private.compiled_hlo(executable)
+    private.prepare_custom_calls(text)
+    _require_donations(text, donated)
     return LoadedProgram(executable, grid, arguments, outputs)
 
 
-def _require_donations(executable: Any, donated: Sequence[int]) -> None:
-    if not donated:
-        return
-    reused = private.aliased_parameters(executable)
-    missing = sorted(set(donated) - reused)
+def _require_donations(compiled_text: str, donated: Sequence[int]) -> None:
+    missing = sorted(set(donated) - private.aliased_parameters(compiled_text))
     if missing:
         raise CompilationError(
             f"the program does not reuse the buffers of its donated arguments {missing}",

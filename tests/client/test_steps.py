@@ -110,6 +110,17 @@ def test_programs_of_equal_text_are_planned_once(session: sw.Session) -> None:
 
     first, second = session.parallelize(double, mesh="8"), session.parallelize(double, mesh="8")
     x = np.ones(8, np.float32)
-    for step in (first, second):
-        step(x)  # one line, since the text holds the caller's
-    assert first._main is second._main
+    first(x)
+    second(x)  # another line: the text holds the caller's
+    assert first._main.executable_id == second._main.executable_id
+
+
+def test_programs_of_equal_text_keep_their_own_constants_and_results(session: sw.Session) -> None:
+    x = np.ones(64, np.float32)
+    for number in range(3):
+        table = np.full(64, number, np.float32)
+        step = session.parallelize(lambda x: x + table)  # noqa: B023
+        np.testing.assert_array_equal(np.asarray(step(x)), x + number)
+    for wrap in (tuple, list):
+        result = session.parallelize(lambda x: wrap([x * 3]))(x)  # noqa: B023
+        assert type(result) is wrap
