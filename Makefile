@@ -68,6 +68,10 @@ protos: $(VENV)/.stamp-dev ## Generate shardwright/proto from protos/.
 bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with plain jax.jit.
 	@$(BIN)/python benchmarks/bench_step.py
 
+.PHONY: numbers
+numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-device JAX, for every kind of plan (10 minutes).
+	@$(BIN)/python benchmarks/check_numbers.py
+
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
 	@$(BIN)/python benchmarks/bench_parse.py
