@@ -14,7 +14,7 @@ def test_functions_without_results(session: sw.Session) -> None:
     x = np.ones((8, 8), np.float32)
     assert session.parallelize(lambda x: None)(x) is None
     assert session.parallelize(lambda x: ())(x) == ()
-    assert session.parallelize(lambda: {})() == {}
+    assert session.parallelize(dict)() == {}
 
 
 def test_linear_algebra_calls_lapack_on_the_servers(session: sw.Session) -> None:
