@@ -1,20 +1,28 @@
-"""Forced strategies: pins on arguments, and the same search for everything else.
+"""Forced strategies: what the user decided about the arguments and about every instruction.
 
 State are the arguments that share their buffer with an output (donated parameters and optimizer state).
 Where the program aliases nothing, state are the arguments laid out by `argument_axes`; where there are none
 of these either, each argument of rank 1 or more that has an output of the same type (each output once, in order).
-All other arguments are the batch. What each strategy promises:
+The batch are those other arguments whose dimension 0 is as long as that of the largest of them; what is left (keys,
+tables, scalars) is replicated. An instruction runs along the batch where a factor of its rule ties one of its
+dimensions to dimension 0 of the batch (`planner.colours`). Where the axes do not divide the batch, nothing is split
+along it. What each strategy promises, of all instructions that can be so:
 
-data        batch arguments split on dimension 0 over all axes where these divide it, else replicated;
-            state replicated.
-tensor      batch arguments replicated; each state tensor of rank 2 or more split over all axes (one or two
-            dimensions) where they divide it, and computed with where it lies: it is never gathered.
-mixed       two axes. Batch arguments split on dimension 0 over the first; state split as in `tensor` over
-            the second, replicated over the first.
-fsdp        batch arguments as in `data`; every state tensor split on one dimension over all axes where
-            they divide one.
-replicated  all arguments replicated.
-{pattern: {dim: pin}}   the pins, on arguments whose name matches (`*` and `?` are wildcards).
+data        over all axes. Batch arguments, activations and their gradients are split along the batch and stay so.
+            State is replicated; each sum over the batch is one all-reduce (each dot or reduction that makes one, in
+            a loop each time round); everything else, the update of state with it, is computed whole on every device.
+fsdp        over all axes. Along the batch as in `data`. Every state tensor is split on one dimension where all
+            axes together divide one, and gathered for use; gradients are reduce-scattered and the update is
+            computed on shards, where they divide.
+tensor      over all axes. Batch arguments are replicated and nothing is split along the batch. Each state tensor of
+            rank 2 or more is split over all axes (one or two dimensions) where they divide it, and computed with
+            where it lies: it is never gathered. (Where that cannot be, the plan notes it.) State of rank 1 is split
+            or not, as is cheaper.
+mixed       two axes. The first as in `data`, the second as in `tensor`.
+replicated  everything is computed whole on every device: no collectives.
+{pattern: {dim: pin}}   the pins, on arguments whose name matches (`*` and `?` are wildcards); all else is searched.
+
+Annotations inside the program hold beside a forced strategy, with reshards around them where they differ.
 """
 
 from __future__ import annotations
@@ -23,22 +31,41 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from shardwright.config import FORCED_STRATEGIES, Pins, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.hlo import ArrayShape
+from shardwright.planner.colours import coloured_dims
+from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.meshes import AXIS_NAMES, all_meshes
 from shardwright.planner.pins import Requirement, Requirements, dim_pin
+from shardwright.planner.strategies import StrategyBuilder
 from shardwright.plans import Mesh, TensorSharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forced:
-    """What a forced strategy asks on one mesh: pins by node, and nodes whose value may not be gathered."""
+    """What a forced strategy asks on one mesh.
+
+    requirements: pins by node. in_place: nodes whose value may not be gathered.
+    roles: what the axes do in every instruction; None where that is free.
+    batch / state_outputs: nodes of the batch arguments / of the state that the program hands on.
+    """
 
     requirements: Requirements = field(default_factory=dict)
     in_place: frozenset[int] = frozenset()
+    roles: Roles | None = None
+    batch: tuple[int, ...] = ()
+    state_outputs: tuple[int, ...] = ()
+
+    def confinement(self, flow: Dataflow, is_free: Sequence[bool], builder: StrategyBuilder) -> Confinement | None:
+        """What the roles leave to each instruction; is_free as `coloured_dims` takes it."""
+        if self.roles is None:
+            return None
+        dims = coloured_dims(flow, is_free, builder, [(node, 0) for node in self.batch])
+        return Confinement.of(flow, self.roles, dims, self.state_outputs)
 
 
 def check_force(options: PlanOptions) -> None:
@@ -80,18 +107,38 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
     if options.force == "mixed" and len(mesh.axes) != 2:
         raise OptionError(f"a mixed strategy needs two axes, mesh {mesh} has one", where="force")
     state = state_arguments(flow, options)
+    batch = batch_arguments(flow, state)
     requirements: Requirements = {}
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)
     for number, node in enumerate(flow.parameters):
         shape = flow.nodes[node].shapes[0]
-        rule = strategy.state(shape) if number in state else strategy.batch(shape)
-        if rule is not None:
-            asked_by = f"force={options.force!r}"
-            requirements[node] = [Requirement(asked_by=asked_by, dims={}, rule=rule)]
-            if number in state and shape.rank >= 2 and options.force in ("tensor", "mixed"):
-                in_place.add(node)
-    return Forced(requirements=requirements, in_place=frozenset(in_place))
+        rule: Rule = _is_replicated
+        if number in state:
+            rule = strategy.state(shape)
+        elif number in batch:
+            rule = strategy.batch(shape)
+        requirements[node] = [Requirement(asked_by=f"force={options.force!r}", dims={}, rule=rule)]
+        if number in state and shape.rank >= 2 and options.force in ("tensor", "mixed"):
+            in_place.add(node)
+    state_types = {_type(flow.nodes[flow.parameters[number]].shapes[0]) for number in state}
+    return Forced(
+        requirements=requirements,
+        in_place=frozenset(in_place),
+        roles=strategy.roles([flow.nodes[flow.parameters[number]].shapes[0].dimensions[0] for number in batch]),
+        batch=tuple(flow.parameters[number] for number in sorted(batch)),
+        state_outputs=tuple(node for node in flow.outputs if _type(flow.nodes[node].shapes[0]) in state_types),
+    )
+
+
+def batch_arguments(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
+    """Flat numbers of the arguments that carry the batch in dimension 0 (see the module's text)."""
+    shapes = {number: flow.nodes[node].shapes[0] for number, node in enumerate(flow.parameters) if number not in state}
+    arrays = {number: shape.dimensions for number, shape in shapes.items() if shape.rank}
+    if not arrays:
+        return frozenset()
+    size = max(arrays.values(), key=prod)[0]
+    return frozenset(number for number, dimensions in arrays.items() if dimensions[0] == size)
 
 
 def state_arguments(flow: Dataflow, options: PlanOptions) -> frozenset[int]:
@@ -146,6 +193,17 @@ class _Strategy:
             "fsdp": cls(mesh=mesh, batch_axes=axes, state_axes=axes, one_dim=True),
             "replicated": cls(mesh=mesh),
         }[force]
+
+    def roles(self, batch_sizes: Sequence[int]) -> Roles:
+        """What the axes do, given the sizes of the batch arguments' first dimensions (all equal)."""
+        axes = tuple(self.mesh.sizes)
+        if not self.batch_axes and not self.state_axes:
+            return Roles(idle=axes)
+        others = tuple(axis for axis in self.state_axes if axis not in self.batch_axes)
+        if any(size % self.mesh.size(self.batch_axes) for size in batch_sizes):
+            is_needed = self.one_dim or others
+            return Roles(not_batch=axes) if is_needed else Roles(idle=axes)
+        return Roles(batch=self.batch_axes, not_batch=others, sharded_state=self.one_dim)
 
     def batch(self, shape: ArrayShape) -> Rule:
         if not self.batch_axes or not shape.rank or shape.dimensions[0] % self.mesh.size(self.batch_axes):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.planner.confine import Confinement
 from shardwright.planner.dataflow import Dataflow, Node, Use
 from shardwright.planner.pbqp import Problem
 from shardwright.planner.prices import FloatArray, IntArray, Prices
@@ -85,20 +86,26 @@ def build_graph(
     prices: Prices,
     pinned: Mapping[int, StrategySet],
     in_place: frozenset[int] = frozenset(),
+    confinement: Confinement | None = None,
     *,
     coarsen: bool = True,
 ) -> Graph:
     """Cluster the nodes of `flow`.
 
     pinned: the strategies of nodes that may not choose freely. in_place: nodes whose value may not be
-    gathered for use, nor what is converted or transposed from it. coarsen: False lets every node choose.
+    gathered for use, nor what is converted or transposed from it. confinement: what a forced strategy leaves
+    to the nodes that are not pinned. coarsen: False lets every node choose.
     """
-    free = _free_nodes(flow, pinned)
-    sets = [
-        pinned.get(node.index)
-        or (builder.of_value(node.shapes[0]) if node.is_value else builder.of_instruction(node.instruction))
-        for node in flow.nodes
-    ]
+    free = free_nodes(flow, pinned)
+
+    def strategies(node: Node) -> StrategySet:
+        found = pinned.get(node.index)
+        if found is not None:
+            return found
+        found = builder.of_value(node.shapes[0]) if node.is_value else builder.of_instruction(node.instruction)
+        return found if confinement is None or free[node.index] else confinement.narrow(node, found)
+
+    sets = [strategies(node) for node in flow.nodes]
     graph = Graph(flow=flow, prices=prices, sets=sets, is_free=free, in_place=_with_views(flow, in_place))
     follow = _Follow(graph)
     for node in flow.nodes:
@@ -127,7 +134,8 @@ def _with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _free_nodes(flow: Dataflow, pinned: Mapping[int, StrategySet]) -> list[bool]:
+def free_nodes(flow: Dataflow, pinned: Mapping[int, StrategySet]) -> list[bool]:
+    """Per node, whether each reader gets it made anew, in the sharding that it wants."""
     free: list[bool] = []
     for node in flow.nodes:
         free.append(

@@ -22,7 +22,7 @@ from shardwright.planner.assemble import (
 )
 from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
-from shardwright.planner.graph import Graph, build_graph
+from shardwright.planner.graph import Graph, build_graph, free_nodes
 from shardwright.planner.ilp import Solution
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.names import argument_names, output_names
@@ -131,7 +131,8 @@ class _Planner:
         builder = StrategyBuilder(prices)
         force = forced(self.flow, self.arguments, self.options, mesh)
         pinned = self._pinned(builder, force, mesh)
-        graph = build_graph(self.flow, builder, prices, pinned, force.in_place)
+        confinement = force.confinement(self.flow, free_nodes(self.flow, pinned), builder)
+        graph = build_graph(self.flow, builder, prices, pinned, force.in_place, confinement)
         notes = list(self.flow.notes)
         self._report("search", str(mesh))
         try:
@@ -140,7 +141,7 @@ class _Planner:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
-            graph = build_graph(self.flow, builder, prices, pinned)
+            graph = build_graph(self.flow, builder, prices, pinned, confinement=confinement)
             solution = solve(graph.problem(), time_limit_s=TIME_LIMIT_S)
         return self._assemble(graph, solution, notes)
 

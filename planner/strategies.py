@@ -66,6 +66,15 @@ class StrategyBuilder:
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
         self._sets: dict[object, StrategySet] = {}
+        self._rules: dict[object, OpRule] = {}
+
+    def rule(self, instruction: Instruction) -> OpRule:
+        """The instruction's rule."""
+        key = _signature(instruction)
+        found = self._rules.get(key)
+        if found is None:
+            found = self._rules[key] = rule_of(instruction)
+        return found
 
     def of_instruction(self, instruction: Instruction) -> StrategySet:
         """Strategies by the instruction's rule; the first one is replicated."""
@@ -89,7 +98,7 @@ class StrategyBuilder:
         return self._set(strategies, np.zeros(len(strategies)), "")
 
     def _build(self, instruction: Instruction) -> StrategySet:
-        rule = rule_of(instruction)
+        rule = self.rule(instruction)
         strategies = tuple(enumerate_strategies(instruction, rule, self._prices.mesh))
         time_s = np.array([self._time_s(instruction, strategy) for strategy in strategies])
         return self._set(strategies, time_s, rule.reason if len(strategies) == 1 else "")
