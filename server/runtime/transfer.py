@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 
 from shardwright import wire
-from shardwright.errors import ArrayError
+from shardwright.errors import ArrayError, ResourceLimitError
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.server.runtime.arrays import ArrayStore, from_shards, shard_to_host
 from shardwright.server.security import abort
@@ -46,7 +46,11 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
         layout = wire.layout_from_proto(header.layout)
         size_bytes = layout.shard_bytes * len(header.devices)
         if size_bytes > self._put_limit_bytes:
-            raise ArrayError(f"{size_bytes} bytes in one upload, the limit is {self._put_limit_bytes}")
+            raise ResourceLimitError(
+                f"{size_bytes} bytes in one upload, the limit is {self._put_limit_bytes}",
+                where=f"array {header.array_id}",
+                remedy="split the array over more nodes, or raise the server's limit",
+            )
         self._store.require(header.session_id)
         data = _gather(requests, size_bytes)
         stored = from_shards(memoryview(data), header.devices, layout)

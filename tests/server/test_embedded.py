@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import grpc
+import jax
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,6 +22,7 @@ from shardwright.errors import (
     HloSyntaxError,
     OptionError,
     PlanError,
+    ResourceLimitError,
     SessionError,
     WorkerLostError,
 )
@@ -135,6 +137,29 @@ def test_padded_arrays_come_back_without_their_padding(client: RawClient) -> Non
     array = np.arange(30, dtype=np.int32).reshape(6, 5)
     client.put(1, array, layout)
     np.testing.assert_array_equal(client.fetch(1, layout), array)
+
+
+def test_a_padded_output_is_read_back_without_its_padding(client: RawClient) -> None:
+    text = jax.jit(lambda x: (x + 1, x.sum())).lower(jax.ShapeDtypeStruct((13,), np.float32)).as_text("hlo")
+    split = {0: (("data",),)}
+    options = PlanOptions(mesh={"data": DEVICES}, argument_axes=split, output_axes=split)
+    executable, plan = client.ready_program(text, options)
+    assert plan.outputs[0].stored_shape == (16,)
+    x = np.arange(13, dtype=np.float32)
+    client.put(1, x, layouts(plan)[0][0])
+    steps = client.steps()
+    steps.send(1, executable, [1], [10, 0], read_back=[10])
+    np.testing.assert_array_equal(steps.value(), x + 1)
+
+
+def test_an_upload_over_the_limit_is_refused_before_it_comes(client: RawClient) -> None:
+    assert client.session is not None
+    layout = Layout.replicated("f32", (1 << 43,), Mesh.of({"data": DEVICES}))  # 32 TiB
+    header = master_pb2.PutArrayHeader(
+        session_id=client.session_id, array_id=1, layout=wire.layout_to_proto(layout), devices=[0]
+    )
+    with pytest.raises(ResourceLimitError, match="limit is"):
+        client.put_bytes(client.session.nodes[0], header, b"")
 
 
 def test_arrays_far_over_a_message_travel_in_chunks(client: RawClient) -> None:
