@@ -152,13 +152,13 @@ class _Child:
         self._buffer = bytearray()
         try:
             self._read(time.monotonic() + _START_TIMEOUT_S)
-        except CompilationAbortedError as error:
+        except BaseException as error:
+            self.end()
+            if not isinstance(error, CompilationAbortedError):
+                raise
             raise PlatformError(
                 f"the compile child does not start: {error.message}", remedy="run `shardwright doctor`"
             ) from None
-        except BaseException:
-            self.end()
-            raise
 
     @property
     def is_alive(self) -> bool:

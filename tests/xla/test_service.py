@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -137,10 +138,12 @@ def test_the_child_ends_with_its_parent_and_leaves_no_files(tmp_path):
     pytest.fail("the compile child outlived its parent")
 
 
-def test_a_child_that_cannot_start_says_so(monkeypatch):
+def test_a_child_that_cannot_start_says_so_and_leaves_no_files(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(PlatformError, match="does not start"):
         CompileService(2).emit(HLO, PLAN)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_service_loads_neither_jax_nor_mlir():
