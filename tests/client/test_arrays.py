@@ -79,6 +79,10 @@ def test_a_padded_array_comes_back_without_its_padding(session: sw.Session) -> N
     step = session.parallelize(lambda x: x + 1, mesh="8", force={"x": {0: "data"}})
     x = np.arange(13, dtype=np.float32)
     np.testing.assert_array_equal(np.asarray(step(x)), x + 1)
+    update = session.parallelize(lambda x: (x + 1, x.sum()), donate_argnums=0, mesh="8", force={"x": {0: "data"}})
+    state, _ = update(update(x)[0])
+    assert update.plan.outputs[0].stored_shape == (16,)
+    np.testing.assert_array_equal(np.asarray(state), x + 2)
 
 
 def test_a_donated_handle_names_the_step_that_took_it(session: sw.Session) -> None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jaxlib import _hlo
 
 from shardwright.client.frontends.jax import (
@@ -211,6 +212,7 @@ def test_callbacks_are_refused_by_name_and_line() -> None:
 
     def step(x):
         y = jax.lax.fori_loop(0, 3, lambda i, y: model(y), x)
+        io_callback(print, None, y)
         return jax.pure_callback(np.sin, x, y)
 
     with pytest.raises(UnsupportedProgramError) as caught:
@@ -219,6 +221,7 @@ def test_callbacks_are_refused_by_name_and_line() -> None:
     assert "step holds what cannot run on a server" in message
     for name, line in (
         ("jax.debug.print", 'jax.debug.print("x = {}", x)'),
+        ("jax.experimental.io_callback", "io_callback(print, None, y)"),
         ("jax.pure_callback", "return jax.pure_callback(np.sin, x, y)"),
     ):
         assert re.search(rf"{re.escape(name)} at \S*test_lowering.py:{_line_of(line)}\b", message)

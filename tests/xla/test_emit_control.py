@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.config import ANNOTATION_TARGET
-from shardwright.xla import emit_stablehlo
+from shardwright.xla import emit_stablehlo, private
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
@@ -130,6 +130,19 @@ def test_a_users_own_constraint_is_taken_out():
         assert '"d"' not in emitted
         (out,), _ = run_planned(planned, X)
         np.testing.assert_allclose(out, np.tanh(np.sin(X)), rtol=1e-5)
+
+
+def test_shardings_that_a_printer_wrote_on_instructions_are_taken_out():
+    """XLA would ignore them; whoever reads the emitted module must not take them for the plan's."""
+    text = (
+        "HloModule m, entry_computation_layout={(f32[16,32]{1,0})->f32[16,32]{1,0}}\n\n"
+        "ENTRY main {\n"
+        "  x = f32[16,32]{1,0} parameter(0), sharding={devices=[8,1]<=[8]}\n"
+        "  ROOT y = f32[16,32]{1,0} sine(x), sharding={devices=[1,8]<=[8]}\n}\n"
+    )
+    planned = plan(text, MESH, {0: ("x", None)}, {0: ("x", None)}, [entry("y", [ROWS], ROWS, opcode="sine")])
+    assert "mhlo.sharding" in private.stablehlo_of(text)
+    assert "mhlo.sharding" not in emit_stablehlo(text, planned)
 
 
 @pytest.mark.parametrize("planned_too", [False, True])
