@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,12 +67,23 @@ def two_processes() -> Iterator[str]:
             for index in range(2)
         ]
         try:
+            wait_for_listener(ports[0])
             yield f"127.0.0.1:{ports[0]}"
         finally:
             for server in servers:
                 server.terminate()
             for server in servers:
                 server.wait()
+
+
+def wait_for_listener(port: int, patience_s: float = 60.0) -> None:
+    """Return once the master listens; it then lets sessions wait until its workers are there."""
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"no master on port {port} after {patience_s:.0f} s")
 
 
 def distances(ours: Any, theirs: Any) -> list[float]:
