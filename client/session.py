@@ -22,6 +22,7 @@ from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.stream import StepStream
 from shardwright.client.transfer import ArrayTransfer, as_bytes
+from shardwright.cluster import join_address
 from shardwright.config import PlanOptions
 from shardwright.errors import ArrayError, OptionError, SessionError, ShardwrightError
 from shardwright.layouts import Layout
@@ -80,7 +81,7 @@ def _address_from_environment() -> str | None:
     if not host or not port:
         missing = "SERVER_PORT" if host else "SERVER_IP"
         raise OptionError("half an address in the environment", where=missing, remedy=f"set {missing} as well")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)
 
 
 class Session:

@@ -19,13 +19,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shardwright import wire
-from shardwright.cluster import Cluster
+from shardwright.cluster import Cluster, join_address
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.limits import Limits
 from shardwright.server.master.service import ClusterService, MasterService
 from shardwright.server.master.shell import Master
-from shardwright.server.security import AioTokenInterceptor, Protection, join_address
+from shardwright.server.security import AioTokenInterceptor, Protection
 from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
 

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from shardwright import wire
-from shardwright.cluster import Cluster
+from shardwright.cluster import Cluster, join_address
 from shardwright.errors import AuthenticationError, ClusterConfigError, ServerUnavailableError, ShardwrightError
 
 if TYPE_CHECKING:  # generic for type checkers only
@@ -160,10 +160,6 @@ def _same_kind(handler: Any, behaviour: Any) -> Handler:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
     return kinds[handler.request_streaming, handler.response_streaming](behaviour)
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_port(host: str, port: int) -> None:

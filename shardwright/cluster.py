@@ -72,7 +72,7 @@ class ClusterNode:
     @property
     def address(self) -> str:
         """`ip:port`, an IPv6 address in brackets."""
-        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+        return join_address(self.ip, self.port)
 
     @property
     def is_loopback(self) -> bool:
@@ -141,11 +141,6 @@ class Cluster:
         return all(node.is_loopback for node in self.nodes)
 
     @cached_property
-    def device_nodes(self) -> tuple[int, ...]:
-        """Per device, in order, the task that owns it."""
-        return tuple(node.index for node in self.nodes for _ in range(node.device_count))
-
-    @cached_property
     def content_hash(self) -> str:
         """SHA-256 (hex) of what the file means, not of how it is written.
 
@@ -194,6 +189,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def join_address(host: str, port: int | str) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 # ---- reading -----------------------------------------------------------

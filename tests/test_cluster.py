@@ -41,7 +41,7 @@ def test_known_shape_runs_the_master_as_a_worker() -> None:
     )
     assert cluster.platform == "cuda"
     assert [node.gpu_ids for node in cluster.workers] == [(0, 3), (1,)]
-    assert cluster.device_nodes == (0, 0, 1)
+    assert [node.device_count for node in cluster.nodes] == [2, 1]
     assert cluster.master.address == "127.0.0.1:2222"
 
 

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 
 from shardwright import wire
-from shardwright.cluster import Cluster
+from shardwright.cluster import Cluster, join_address
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
 from shardwright.server.limits import Limits
-from shardwright.server.security import Protection, free_port, join_address
+from shardwright.server.security import Protection, free_port
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.server.worker import state as st
 from shardwright.server.worker.child import ExecutorChild, executor_environment
