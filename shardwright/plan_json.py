@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from shardwright.errors import PlanError
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import (
+    COLLECTIVE_KINDS,
     PLAN_FORMAT,
     Candidate,
     CostSummary,
@@ -36,8 +37,6 @@ from shardwright.plans import (
 )
 
 T = TypeVar("T")
-
-_COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 # ---- writing ---------------------------------------------------------------
@@ -423,8 +422,8 @@ def _check_numbers(parameters: Sequence[VariablePlan], outputs: Sequence[Variabl
 
 def _read_collective(row: _Reader, mesh: Mesh) -> PlannedCollective:
     kind = row.text("kind")
-    if kind not in _COLLECTIVE_KINDS:
-        raise row.wrong("kind", f"one of {', '.join(_COLLECTIVE_KINDS)}", kind)
+    if kind not in COLLECTIVE_KINDS:
+        raise row.wrong("kind", f"one of {', '.join(COLLECTIVE_KINDS)}", kind)
     return PlannedCollective(
         kind=kind,
         axes=row.texts("axes", among=tuple(mesh.sizes)),

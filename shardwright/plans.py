@@ -22,6 +22,9 @@ from shardwright.errors import PlanError
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
+#: What XLA inserts to move or reduce data between devices.
+COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
 PLAN_FORMAT = "1.0"
 
@@ -161,7 +164,7 @@ class VariablePlan:
 class PlannedCollective:
     """A collective the plan expects XLA to insert.
 
-    kind: all-reduce, all-gather, reduce-scatter, all-to-all or collective-permute.
+    kind: one of `COLLECTIVE_KINDS`.
     instruction: the instruction whose result or operand makes it necessary.
     cause: in words, e.g. `partial sum of dot.5` or `mul.3 wants operand 0 as [data, -]`.
     payload_bytes: bytes on one device of the larger of its operand and result: the whole array

@@ -67,3 +67,9 @@ class CompiledProgram:
     memory: CompiledMemory | None
     emit_s: float
     compile_s: float
+
+
+def beginning_of(error: Exception, limit: int = 2000) -> str:
+    """XLA's message, cut where it goes on with stack dumps and module text: `limit` characters."""
+    message = str(error).strip()
+    return message if len(message) <= limit else f"{message[:limit]} … ({len(message)} characters)"

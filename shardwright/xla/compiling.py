@@ -12,7 +12,7 @@ from typing import Any
 from shardwright.errors import CompilationError
 from shardwright.plans import Plan
 from shardwright.xla import private
-from shardwright.xla.compiled import CompiledMemory, CompiledProgram
+from shardwright.xla.compiled import CompiledMemory, CompiledProgram, beginning_of
 from shardwright.xla.emit import emit_stablehlo
 from shardwright.xla.inspect import observed_collectives
 from shardwright.xla.layouts import require_shardings
@@ -116,7 +116,7 @@ def _compile(stablehlo: str, devices: list[Any], folder: str) -> Any:
     try:
         return private.compile_and_load(stablehlo, devices, options)
     except Exception as error:
-        raise CompilationError(f"XLA refused the program: {trimmed(str(error))}") from None
+        raise CompilationError(f"XLA refused the program: {beginning_of(error)}") from None
 
 
 def compile_stablehlo(stablehlo: str, device_count: int) -> Any:
@@ -129,9 +129,3 @@ def _newest(folder: str, pattern: str) -> str | None:
     """The text of the largest dumped module that matches: helpers of XLA's own are small."""
     found = sorted(Path(folder).glob(pattern), key=lambda path: path.stat().st_size)
     return found[-1].read_text() if found else None
-
-
-def trimmed(message: str, limit: int = 2000) -> str:
-    """A message of XLA's without its stack dumps and module text."""
-    message = message.strip()
-    return message if len(message) <= limit else f"{message[:limit]} … ({len(message)} characters)"

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from shardwright import hlo
 from shardwright.hlo import Computation, Instruction, Module
+from shardwright.plans import COLLECTIVE_KINDS
 from shardwright.xla.compiled import ObservedCollective
 from shardwright.xla.scatter import Users, is_scattered, reduced_before
 
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _OPCODES = {
-    **{kind: kind for kind in _KINDS},
-    **{f"{kind}-start": kind for kind in _KINDS},
+    **{kind: kind for kind in COLLECTIVE_KINDS},
+    **{f"{kind}-start": kind for kind in COLLECTIVE_KINDS},
     "ragged-all-to-all": "all-to-all",
     "collective-broadcast": "collective-permute",
 }

@@ -14,6 +14,7 @@ from shardwright.dtypes import to_dtype
 from shardwright.errors import CompilationError, ExecutionError
 from shardwright.plans import Mesh, TensorSharding, VariablePlan
 from shardwright.xla import private
+from shardwright.xla.compiled import beginning_of
 from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, require_shardings
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class LoadedProgram:
             gone = [number for number, array in enumerate(arrays) if array.is_deleted()]
             if gone:
                 raise ExecutionError("the array was deleted or donated before", where=f"argument {gone[0]}") from None
-            raise ExecutionError(f"XLA could not start the program: {_first_lines(error)}") from error
+            raise ExecutionError(f"XLA could not start the program: {beginning_of(error)}") from error
 
     def _refuse(self, number: int, array: jax.Array) -> None:
         """Raise for an argument that is not what the program takes; other spellings of its sharding pass."""
@@ -133,7 +134,7 @@ def load_program(
         else:
             executable = private.compile_and_load(payload.decode(), devices, options)
     except Exception as error:
-        raise CompilationError(f"XLA refused the program: {_first_lines(error)}") from error
+        raise CompilationError(f"XLA refused the program: {beginning_of(error)}") from error
     require_shardings("argument", private.parameter_shardings(executable), [a.sharding for a in arguments], mesh)
     require_shardings("output", private.output_shardings(executable), [o.sharding for o in outputs], mesh)
     text = private.compiled_hlo(executable)
@@ -150,8 +151,3 @@ def _require_donations(compiled_text: str, donated: Sequence[int]) -> None:
             where=f"argument {missing[0]}",
             remedy="an output must have the shape, type and sharding of the argument it replaces",
         )
-
-
-def _first_lines(error: Exception, limit: int = 1500) -> str:
-    text = str(error).strip()
-    return text if len(text) <= limit else text[:limit] + " …"
