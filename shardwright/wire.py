@@ -28,7 +28,7 @@ from shardwright.errors import (
 from shardwright.layouts import Layout
 from shardwright.plans import Mesh, MeshAxis, TensorSharding
 from shardwright.proto.v1 import common_pb2, master_pb2
-from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
+from shardwright.xla.compiled import CompiledProgram, ObservedCollective
 
 #: Preferred size of one stream message; gRPC's default limit is 4 MiB.
 CHUNK_BYTES = 1 << 20
@@ -189,7 +189,7 @@ def plan_progress(step: PlanningStep) -> master_pb2.PlanProgress:
 
 
 def load_result(executable_id: str, compiled: CompiledProgram) -> master_pb2.LoadResult:
-    """What a client is told of a loaded plan; `observed_collectives` and `compiled_memory` read it back."""
+    """What a client is told of a loaded plan; `observed_collectives` reads its collectives back."""
     memory = compiled.memory
     result = master_pb2.LoadResult(
         executable_id=executable_id,
@@ -233,16 +233,6 @@ def observed_collectives(result: master_pb2.LoadResult) -> tuple[ObservedCollect
             op_name=message.op_name,
         )
         for message in result.collectives
-    )
-
-
-def compiled_memory(result: master_pb2.LoadResult) -> CompiledMemory:
-    """XLA's figures of a loaded plan, for one device."""
-    return CompiledMemory(
-        argument_bytes=result.arguments_bytes,
-        output_bytes=result.outputs_bytes,
-        alias_bytes=result.aliased_bytes,
-        temporary_bytes=result.temporaries_bytes,
     )
 
 

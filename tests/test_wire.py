@@ -78,7 +78,12 @@ def test_load_results_come_back() -> None:
     )
     result = wire.load_result("id", program)
     assert wire.observed_collectives(result) == (collective,)
-    assert wire.compiled_memory(result) == memory
+    assert (result.arguments_bytes, result.outputs_bytes, result.aliased_bytes, result.temporaries_bytes) == (
+        1,
+        2,
+        3,
+        4,
+    )
     assert (result.executable_id, result.compile_s) == ("id", 2.0)
 
 

@@ -34,9 +34,3 @@ def unescape(literal: str) -> str:
         return text.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:
         return text
-
-
-def escape(text: str) -> str:
-    """A string literal, quotes included, that stands for `text`."""
-    body = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    return f'"{body}"'

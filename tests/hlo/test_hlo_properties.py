@@ -15,7 +15,7 @@ from shardwright.errors import HloSyntaxError
 from shardwright.hlo import ArrayShape, OpaqueShape, Shape, TupleShape, format_shape, parse
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.hlo.strings import escape, unescape
+from shardwright.hlo.strings import unescape
 
 #: Seeded, and without a deadline: the machine may be busy.
 repeatable = settings(max_examples=60, deadline=None, derandomize=True)
@@ -39,6 +39,12 @@ shapes = st.recursive(
     lambda inner: st.lists(inner, max_size=4).map(lambda elements: TupleShape(tuple(elements))),
     max_leaves=8,
 )
+
+
+def escape(text: str) -> str:
+    """A string literal, quotes included, that stands for `text`."""
+    body = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return f'"{body}"'
 
 
 def module_of(line: str) -> str:
