@@ -131,16 +131,11 @@ def _first_line(error: Exception) -> str:
 def _hello(config: dict[str, Any], port: int) -> worker_pb2.ExecutorHello:
     import jax
 
-    device = jax.local_devices()[0]
-    memory = (device.memory_stats() or {}).get("bytes_limit", 0)
     return worker_pb2.ExecutorHello(
         node_index=config["node"],
         generation=config["generation"],
         data_address=join_address(config["host"], port),
         device_count=jax.local_device_count(),
-        platform=device.platform,
-        device_kind=device.device_kind,
-        device_memory_bytes=memory,
     )
 
 

@@ -26,7 +26,7 @@ from shardwright.proto.v1 import common_pb2 as shardwright_dot_proto_dot_v1_dot_
 from shardwright.proto.v1 import master_pb2 as shardwright_dot_proto_dot_v1_dot_master__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shardwright/proto/v1/worker.proto\x12\x14shardwright.proto.v1\x1a!shardwright/proto/v1/common.proto\x1a!shardwright/proto/v1/master.proto\"\x86\x01\n\x0b\x44\x61\x65monHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x14\n\x0c\x63luster_hash\x18\x02 \x01(\t\x12\x1b\n\x13shardwright_version\x18\x03 \x01(\t\x12\x13\n\x0bjax_version\x18\x04 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x05 \x01(\t\"h\n\x0e\x45xecutorExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x12\n\nlast_lines\x18\x03 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x04 \x01(\t\"\xbb\x01\n\x0fSupervisorEvent\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.shardwright.proto.v1.DaemonHelloH\x00\x12\x36\n\x06\x65xited\x18\x02 \x01(\x0b\x32$.shardwright.proto.v1.ExecutorExitedH\x00\x12\x34\n\theartbeat\x18\x03 \x01(\x0b\x32\x1f.shardwright.proto.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\x0b\n\tHeartbeat\"~\n\rStartExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1b\n\x13\x63oordinator_address\x18\x02 \x01(\t\x12\x15\n\rprocess_count\x18\x03 \x01(\x05\x12\x12\n\nprocess_id\x18\x04 \x01(\x05\x12\x11\n\tdata_port\x18\x05 \x01(\x05\"\"\n\x0cStopExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"5\n\x07Refused\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xa1\x02\n\x11SupervisorCommand\x12\x34\n\x05start\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.StartExecutorH\x00\x12\x32\n\x04stop\x18\x02 \x01(\x0b\x32\".shardwright.proto.v1.StopExecutorH\x00\x12\x30\n\x07refused\x18\x03 \x01(\x0b\x32\x1d.shardwright.proto.v1.RefusedH\x00\x12\x32\n\x08shutdown\x18\x04 \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x12\x34\n\theartbeat\x18\x05 \x01(\x0b\x32\x1f.shardwright.proto.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xa7\x01\n\rExecutorHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x65vice_count\x18\x04 \x01(\x05\x12\x10\n\x08platform\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65vice_kind\x18\x06 \x01(\t\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x07 \x01(\x03\"\x8a\x01\n\x0b\x43ommandDone\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\x12.\n\x06values\x18\x03 \x03(\x0b\x32\x1e.shardwright.proto.v1.ReadBack\x12\r\n\x05run_s\x18\x04 \x01(\x01\"K\n\x0c\x41rrayArrived\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61rray_id\x18\x02 \x01(\x04\x12\x15\n\rlogical_bytes\x18\x03 \x01(\x03\"\xed\x01\n\rExecutorEvent\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.ExecutorHelloH\x00\x12\x31\n\x04\x64one\x18\x02 \x01(\x0b\x32!.shardwright.proto.v1.CommandDoneH\x00\x12\x34\n\theartbeat\x18\x03 \x01(\x0b\x32\x1f.shardwright.proto.v1.HeartbeatH\x00\x12\x35\n\x07\x61rrived\x18\x04 \x01(\x0b\x32\".shardwright.proto.v1.ArrayArrivedH\x00\x42\x06\n\x04kind\"\'\n\x11OpenWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x12\x43loseWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0cProgramChunk\x12\x15\n\rexecutable_id\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\xf8\x01\n\x0bLoadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\x12\x15\n\ris_serialized\x18\x03 \x01(\x08\x12\x34\n\targuments\x18\x04 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x32\n\x07outputs\x18\x05 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x0f\n\x07\x64onated\x18\x06 \x03(\x05\x12,\n\x04mesh\x18\x07 \x03(\x0b\x32\x1e.shardwright.proto.v1.MeshAxis\":\n\rUnloadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\">\n\x07RunStep\x12\x33\n\x04step\x18\x01 \x01(\x0b\x32%.shardwright.proto.v1.RunStepsRequest\"h\n\x13ReleaseWorkerArrays\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tarray_ids\x18\x02 \x03(\x04\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"\x94\x04\n\x0f\x45xecutorCommand\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x37\n\x04open\x18\x02 \x01(\x0b\x32\'.shardwright.proto.v1.OpenWorkerSessionH\x00\x12\x39\n\x05\x63lose\x18\x03 \x01(\x0b\x32(.shardwright.proto.v1.CloseWorkerSessionH\x00\x12\x33\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\".shardwright.proto.v1.ProgramChunkH\x00\x12\x31\n\x04load\x18\x05 \x01(\x0b\x32!.shardwright.proto.v1.LoadProgramH\x00\x12\x35\n\x06unload\x18\x06 \x01(\x0b\x32#.shardwright.proto.v1.UnloadProgramH\x00\x12,\n\x03run\x18\x07 \x01(\x0b\x32\x1d.shardwright.proto.v1.RunStepH\x00\x12<\n\x07release\x18\x08 \x01(\x0b\x32).shardwright.proto.v1.ReleaseWorkerArraysH\x00\x12\x32\n\x08shutdown\x18\t \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x12\x34\n\theartbeat\x18\n \x01(\x0b\x32\x1f.shardwright.proto.v1.HeartbeatH\x00\x42\x06\n\x04kind2\xc5\x01\n\x07\x43luster\x12_\n\tSupervise\x12%.shardwright.proto.v1.SupervisorEvent\x1a\'.shardwright.proto.v1.SupervisorCommand(\x01\x30\x01\x12Y\n\x07\x45xecute\x12#.shardwright.proto.v1.ExecutorEvent\x1a%.shardwright.proto.v1.ExecutorCommand(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shardwright/proto/v1/worker.proto\x12\x14shardwright.proto.v1\x1a!shardwright/proto/v1/common.proto\x1a!shardwright/proto/v1/master.proto\"\x86\x01\n\x0b\x44\x61\x65monHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x14\n\x0c\x63luster_hash\x18\x02 \x01(\t\x12\x1b\n\x13shardwright_version\x18\x03 \x01(\t\x12\x13\n\x0bjax_version\x18\x04 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x05 \x01(\t\"h\n\x0e\x45xecutorExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x12\n\nlast_lines\x18\x03 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x04 \x01(\t\"\xbb\x01\n\x0fSupervisorEvent\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.shardwright.proto.v1.DaemonHelloH\x00\x12\x36\n\x06\x65xited\x18\x02 \x01(\x0b\x32$.shardwright.proto.v1.ExecutorExitedH\x00\x12\x34\n\theartbeat\x18\x03 \x01(\x0b\x32\x1f.shardwright.proto.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\x0b\n\tHeartbeat\"~\n\rStartExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1b\n\x13\x63oordinator_address\x18\x02 \x01(\t\x12\x15\n\rprocess_count\x18\x03 \x01(\x05\x12\x12\n\nprocess_id\x18\x04 \x01(\x05\x12\x11\n\tdata_port\x18\x05 \x01(\x05\"\"\n\x0cStopExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"5\n\x07Refused\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xeb\x01\n\x11SupervisorCommand\x12\x34\n\x05start\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.StartExecutorH\x00\x12\x32\n\x04stop\x18\x02 \x01(\x0b\x32\".shardwright.proto.v1.StopExecutorH\x00\x12\x30\n\x07refused\x18\x03 \x01(\x0b\x32\x1d.shardwright.proto.v1.RefusedH\x00\x12\x32\n\x08shutdown\x18\x04 \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x42\x06\n\x04kind\"c\n\rExecutorHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x65vice_count\x18\x04 \x01(\x05\"\x8a\x01\n\x0b\x43ommandDone\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\x12.\n\x06values\x18\x03 \x03(\x0b\x32\x1e.shardwright.proto.v1.ReadBack\x12\r\n\x05run_s\x18\x04 \x01(\x01\"K\n\x0c\x41rrayArrived\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61rray_id\x18\x02 \x01(\x04\x12\x15\n\rlogical_bytes\x18\x03 \x01(\x03\"\xb7\x01\n\rExecutorEvent\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.ExecutorHelloH\x00\x12\x31\n\x04\x64one\x18\x02 \x01(\x0b\x32!.shardwright.proto.v1.CommandDoneH\x00\x12\x35\n\x07\x61rrived\x18\x03 \x01(\x0b\x32\".shardwright.proto.v1.ArrayArrivedH\x00\x42\x06\n\x04kind\"\'\n\x11OpenWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x12\x43loseWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0cProgramChunk\x12\x15\n\rexecutable_id\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\xf8\x01\n\x0bLoadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\x12\x15\n\ris_serialized\x18\x03 \x01(\x08\x12\x34\n\targuments\x18\x04 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x32\n\x07outputs\x18\x05 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x0f\n\x07\x64onated\x18\x06 \x03(\x05\x12,\n\x04mesh\x18\x07 \x03(\x0b\x32\x1e.shardwright.proto.v1.MeshAxis\":\n\rUnloadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\">\n\x07RunStep\x12\x33\n\x04step\x18\x01 \x01(\x0b\x32%.shardwright.proto.v1.RunStepsRequest\"h\n\x13ReleaseWorkerArrays\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tarray_ids\x18\x02 \x03(\x04\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"\xde\x03\n\x0f\x45xecutorCommand\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x37\n\x04open\x18\x02 \x01(\x0b\x32\'.shardwright.proto.v1.OpenWorkerSessionH\x00\x12\x39\n\x05\x63lose\x18\x03 \x01(\x0b\x32(.shardwright.proto.v1.CloseWorkerSessionH\x00\x12\x33\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\".shardwright.proto.v1.ProgramChunkH\x00\x12\x31\n\x04load\x18\x05 \x01(\x0b\x32!.shardwright.proto.v1.LoadProgramH\x00\x12\x35\n\x06unload\x18\x06 \x01(\x0b\x32#.shardwright.proto.v1.UnloadProgramH\x00\x12,\n\x03run\x18\x07 \x01(\x0b\x32\x1d.shardwright.proto.v1.RunStepH\x00\x12<\n\x07release\x18\x08 \x01(\x0b\x32).shardwright.proto.v1.ReleaseWorkerArraysH\x00\x12\x32\n\x08shutdown\x18\t \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x42\x06\n\x04kind2\xc5\x01\n\x07\x43luster\x12_\n\tSupervise\x12%.shardwright.proto.v1.SupervisorEvent\x1a\'.shardwright.proto.v1.SupervisorCommand(\x01\x30\x01\x12Y\n\x07\x45xecute\x12#.shardwright.proto.v1.ExecutorEvent\x1a%.shardwright.proto.v1.ExecutorCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,31 +50,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHUTDOWN']._serialized_start=794
   _globals['_SHUTDOWN']._serialized_end=820
   _globals['_SUPERVISORCOMMAND']._serialized_start=823
-  _globals['_SUPERVISORCOMMAND']._serialized_end=1112
-  _globals['_EXECUTORHELLO']._serialized_start=1115
-  _globals['_EXECUTORHELLO']._serialized_end=1282
-  _globals['_COMMANDDONE']._serialized_start=1285
-  _globals['_COMMANDDONE']._serialized_end=1423
-  _globals['_ARRAYARRIVED']._serialized_start=1425
-  _globals['_ARRAYARRIVED']._serialized_end=1500
-  _globals['_EXECUTOREVENT']._serialized_start=1503
-  _globals['_EXECUTOREVENT']._serialized_end=1740
-  _globals['_OPENWORKERSESSION']._serialized_start=1742
-  _globals['_OPENWORKERSESSION']._serialized_end=1781
-  _globals['_CLOSEWORKERSESSION']._serialized_start=1783
-  _globals['_CLOSEWORKERSESSION']._serialized_end=1823
-  _globals['_PROGRAMCHUNK']._serialized_start=1825
-  _globals['_PROGRAMCHUNK']._serialized_end=1877
-  _globals['_LOADPROGRAM']._serialized_start=1880
-  _globals['_LOADPROGRAM']._serialized_end=2128
-  _globals['_UNLOADPROGRAM']._serialized_start=2130
-  _globals['_UNLOADPROGRAM']._serialized_end=2188
-  _globals['_RUNSTEP']._serialized_start=2190
-  _globals['_RUNSTEP']._serialized_end=2252
-  _globals['_RELEASEWORKERARRAYS']._serialized_start=2254
-  _globals['_RELEASEWORKERARRAYS']._serialized_end=2358
-  _globals['_EXECUTORCOMMAND']._serialized_start=2361
-  _globals['_EXECUTORCOMMAND']._serialized_end=2893
-  _globals['_CLUSTER']._serialized_start=2896
-  _globals['_CLUSTER']._serialized_end=3093
+  _globals['_SUPERVISORCOMMAND']._serialized_end=1058
+  _globals['_EXECUTORHELLO']._serialized_start=1060
+  _globals['_EXECUTORHELLO']._serialized_end=1159
+  _globals['_COMMANDDONE']._serialized_start=1162
+  _globals['_COMMANDDONE']._serialized_end=1300
+  _globals['_ARRAYARRIVED']._serialized_start=1302
+  _globals['_ARRAYARRIVED']._serialized_end=1377
+  _globals['_EXECUTOREVENT']._serialized_start=1380
+  _globals['_EXECUTOREVENT']._serialized_end=1563
+  _globals['_OPENWORKERSESSION']._serialized_start=1565
+  _globals['_OPENWORKERSESSION']._serialized_end=1604
+  _globals['_CLOSEWORKERSESSION']._serialized_start=1606
+  _globals['_CLOSEWORKERSESSION']._serialized_end=1646
+  _globals['_PROGRAMCHUNK']._serialized_start=1648
+  _globals['_PROGRAMCHUNK']._serialized_end=1700
+  _globals['_LOADPROGRAM']._serialized_start=1703
+  _globals['_LOADPROGRAM']._serialized_end=1951
+  _globals['_UNLOADPROGRAM']._serialized_start=1953
+  _globals['_UNLOADPROGRAM']._serialized_end=2011
+  _globals['_RUNSTEP']._serialized_start=2013
+  _globals['_RUNSTEP']._serialized_end=2075
+  _globals['_RELEASEWORKERARRAYS']._serialized_start=2077
+  _globals['_RELEASEWORKERARRAYS']._serialized_end=2181
+  _globals['_EXECUTORCOMMAND']._serialized_start=2184
+  _globals['_EXECUTORCOMMAND']._serialized_end=2662
+  _globals['_CLUSTER']._serialized_start=2665
+  _globals['_CLUSTER']._serialized_end=2862
 # @@protoc_insertion_point(module_scope)

@@ -81,36 +81,28 @@ class Shutdown(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class SupervisorCommand(_message.Message):
-    __slots__ = ("start", "stop", "refused", "shutdown", "heartbeat")
+    __slots__ = ("start", "stop", "refused", "shutdown")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     start: StartExecutor
     stop: StopExecutor
     refused: Refused
     shutdown: Shutdown
-    heartbeat: Heartbeat
-    def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
 
 class ExecutorHello(_message.Message):
-    __slots__ = ("node_index", "generation", "data_address", "device_count", "platform", "device_kind", "device_memory_bytes")
+    __slots__ = ("node_index", "generation", "data_address", "device_count")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
-    PLATFORM_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_KIND_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     generation: int
     data_address: str
     device_count: int
-    platform: str
-    device_kind: str
-    device_memory_bytes: int
-    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., platform: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ...) -> None: ...
 
 class CommandDone(_message.Message):
     __slots__ = ("sequence", "error", "values", "run_s")
@@ -135,16 +127,14 @@ class ArrayArrived(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., array_id: _Optional[int] = ..., logical_bytes: _Optional[int] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
-    __slots__ = ("hello", "done", "heartbeat", "arrived")
+    __slots__ = ("hello", "done", "arrived")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     hello: ExecutorHello
     done: CommandDone
-    heartbeat: Heartbeat
     arrived: ArrayArrived
-    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., arrived: _Optional[_Union[ArrayArrived, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., arrived: _Optional[_Union[ArrayArrived, _Mapping]] = ...) -> None: ...
 
 class OpenWorkerSession(_message.Message):
     __slots__ = ("session_id",)
@@ -209,7 +199,7 @@ class ReleaseWorkerArrays(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class ExecutorCommand(_message.Message):
-    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "shutdown", "heartbeat")
+    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "shutdown")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
@@ -219,7 +209,6 @@ class ExecutorCommand(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     open: OpenWorkerSession
     close: CloseWorkerSession
@@ -229,5 +218,4 @@ class ExecutorCommand(_message.Message):
     run: RunStep
     release: ReleaseWorkerArrays
     shutdown: Shutdown
-    heartbeat: Heartbeat
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
