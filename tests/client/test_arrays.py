@@ -127,10 +127,49 @@ def test_dropped_handles_free_their_memory(session: sw.Session, double: Any) -> 
         handle.block_until_ready()
     assert arrays_on_server(session) >= before + 10
     del kept, handle, _
+    assert settles_at(session, before)
+
+
+def settles_at(session: sw.Session, count: int) -> bool:
+    """Whether the server holds at most `count` arrays once releases have come through."""
     deadline = time.monotonic() + 10
-    while arrays_on_server(session) > before and time.monotonic() < deadline:
+    while arrays_on_server(session) > count and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert arrays_on_server(session) <= before
+    return arrays_on_server(session) <= count
+
+
+def test_an_array_that_was_moved_leaves_no_copy_behind(session: sw.Session) -> None:
+    split = session.parallelize(lambda x: (sw.annotate(x * 2, {0: "data"}), x.sum()), mesh="8")
+    whole = session.parallelize(lambda a: a.sum(), mesh="8", force={"a": {0: None, 1: None}})
+    handle, total = split(np.ones((16, 3), np.float32))
+    assert (handle.sharding, float(total)) == ("[data, -] on data=8", 48)
+    gc.collect()
+    before = arrays_on_server(session)
+    assert float(whole(handle)) == 96
+    assert handle.sharding == "[-, -] on data=8"
+    assert settles_at(session, before)
+
+
+def test_a_donated_array_that_no_result_reuses_is_freed(session: sw.Session, double: Any) -> None:
+    handle, total = double(np.ones((16, 3), np.float32))
+    assert float(total) == 48
+    gc.collect()
+    before = arrays_on_server(session)
+    assert float(session.parallelize(lambda a: a.sum(), donate_argnums=0)(handle)) == 96
+    assert settles_at(session, before - 1)
+
+
+def test_large_arguments_travel_straight_to_the_nodes_and_small_ones_with_their_step(
+    session: sw.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[int] = []
+    send = session._transfer.put
+    monkeypatch.setattr(
+        session._transfer, "put", lambda number, value, layout: (put.append(value.nbytes), send(number, value, layout))
+    )
+    step = session.parallelize(lambda small, large: small + large.sum())
+    assert float(step(np.float32(1), np.zeros(1 << 16, np.float32))) == 1
+    assert put == [1 << 18]
 
 
 def test_memory_does_not_grow_while_training(session: sw.Session) -> None:

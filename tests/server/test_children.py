@@ -60,6 +60,18 @@ def test_a_planner_that_dies_is_an_error_and_the_next_one_plans(running: tuple[S
     client.plan(program)
 
 
+def test_a_session_does_not_expire_while_it_waits_for_a_plan() -> None:
+    for server, client in embedded(2, "--grace", "1"):
+        program = client.upload(training_step())
+        wait_until(lambda server=server: children(server, "planner_child"))
+        (planner,) = children(server, "planner_child")
+        planner.suspend()
+        wake = threading.Timer(3.0, planner.resume)
+        wake.start()
+        assert client.plan(program)[0]
+        wake.join()
+
+
 def test_a_compiler_that_dies_is_an_error_and_the_next_one_compiles(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())

@@ -190,7 +190,25 @@ def test_a_reconnected_client_sends_again_and_nothing_runs_twice(
     np.testing.assert_allclose(again.value(), reference(reference(w, x, y)[0], x, y)[1], rtol=1e-5)
 
 
+def test_sessions_share_plans_of_equal_programs_and_options(
+    ready: tuple[RawClient, StepStream, str, Plan], loaded: tuple[str, Plan]
+) -> None:
+    assert ready[2] == loaded[0]
+
+
 # ---- refusals -----------------------------------------------------------------------
+def test_whoever_waits_for_an_output_of_a_failed_step_is_told_why(
+    ready: tuple[RawClient, StepStream, str, Plan],
+) -> None:
+    client, steps, executable, plan = ready
+    arguments, outputs = layouts(plan)
+    short = inline(100, inputs()[0][:1], arguments[0])
+    steps.send(1, executable, [100, 2, 3], [10, 11], inline=[short])
+    for read in (steps.value, lambda: client.fetch(11, outputs[1], timeout_s=10)):
+        with pytest.raises(ArrayError, match="16 bytes for an array of 128"):
+            read()
+
+
 def test_wrong_calls_are_refused_with_typed_errors(client: RawClient) -> None:
     with pytest.raises(HloSyntaxError):
         client.plan(client.upload("HloModule nonsense\nENTRY {"))
