@@ -4,7 +4,9 @@ Converted HLO carries the HLO instruction's name as each operation's location,
 so a decision about `dot.5` lands on the operation named `dot.5`. What is put:
 
 1. One `sdy.mesh`, and its sharding on every argument and every output of `main`.
-2. After each operation, a `sdy.sharding_constraint` of its result.
+2. After each operation, a `sdy.sharding_constraint` of its result. Where a sum lies scattered, one of the
+   whole sum comes first: asked for the scattered result at once, XLA adds permutes and gathers wherever
+   another mesh axis is idle; the two together become one reduce-scatter.
 3. Before an operation, a constraint of its own for each operand **use** that differs
    from how the value lies. A constraint on the result alone does not fix how an
    operation is computed (XLA would gather a contracted operand instead of summing
@@ -84,6 +86,7 @@ class _Value:
     value: Any
     lies: TensorSharding | None
     pinned: bool  # put a constraint where it is defined
+    reduced: TensorSharding | None = None  # lies so before it is scattered
     uses: list[_Use] = field(default_factory=list)
 
 
@@ -173,6 +176,8 @@ class _Emitter:
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
             idle = result.type.rank == 0 and from_scalars and not (lies and lies.unreduced)
             self._define(result, lies, pinned=lies is not None and not idle)
+            if entry is not None and lies is not None and set(entry.partial) & set(lies.axes):
+                self.values[result].reduced = _without(lies, entry.partial)
 
     def _walk_regions(self, operation: Any, entry: InstructionPlan | None) -> None:
         handed_on = list(entry.result) if entry is not None else None
@@ -250,7 +255,8 @@ class _Emitter:
         else:
             point, location = self.ir.InsertionPoint.after(owner), owner.location
         with point:
-            return self._constraint(value.value, value.lies, location)
+            source = value.value if value.reduced is None else self._constraint(value.value, value.reduced, location)
+            return self._constraint(source, value.lies, location)
 
     def _constraint(self, value: Any, lies: TensorSharding | None, location: Any) -> Any:
         assert lies is not None
@@ -271,6 +277,11 @@ class _Emitter:
 
 def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorSharding, ...]:
     return tuple(leaf for value in shardings for leaf in value)
+
+
+def _without(sharding: TensorSharding, axes: Sequence[str]) -> TensorSharding:
+    dims = tuple(tuple(axis for axis in dim if axis not in axes) for dim in sharding.dims)
+    return TensorSharding(dims, sharding.unreduced)
 
 
 def _fitting(sharding: TensorSharding | None, value: Any) -> TensorSharding | None:

@@ -69,3 +69,10 @@ def test_factors_of_models(model_cases: list[Case]) -> None:
 def test_sampling_meets_every_kind_of_assignment(cases: list[Case]) -> None:
     kinds = {tuple(factor is not None for factor in trial.assignment.values()) for trial in _sample(cases, 8)}
     assert kinds == set(product((True, False), repeat=2)) - {(False, False)}
+
+
+def test_scattered_sums_need_nothing_but_their_reduction(model_cases: list[Case]) -> None:
+    """Also beside an idle axis, where XLA given the scattered result alone adds permutes."""
+    dots = [case for case in model_cases if case.instruction.opcode in ("dot", "reduce")]
+    trials = [scattered for trial in _sample(dots, 6) for scattered in trial.scattered()]
+    _assert_all_right(judge_all(trials[::2]))
