@@ -27,6 +27,7 @@ from shardwright.planner.ilp import Solution
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import allowed, collect
+from shardwright.planner.preference import prefer_simple
 from shardwright.planner.prices import Prices
 from shardwright.planner.solve import solve
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
@@ -136,13 +137,13 @@ class _Planner:
         notes = list(self.flow.notes)
         self._report("search", str(mesh))
         try:
-            solution = solve(graph.problem(), time_limit_s=TIME_LIMIT_S)
+            solution = _solve(graph)
         except PlanError:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             graph = build_graph(self.flow, builder, prices, pinned, confinement=confinement)
-            solution = solve(graph.problem(), time_limit_s=TIME_LIMIT_S)
+            solution = _solve(graph)
         return self._assemble(graph, solution, notes)
 
     def _pinned(self, builder: StrategyBuilder, force: Forced, mesh: Mesh) -> dict[int, StrategySet]:
@@ -196,6 +197,13 @@ class _Planner:
             notes=(*notes, *_replicated_notes(instructions)),
             hlo_text=self.text,
         )
+
+
+def _solve(graph: Graph) -> Solution:
+    """The best states found; the bound is of their real cost, preferences left out."""
+    preferred = prefer_simple(graph, graph.problem())
+    solution = solve(preferred.problem, time_limit_s=TIME_LIMIT_S)
+    return replace(solution, lower_bound=solution.lower_bound - preferred.most)
 
 
 def _scope(graph: Graph) -> str:

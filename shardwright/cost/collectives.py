@@ -31,12 +31,14 @@ class Topology:
     devices_per_node: devices of each node, in the mesh's device order.
     intra_node / inter_node: what ONE device sends inside its node / to other nodes.
     efficiency: part of a link's bandwidth that collectives attain.
+    reduce_scatter_runs_as: the kind whose time a reduce-scatter takes (see `HardwareProfile`).
     """
 
     devices_per_node: tuple[int, ...]
     intra_node: Link
     inter_node: Link
     efficiency: float
+    reduce_scatter_runs_as: str = "reduce-scatter"
 
     @classmethod
     def of(cls, cluster: Cluster, profile: HardwareProfile) -> Topology:
@@ -46,6 +48,7 @@ class Topology:
             intra_node=_link(cluster.intra_node, profile.intra_node),
             inter_node=_link(cluster.inter_node, profile.inter_node),
             efficiency=profile.collective_efficiency,
+            reduce_scatter_runs_as=profile.reduce_scatter_runs_as,
         )
 
 
@@ -88,6 +91,7 @@ def collective_time_s(
     payload_bytes: as `wire_bytes` takes it. group_size: devices of one group where that is not
     all devices along the axes.
     """
+    kind = topology.reduce_scatter_runs_as if kind == "reduce-scatter" else kind
     n = mesh.size(axes) if group_size is None else group_size
     if n <= 1:
         return 0.0

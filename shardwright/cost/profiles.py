@@ -33,6 +33,8 @@ class HardwareProfile:
         really moves, because XLA fuses chains of them into one kernel.
     intra_node / inter_node: one device's link to the others of its node / to other nodes.
     collective_efficiency: part of a link's bandwidth that collectives attain.
+    reduce_scatter_runs_as: the kind of collective whose time a reduce-scatter takes: its own, or an
+        all-reduce's where the compiler makes it one and lets each device keep a slice.
     sources: where each number comes from, by its path in the data file.
     """
 
@@ -48,6 +50,7 @@ class HardwareProfile:
     intra_node: Link
     inter_node: Link
     collective_efficiency: float
+    reduce_scatter_runs_as: str
     sources: Mapping[str, str]
 
     def matmul_flops_per_s(self, element_type: str) -> float:
@@ -81,7 +84,7 @@ def hardware_profile(name: str) -> HardwareProfile:
 def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
     sources: dict[str, str] = {}
 
-    def number(*path: str) -> float:
+    def value(*path: str) -> Any:
         entry: Any = data
         for part in path:
             entry = entry[part]
@@ -89,7 +92,10 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         if not entry.get("source"):
             raise InternalError(f"hardware profile {name}: {key} has no source")
         sources[key] = entry["source"]
-        return float(entry["value"])
+        return entry["value"]
+
+    def number(*path: str) -> float:
+        return float(value(*path))
 
     def link(which: str) -> Link:
         return Link(bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s"))
@@ -107,5 +113,6 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         intra_node=link("intra_node"),
         inter_node=link("inter_node"),
         collective_efficiency=number("collective_efficiency"),
+        reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
         sources=sources,
     )

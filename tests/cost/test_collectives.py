@@ -79,3 +79,18 @@ def test_cluster_link_speeds_take_precedence() -> None:
     made = Topology.of(Cluster.from_json(text), profile)
     assert made.devices_per_node == (4, 4)
     assert made.inter_node == profile.inter_node
+
+
+def test_a_reduce_scatter_costs_what_the_compiler_makes_of_it() -> None:
+    """XLA:CPU runs an all-reduce and slices; what is counted on the wire is the reduce-scatter all the same."""
+    mesh = Mesh.of({"x": 8})
+    cluster = Cluster.local(8)
+    times = {
+        (name, kind): collective_time_s(kind, 8 * MIB, ("x",), mesh, Topology.of(cluster, hardware_profile(name)))
+        for name in ("cpu", "a100", "tpu-v5e")
+        for kind in ("reduce-scatter", "all-reduce")
+    }
+    assert times["cpu", "reduce-scatter"] == times["cpu", "all-reduce"]
+    assert times["a100", "reduce-scatter"] == pytest.approx(times["a100", "all-reduce"] / 2)
+    assert times["tpu-v5e", "reduce-scatter"] == pytest.approx(times["tpu-v5e", "all-reduce"] / 2)
+    assert wire_bytes("reduce-scatter", 8 * MIB, 8) * 2 == wire_bytes("all-reduce", 8 * MIB, 8)

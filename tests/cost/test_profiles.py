@@ -24,6 +24,8 @@ def test_numbers_are_positive_and_have_sources(name: str) -> None:
     assert 0 < profile.launch_s < 1e-3
     assert 0 < profile.matmul_efficiency <= 1
     assert 0 < profile.fused_traffic <= 1
+    assert profile.reduce_scatter_runs_as in ("reduce-scatter", "all-reduce")
+    assert profile.sources["reduce_scatter_runs_as"]
     assert profile.intra_node.bandwidth_bytes_per_s >= profile.inter_node.bandwidth_bytes_per_s > 0
     assert 0 < profile.intra_node.latency_s <= profile.inter_node.latency_s
 
