@@ -99,7 +99,7 @@ def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: 
     """One program that returns its arguments, planned with both sides pinned."""
 
     def relayout(*arrays: Any) -> tuple[Any, ...]:
-        return (*arrays, np.float32(0))  # never one bare array: that would be laid out as the argument is
+        return arrays
 
     tree = jax.tree.structure((tuple(handles), {}))
     lowered = JaxFunction(relayout).lower(
@@ -113,8 +113,7 @@ def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: 
             output_axes={n: layout.sharding.dims for n, layout in enumerate(layouts)},
         ),
     )
-    wanted = [True] * len(handles) + [False]
-    results = [result for result in session.run(program, handles, wanted) if result is not None]
+    results = [result for result in session.run(program, handles) if result is not None]
     for result, layout in zip(results, layouts, strict=True):
         if result._layout is not layout:
             raise InternalError(f"a move to {layout.sharding} ended as {result.sharding}")

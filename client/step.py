@@ -15,7 +15,7 @@ from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import fits, place
 from shardwright.client.programs import Program, leaf_numbers
 from shardwright.config import PlanOptions
-from shardwright.errors import ArrayError, OptionError, PlanError
+from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.layouts import Layout
 from shardwright.options import name_matches
 from shardwright.plans import Mesh, Plan
@@ -91,11 +91,20 @@ class Step:
 
     @property
     def report(self) -> str:
-        """The collectives that the plan expects beside those that XLA inserted, as text."""
+        """What the plan expects beside what XLA made of it, as text: collectives, and memory of a device."""
         from shardwright.report.collectives import explain_collectives
+        from shardwright.report.memory import explain_memory
 
         program = self._require_program()
-        return explain_collectives(program.plan, wire.observed_collectives(program.load))
+        load = program.load
+        memory = explain_memory(
+            program.plan,
+            arguments_bytes=load.arguments_bytes,
+            outputs_bytes=load.outputs_bytes,
+            aliased_bytes=load.aliased_bytes,
+            temporaries_bytes=load.temporaries_bytes,
+        )
+        return f"{explain_collectives(program.plan, wire.observed_collectives(load))}\n{memory}"
 
     def __repr__(self) -> str:
         return f"Step({self._function.name}, {'not planned yet' if self._main is None else self._main.plan.mesh})"
@@ -133,11 +142,23 @@ class Step:
                 self._session.usable_id(leaf)
         donated = self._function.donated_leaves(dynamic)
         lowered = self._lower(signature)
-        program = self._session.prepare(lowered, self._plan_options(lowered, leaves, donated))
+        program = self._planned(lowered, leaves, donated)
         self._donated[signature] = tuple(sorted(donated))
         programs.append(program)
         self._main = self._main or program
         return program
+
+    def _planned(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> Program:
+        """A program that takes arrays as they lie; where the user's force forbids that, one they are moved for."""
+        options = self._plan_options(lowered, leaves, donated)
+        try:
+            return self._session.prepare(lowered, options)
+        except (AnnotationError, PlanError):
+            if self._options.force is None or not (options.argument_axes or options.output_axes):
+                raise
+            return self._session.prepare(
+                lowered, replace(options, mesh=self._options.mesh, argument_axes={}, output_axes={})
+            )
 
     def _lower(self, signature: Signature) -> LoweredProgram:
         if signature not in self._lowered:

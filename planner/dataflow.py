@@ -257,8 +257,7 @@ class _Builder:
                 targets.append((node.index, 0))
         for source, (node_index, _) in zip(made, targets, strict=True):
             if source[0] != node_index:
-                use = Use(source=source, position=0, weight=1.0, hard=root.opcode != "tuple")
-                flow.nodes[node_index].uses.append(use)
+                flow.nodes[node_index].uses.append(Use(source=source, position=0, weight=1.0))
         flow.outputs = [node for node, _ in targets]
         flow.leaving[root] = tuple(targets)
 

@@ -238,8 +238,9 @@ class _Checker:
                 self.problems.append(f"{len(variables)} {kind}s planned, the program has {len(shapes)}")
             elif all(planned):
                 shardings = _flat([each.result for each in planned if each])
+                is_moved = kind == "output" and entry.root.opcode != "tuple"  # a bare root is brought there on return
                 for i, (variable, shape) in enumerate(zip(variables, shapes, strict=True)):
-                    inside = shardings[i] if i < len(shardings) else None
+                    inside = shardings[i] if i < len(shardings) and not is_moved else None
                     for problem in _check_variable(variable, i, shape, inside, self.plan.mesh):
                         self.problems.append(f"{kind} {i} ({variable.name}): {problem}")
         self._check_aliases()

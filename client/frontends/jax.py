@@ -302,8 +302,9 @@ def spec_of(leaf: Any) -> ArraySpec:
     try:
         return _spec_of_aval(jax.typeof(leaf))
     except TypeError:
+        kind = f"numpy array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
         raise UnsupportedProgramError(
-            f"an argument leaf of type {type(leaf).__name__} is no array",
+            f"an argument leaf is a {kind}, which JAX cannot trace",
             remedy="pass arrays and numbers, or name the argument in static_argnums",
         ) from None
 

@@ -48,6 +48,7 @@ def test_ten_sgd_steps_agree_with_single_device_jax(session: sw.Session, force: 
     if force is not None:
         assert step.plan.origin != "search"
         assert "all-reduce" in step.report or "all-gather" in step.report
+        assert "temporaries" in step.report
 
 
 def test_adamw_is_as_close_as_stock_jax_with_the_same_shardings(session: sw.Session) -> None:

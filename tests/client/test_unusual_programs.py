@@ -33,3 +33,25 @@ def test_pins_that_cannot_hold_name_the_users_line(session: sw.Session) -> None:
     step = session.parallelize(lambda x: sw.annotate(x, {0: "data"}) * 2, mesh={"data": 8})
     with pytest.raises(sw.AnnotationError, match=r"test_unusual_programs\.py:\d+.*9 elements, over 8 devices"):
         step(np.ones((9, 8), np.float32))
+
+
+def test_one_bare_array_moves_to_another_layout(session: sw.Session) -> None:
+    """A root that is an argument: nothing is computed between the two layouts."""
+    x = np.arange(256, dtype=np.float32).reshape(16, 16)
+    by_rows = session.parallelize(lambda x: sw.annotate(x * 2, {0: "data"}), mesh={"data": 8})
+    by_columns = session.parallelize(lambda x: x + 1, force={"x": {1: "data"}}, mesh={"data": 8})
+    np.testing.assert_array_equal(np.asarray(by_columns(by_rows(x))), 2 * x + 1)
+
+
+def test_state_that_is_not_donated_is_moved_where_a_forced_strategy_forbids_its_layout(session: sw.Session) -> None:
+    def step(weights, x):
+        return jax.tree.map(lambda w: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w), weights), x.sum()
+
+    generator = np.random.default_rng(0)
+    weights = expected = {"a": generator.standard_normal((8, 32), dtype=np.float32)}
+    x = generator.standard_normal((16, 8), dtype=np.float32)
+    remote = session.parallelize(step, force="mixed", mesh="2x4")
+    for _ in range(3):
+        weights, _ = remote(weights, x)
+        expected, _ = jax.jit(step)(expected, x)
+    np.testing.assert_allclose(np.asarray(weights["a"]), expected["a"], rtol=1e-5, atol=1e-6)

@@ -334,3 +334,13 @@ def test_no_program_breaks_the_planner(path: Path) -> None:
 def test_constraints_over_other_meshes_are_refused(path: Path) -> None:
     with pytest.raises(AnnotationError, match="sharding"):
         plan(path.read_text(), EIGHT)
+
+
+@pytest.mark.parametrize("fn", [lambda x: x, lambda x: (x,), lambda x: x.T])
+def test_a_bare_root_may_leave_in_another_layout(fn: Any) -> None:
+    """Nothing stands between argument and output; the array is moved on its way out."""
+    text = jax.jit(fn, keep_unused=True).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)).as_text("hlo")
+    rows, columns = (("data",), ()), ((), ("data",))
+    pins = PlanOptions(mesh={"data": 8}, argument_axes={0: rows}, output_axes={0: columns})
+    planned = plan(text, EIGHT, pins)
+    assert (planned.parameters[0].sharding.dims, planned.outputs[0].sharding.dims) == (rows, columns)
