@@ -109,6 +109,7 @@ def _join_job(config: dict[str, Any]) -> None:
         try:
             jax.distributed.initialize(
                 coordinator_address=config["coordinator_address"],
+                coordinator_bind_address=config["coordinator_address"],  # else it listens on every interface
                 num_processes=config["process_count"],
                 process_id=config["process_id"],
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from shardwright.config import PlanOptions
@@ -67,6 +69,11 @@ def connect(path: Path) -> RawClient:
     return client
 
 
+def listening_hosts(pids: set[int]) -> list[str]:
+    """Addresses at which these processes take connections."""
+    return [each.laddr.ip for each in psutil.net_connections() if each.pid in pids and each.status == "LISTEN"]
+
+
 # ---- two nodes -------------------------------------------------------------------
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_nodes_train_as_one_mesh_and_survive_a_killed_executor(tmp_path: Path, start: Start, first: int) -> None:
@@ -75,6 +82,9 @@ def test_two_nodes_train_as_one_mesh_and_survive_a_killed_executor(tmp_path: Pat
     time.sleep(0.3)
     servers[1 - first] = start(path, 1 - first)
     client = connect(path)
+    listening = listening_hosts({process.pid for server in servers.values() for process in server.family()})
+    assert len(listening) >= 5, "the master's port, two data ports, jax's coordinator, its collectives"
+    assert all(ipaddress.ip_address(host.removeprefix("::ffff:")).is_loopback for host in listening), listening
     assert [node.first_device for node in client.session.nodes] == [0, 2]
     options = PlanOptions(mesh={"data": 4}, argument_axes={0: (("data",), ())})
     executable, plan = client.ready_program(training_step(), options)
