@@ -27,6 +27,24 @@ def arrays_on_server(session: sw.Session) -> int:
     return mine.array_count
 
 
+def settled(session: sw.Session) -> int:
+    """Arrays on the server once no release is on its way any more."""
+    gc.collect()
+    count, before = arrays_on_server(session), -1
+    while count != before:
+        time.sleep(0.4)
+        count, before = arrays_on_server(session), count
+    return count
+
+
+def comes_down_to(session: sw.Session, count: int) -> bool:
+    """Whether the server holds at most `count` arrays, now or soon."""
+    deadline = time.monotonic() + 10
+    while arrays_on_server(session) > count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return arrays_on_server(session) <= count
+
+
 def test_a_handle_shows_its_type_and_layout_without_reading(double: Any) -> None:
     handle, total = double(np.ones((16, 3), np.float32))
     assert (handle.shape, handle.dtype, handle.ndim, handle.size, len(handle)) == ((16, 3), np.float32, 2, 48, 16)
@@ -118,24 +136,14 @@ def test_the_same_handle_may_stand_twice_when_it_is_not_donated(session: sw.Sess
 
 
 def test_dropped_handles_free_their_memory(session: sw.Session, double: Any) -> None:
-    gc.collect()
-    time.sleep(0.5)
-    before = arrays_on_server(session)
+    before = settled(session)
     x = np.ones((16, 3), np.float32)
     kept = [double(x) for _ in range(5)]
     for handle, _ in kept:
         handle.block_until_ready()
     assert arrays_on_server(session) >= before + 10
     del kept, handle, _
-    assert settles_at(session, before)
-
-
-def settles_at(session: sw.Session, count: int) -> bool:
-    """Whether the server holds at most `count` arrays once releases have come through."""
-    deadline = time.monotonic() + 10
-    while arrays_on_server(session) > count and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return arrays_on_server(session) <= count
+    assert comes_down_to(session, before)
 
 
 def test_an_array_that_was_moved_leaves_no_copy_behind(session: sw.Session) -> None:
@@ -143,20 +151,18 @@ def test_an_array_that_was_moved_leaves_no_copy_behind(session: sw.Session) -> N
     whole = session.parallelize(lambda a: a.sum(), mesh="8", force={"a": {0: None, 1: None}})
     handle, total = split(np.ones((16, 3), np.float32))
     assert (handle.sharding, float(total)) == ("[data, -] on data=8", 48)
-    gc.collect()
-    before = arrays_on_server(session)
+    before = settled(session)
     assert float(whole(handle)) == 96
     assert handle.sharding == "[-, -] on data=8"
-    assert settles_at(session, before)
+    assert comes_down_to(session, before)
 
 
 def test_a_donated_array_that_no_result_reuses_is_freed(session: sw.Session, double: Any) -> None:
     handle, total = double(np.ones((16, 3), np.float32))
     assert float(total) == 48
-    gc.collect()
-    before = arrays_on_server(session)
+    before = settled(session)
     assert float(session.parallelize(lambda a: a.sum(), donate_argnums=0)(handle)) == 96
-    assert settles_at(session, before - 1)
+    assert comes_down_to(session, before - 1)
 
 
 def test_large_arguments_travel_straight_to_the_nodes_and_small_ones_with_their_step(
