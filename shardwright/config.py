@@ -30,7 +30,7 @@ class PlanOptions:
 
     mesh: sizes of one or two axes by name, in order (`{"data": 2, "model": 4}`); None searches.
     force: one of `FORCED_STRATEGIES`, or pins by argument name (`{"params['wte']": {0: "model"}}`,
-        shell wildcards allowed).
+        `*` and `?` are wildcards).
     argument_axes / output_axes: exact axes per dimension, by flat argument or output
         number; how one program is planned to fit arrays that already lie on the servers.
         They need `mesh`.
