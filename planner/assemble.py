@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.causes import Causes
 from shardwright.planner.dataflow import CONTROL_FLOW, Leaf
 from shardwright.planner.graph import Graph
 from shardwright.planner.pbqp import IntArray
@@ -162,8 +163,8 @@ class _Ledger:
             )
 
 
-def planned_collectives(decisions: Decisions) -> tuple[PlannedCollective, ...]:
-    """Reductions of partial results and moves of operands, in program order."""
+def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> tuple[PlannedCollective, ...]:
+    """Reductions of partial results and moves of operands, in program order; without `causes` they stay unsaid."""
     ledger = _Ledger(decisions=decisions)
     flow = decisions.graph.flow
     for node in flow.nodes:
@@ -178,11 +179,13 @@ def planned_collectives(decisions: Decisions) -> tuple[PlannedCollective, ...]:
             ledger.moved.add((use.source, target))
             shape = flow.nodes[use.source[0]].shapes[use.source[1]]
             name = node.instruction.name
-            ledger.add(name, f"{name} wants operand {use.position} as {target}", shape, source, target, use.weight)
+            cause = causes.move(node, use) if causes else ""
+            ledger.add(name, cause, shape, source, target, use.weight)
         for shape, source, target in zip(node.shapes, local_results(strategy), strategy.results, strict=True):
             if source != target:
                 name = node.instruction.name
-                ledger.add(name, f"partial sum of {name}", shape, source, target, node.weight)
+                cause = causes.reduction(node) if causes else ""
+                ledger.add(name, cause, shape, source, target, node.weight)
     return tuple(ledger.found)
 
 

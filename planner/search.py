@@ -14,12 +14,14 @@ from shardwright.cost import hardware_profile, memory
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.hlo import Module, parse
 from shardwright.planner.assemble import (
+    Decisions,
     compute_time_s,
     decide,
     instruction_plans,
     planned_collectives,
     variables,
 )
+from shardwright.planner.causes import Causes
 from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
 from shardwright.planner.graph import Graph, build_graph, free_nodes
@@ -77,7 +79,7 @@ class _Planner:
     def __init__(self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None) -> None:
         self._start = time.perf_counter()
         self._progress = progress
-        self._best: Plan | None = None
+        self._best: _Found | None = None
         check_force(options)
         self.given = given_mesh(options, cluster.device_count)
         self._report("parse")
@@ -107,10 +109,10 @@ class _Planner:
                 self._best = found
         if self._best is None:
             raise refusal or PlanError("no mesh can be planned")
-        self._report("check", str(self._best.mesh))
-        best = replace(self._best, candidates=tuple(candidates), planning_s=time.perf_counter() - self._start)
-        check_plan(self.module, best)
-        return best
+        self._report("check", str(self._best.decisions.graph.prices.mesh))
+        made = self._assemble(self._best, tuple(candidates))
+        check_plan(self.module, made)
+        return replace(made, planning_s=time.perf_counter() - self._start)
 
     def _report(self, phase: str, detail: str = "") -> None:
         best = self._best
@@ -126,7 +128,7 @@ class _Planner:
             )
 
     # ---- one mesh ------------------------------------------------------------
-    def _on_mesh(self, mesh: Mesh) -> Plan:
+    def _on_mesh(self, mesh: Mesh) -> _Found:
         self._report("rules", str(mesh))
         prices = Prices(mesh, self.cluster, self.profile)
         builder = StrategyBuilder(prices)
@@ -144,7 +146,16 @@ class _Planner:
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             graph = build_graph(self.flow, builder, prices, pinned, confinement=confinement)
             solution = _solve(graph)
-        return self._assemble(graph, solution, notes)
+        decisions = decide(graph, solution.states)
+        compute_s = compute_time_s(decisions)
+        communication_s = sum(collective.time_s for collective in planned_collectives(decisions))
+        cost = CostSummary(
+            compute_s=compute_s,
+            communication_s=communication_s,
+            lower_bound_s=min(solution.lower_bound, compute_s + communication_s),
+            bound_scope=_scope(graph, self.options),
+        )
+        return _Found(decisions=decisions, cost=cost, notes=tuple(notes))
 
     def _pinned(self, builder: StrategyBuilder, force: Forced, mesh: Mesh) -> dict[int, StrategySet]:
         """Strategies of the nodes that may not choose freely."""
@@ -170,33 +181,36 @@ class _Planner:
         instruction = self.flow.nodes[index].instruction
         return instruction.op_name or instruction.name
 
-    def _assemble(self, graph: Graph, solution: Solution, notes: list[str]) -> Plan:
-        decisions = decide(graph, solution.states)
+    def _assemble(self, found: _Found, candidates: tuple[Candidate, ...]) -> Plan:
+        decisions = found.decisions
+        mesh = decisions.graph.prices.mesh
         instructions = instruction_plans(decisions)
-        collectives = planned_collectives(decisions)
         parameters, outputs = variables(decisions, self.arguments, self.outputs)
-        compute_s = compute_time_s(decisions)
-        communication_s = sum(collective.time_s for collective in collectives)
         return Plan(
             module_name=self.module.name,
             hlo_sha256=hashlib.sha256(self.text.encode()).hexdigest(),
-            mesh=graph.prices.mesh,
+            mesh=mesh,
             hardware=self.profile.name,
             origin=origin(self.options),
             instructions=instructions,
             parameters=parameters,
             outputs=outputs,
-            collectives=collectives,
-            cost=CostSummary(
-                compute_s=compute_s,
-                communication_s=communication_s,
-                lower_bound_s=min(solution.lower_bound, compute_s + communication_s),
-                bound_scope=_scope(graph),
-            ),
-            memory=memory(self.module, instructions, parameters, outputs, graph.prices.mesh),
-            notes=(*notes, *_replicated_notes(instructions)),
+            collectives=planned_collectives(decisions, Causes(self.flow, self.arguments, self.outputs)),
+            cost=found.cost,
+            memory=memory(self.module, instructions, parameters, outputs, mesh),
+            candidates=candidates,
+            notes=(*found.notes, *_replicated_notes(instructions)),
             hlo_text=self.text,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The best of one mesh."""
+
+    decisions: Decisions
+    cost: CostSummary
+    notes: tuple[str, ...]
 
 
 def _solve(graph: Graph) -> Solution:
@@ -206,11 +220,13 @@ def _solve(graph: Graph) -> Solution:
     return replace(solution, lower_bound=solution.lower_bound - preferred.most)
 
 
-def _scope(graph: Graph) -> str:
+def _scope(graph: Graph, options: PlanOptions) -> str:
+    """What the bound is of: no plan within this scope is cheaper, by this cost model."""
+    forced_by = "" if options.force is None else f" that {origin(options).removeprefix('forced: ')} leaves"
     return (
-        f"seconds of compute and communication, not overlapped, on mesh {graph.prices.mesh}; one factor or none "
-        f"per axis and instruction, {len(graph.flow.nodes)} decisions coarsened to {len(graph.leaders)} clusters; "
-        "every use of a value pays its own reshard, partial sums are reduced where they arise"
+        f"on mesh {graph.prices.mesh}, one factor or none per axis and instruction{forced_by}, "
+        f"{len(graph.flow.nodes)} decisions in {len(graph.leaders)} groups that choose as one; "
+        "sums are reduced where they arise, each reader pays for its own reshard, nothing overlaps"
     )
 
 

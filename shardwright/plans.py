@@ -166,7 +166,7 @@ class PlannedCollective:
 
     kind: one of `COLLECTIVE_KINDS`.
     instruction: the instruction whose result or operand makes it necessary.
-    cause: in words, e.g. `partial sum of dot.5` or `mul.3 wants operand 0 as [data, -]`.
+    cause: in words, e.g. `gradient of params['w']` or `params['w'] for matmul (model.py:63)`.
     payload_bytes: bytes on one device of the larger of its operand and result: the whole array
         of an all-reduce, all-gather or reduce-scatter, one shard of an all-to-all or permute.
     wire_bytes: bytes one device puts on the wire, once (ring algorithm).

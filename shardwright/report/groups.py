@@ -15,7 +15,8 @@ _SUFFIX = re.compile(r"(?<=[A-Za-z_\-])(\.\d+)+\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableGroup:
-    """Variables that differ only in a number of their name (a layer's index) and share everything else.
+    """Variables that differ only in a number of their name (a layer's index), or in the tree they are leaves of,
+    and share everything else.
 
     bytes_per_device: of one of them, as stored.
     """
@@ -43,29 +44,83 @@ class CollectiveGroup:
 
 
 def group_variables(variables: Iterable[VariablePlan], mesh: Mesh) -> list[VariableGroup]:
-    """Groups in order of their first member; index runs are written `blocks[0..11]`."""
-    groups: dict[tuple[object, ...], list[VariablePlan]] = {}
+    """Groups in order of their first member; index runs are written `blocks[0..11]`.
+
+    A parameter and what an optimizer keeps for it stand together where they are laid out alike:
+    `params, opt_state[0].mu ['w']`.
+    """
+    variables = list(variables)
+    tails = _shared_tails(variables)
+    runs: dict[tuple[str, str, tuple[object, ...]], list[VariablePlan]] = {}
     for variable in variables:
-        key = (
-            _NUMBER.sub("#", variable.name),
-            variable.element_type,
-            variable.shape,
-            variable.stored_shape,
-            variable.sharding,
-        )
-        groups.setdefault(key, []).append(variable)
-    return [
-        VariableGroup(
-            name=joined_name([member.name for member in members]),
-            count=len(members),
-            element_type=members[0].element_type,
-            shape=members[0].shape,
-            stored_shape=members[0].stored_shape,
-            sharding=members[0].sharding,
-            bytes_per_device=shard_bytes(members[0].element_type, members[0].stored_shape, members[0].sharding, mesh),
-        )
-        for members in groups.values()
-    ]
+        tail = tails.get(variable.name, variable.name)
+        head = variable.name.removesuffix(tail)
+        key = (head, _NUMBER.sub("#", tail), _layout(variable))
+        runs.setdefault(key, []).append(variable)
+    groups: dict[tuple[object, ...], tuple[list[str], list[VariablePlan]]] = {}
+    for (head, _, layout), members in runs.items():
+        own_tails = tuple(member.name.removeprefix(head) for member in members)
+        heads, together = groups.setdefault((own_tails, layout), ([], []))
+        heads.append(head)
+        together += members
+    return [_group(heads, members, mesh) for heads, members in groups.values()]
+
+
+def _layout(variable: VariablePlan) -> tuple[object, ...]:
+    return (variable.element_type, variable.shape, variable.stored_shape, variable.sharding)
+
+
+def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> VariableGroup:
+    first = members[0]
+    tails = [member.name.removeprefix(heads[0]) for member in members[: len(members) // len(heads)]]
+    return VariableGroup(
+        name=", ".join(heads) + (" " if len(heads) > 1 else "") + joined_name(tails),
+        count=len(members),
+        element_type=first.element_type,
+        shape=first.shape,
+        stored_shape=first.stored_shape,
+        sharding=first.sharding,
+        bytes_per_device=shard_bytes(first.element_type, first.stored_shape, first.sharding, mesh),
+    )
+
+
+def is_copy(variables: Sequence[VariablePlan]) -> dict[str, bool]:
+    """Per name that `group_variables` may merge: whether it is the copy (of an optimizer), not the tree's own leaf."""
+    copies = {}
+    for name, tail in _shared_tails(variables).items():
+        own = _HEAD.match(name)
+        copies[name] = own is None or own.end() != len(name) - len(tail)
+    return copies
+
+
+_HEAD = re.compile(r"[A-Za-z_]\w*(?=[\[.])")
+
+
+def _shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
+    """Per name, the path into a tree that it shares with others of its shape: `['w']` of `params['w']`, and of
+    `opt_state[0].mu['w']`, which ends with the whole path of the former. Names that share none are left out.
+    """
+    paths = {
+        (variable.name[head.end() :], variable.shape): 0
+        for variable in variables
+        if (head := _HEAD.match(variable.name)) is not None
+    }
+    found: dict[str, str] = {}
+    for variable in variables:
+        starts = (i for i, letter in enumerate(variable.name) if letter in "[." and i)
+        ends = [variable.name[i:] for i in starts]
+        own = _HEAD.match(variable.name)
+        for tail in ends:
+            is_own = own is not None and own.end() == len(variable.name) - len(tail)
+            if (tail, variable.shape) in paths and not is_own:
+                found[variable.name] = tail
+                paths[tail, variable.shape] += 1
+                break
+    for variable in variables:
+        own = _HEAD.match(variable.name)
+        if own is not None and variable.name not in found and paths[variable.name[own.end() :], variable.shape]:
+            found[variable.name] = variable.name[own.end() :]
+    return found
 
 
 def joined_name(names: Sequence[str]) -> str:

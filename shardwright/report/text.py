@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shardwright.plans import Plan, TensorSharding, VariablePlan
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
+from shardwright.report.summary import summary
 from shardwright.report.units import format_bytes, format_seconds
 
 #: Groups of collectives and candidates shown before the rest is summed up in one row.
@@ -24,7 +25,7 @@ _SHOWN_CANDIDATES = 12
 _FOLDED_WIDTH = 14
 
 
-def explain_plan(plan: Plan, *, width: int = 120) -> str:
+def explain_plan(plan: Plan, *, width: int = 110) -> str:
     """The report of `print_plan` as plain text of at most `width` columns."""
     return plain_text(render_plan(plan), width)
 
@@ -109,19 +110,8 @@ def _variable_dict(group: VariableGroup) -> dict[str, Any]:
 
 
 def _header(plan: Plan) -> list[RenderableType]:
-    cost = plan.cost
-    bound = f"lower bound {format_seconds(cost.lower_bound_s)}, gap {cost.gap:.1%}"
-    step = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
-    rows = [
-        ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices)"),
-        ("origin", plan.origin),
-        ("hardware", plan.hardware),
-        ("predicted step", f"{format_seconds(cost.step_s)} = {step}"),
-        ("bound", f"{bound} ({cost.bound_scope})" if cost.bound_scope else bound),
-        ("planned in", format_seconds(plan.planning_s)),
-    ]
     table = Table.grid(padding=(0, 2))
-    for label, value in rows:
+    for label, value in summary(plan):
         table.add_row(Text(label), Text(value))
     return [_title(f"Plan of {plan.module_name}"), Padding(table, (0, 0, 1, 2))]
 
@@ -229,13 +219,14 @@ def _memory(plan: Plan) -> list[RenderableType]:
 
 
 def _candidates(plan: Plan) -> list[RenderableType]:
-    if not plan.candidates:
+    if len(plan.candidates) < 2:
         return []
     table = plain_table([("mesh", "left"), ("predicted step", "right"), ("note", "left")], fold=("note",))
     ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
     for candidate in ranked[:_SHOWN_CANDIDATES]:
         price = "left out" if candidate.step_s is None else format_seconds(candidate.step_s)
-        table.add_row(Text(str(candidate.mesh)), Text(price), Text(candidate.note))
+        note = candidate.note or ("chosen" if candidate.mesh == plan.mesh else "")
+        table.add_row(Text(str(candidate.mesh)), Text(price), Text(note))
     hidden = len(ranked) - _SHOWN_CANDIDATES
     if hidden > 0:
         table.add_row(Text(f"{hidden} more"), Text(""), Text(""))

@@ -1,0 +1,86 @@
+"""A plan in a few lines: what is split over what, what moves, what it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from shardwright.plans import Plan, VariablePlan
+from shardwright.report.groups import is_copy
+from shardwright.report.units import format_bytes, format_seconds
+
+#: Arguments besides state that are named one by one.
+_SHOWN_INPUTS = 6
+
+_SINGULAR = {"tensors": "tensor", "matrices": "matrix", "vectors": "vector"}
+
+
+def summary(plan: Plan) -> list[tuple[str, str]]:
+    """(label, text) per line."""
+    cost, memory = plan.cost, plan.memory
+    wire = sum(each.wire_bytes * each.count for each in plan.collectives)
+    count = sum(each.count for each in plan.collectives)
+    chosen = "found by search" if plan.origin == "search" else plan.origin
+    parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
+    bound = f"gap {cost.gap:.1%} to the lower bound {format_seconds(cost.lower_bound_s)}"
+    return [
+        ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
+        *_layouts(plan),
+        ("step", f"{format_seconds(cost.step_s)} predicted = {parts}"),
+        ("on the wire", f"{format_bytes(wire)} a device and step, {count} collectives" if count else "nothing"),
+        ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
+        ("bound", f"{bound} ({cost.bound_scope})" if cost.bound_scope else bound),
+        ("prices", f"hardware profile {plan.hardware!r}"),
+    ]
+
+
+def _layouts(plan: Plan) -> Iterable[tuple[str, str]]:
+    """State counted, parameters and optimizer apart; the first few of all other arguments one by one."""
+    state = [variable for variable in plan.parameters if variable.alias is not None and variable.shape]
+    inputs = [variable for variable in plan.parameters if variable.alias is None]
+    copies = is_copy(plan.parameters)
+    kept = [variable for variable in state if copies.get(variable.name, False)]
+    own = [variable for variable in state if variable not in kept]
+    if inputs:
+        shown = [f"{each.name} {_input(each, plan)}" for each in inputs[:_SHOWN_INPUTS]]
+        more = f", and {len(inputs) - _SHOWN_INPUTS} more" if len(inputs) > _SHOWN_INPUTS else ""
+        yield "inputs", ", ".join(shown) + more
+    if own:
+        yield "parameters", _counted(own, plan)
+    if kept:
+        yield "optimizer", _counted(kept, plan)
+
+
+def _input(variable: VariablePlan, plan: Plan) -> str:
+    if variable.sharding.is_replicated:
+        return "replicated"
+    batch = variable.sharding.dims[0]
+    if batch and batch == variable.sharding.axes:
+        return f"split along the batch over {'·'.join(batch)} ({plan.mesh.size(batch)}-way)"
+    return f"split over {'·'.join(variable.sharding.axes)}"
+
+
+def _counted(variables: Sequence[VariablePlan], plan: Plan) -> str:
+    """`12 of 16 matrices split over data, 4 replicated; 32 vectors replicated`."""
+    parts = []
+    vectors = [variable for variable in variables if len(variable.shape) == 1]
+    others = [variable for variable in variables if len(variable.shape) > 1]
+    name = "tensors" if any(len(variable.shape) > 2 for variable in others) else "matrices"
+    for what, members in ((name, others), ("vectors", vectors)):
+        if members:
+            parts.append(_split(what, members, plan))
+    return "; ".join(parts)
+
+
+def _split(what: str, members: Sequence[VariablePlan], plan: Plan) -> str:
+    order = [axis.name for axis in plan.mesh.axes]
+    over = Counter("·".join(sorted(member.sharding.axes, key=order.index)) for member in members)
+    if len(over) == 1:
+        (axes,) = over
+        counted = f"all {len(members)} {what}" if len(members) > 1 else f"1 {_SINGULAR[what]}"
+        return f"{counted} split over {axes}" if axes else f"{counted} replicated"
+    texts = [
+        f"{count}{f' of {len(members)} {what}' if not i else ''} " + (f"split over {axes}" if axes else "replicated")
+        for i, (axes, count) in enumerate(sorted(over.items(), key=lambda item: (not item[0], -item[1], item[0])))
+    ]
+    return ", ".join(texts)
