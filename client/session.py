@@ -92,6 +92,7 @@ class Session:
 
     def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None) -> None:
         self._server = server
+        self._pid = os.getpid()
         self._master = MasterConnection(address, dialer)
         self.info: SessionInfo = self._master.open(__version__)
         self._transfer = ArrayTransfer(self.info, dialer)
@@ -147,11 +148,12 @@ class Session:
 
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""
+        self.require_open()
         return self._master.status()
 
     def close(self) -> None:
         """Frees what the session holds on the server; stops an embedded server. May be called twice."""
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
             return
         self._is_closed = True
         self._dropped.put(None)

@@ -83,7 +83,7 @@ def test_a_closed_session_says_so(server: EmbeddedServer) -> None:
         handle = step(np.ones(4, np.float32))
     session.close()  # twice is fine
     assert "closed" in repr(session)
-    for use in (lambda: step(np.ones(4)), lambda: np.asarray(handle), lambda: step.init(lambda: 0)):
+    for use in (lambda: step(np.ones(4)), lambda: np.asarray(handle), lambda: step.init(lambda: 0), session.status):
         with pytest.raises(sw.SessionError, match="closed"):
             use()
 
@@ -208,6 +208,19 @@ def test_an_embedded_server_ends_with_its_program() -> None:
             time.sleep(0.05)
         assert not psutil.pid_exists(pid), (end, done.stderr)
         assert "Traceback" not in done.stderr
+
+
+def test_a_forked_child_leaves_the_session_to_its_parent() -> None:
+    code = """
+import os, sys
+import shardwright as sw
+session = sw.connect(devices=1)
+child = os.fork()
+if not child:
+    sys.exit(0)  # with all that a session does at exit
+print(os.waitpid(child, 0)[1], session.status().state)
+"""
+    assert _run(code).stdout == "0 ready\n"
 
 
 def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
