@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("jax", "jaxlib", "pulp", "highspy", "networkx", "grpc", "numpy")
+HEAVY = ("jax", "jaxlib", "pulp", "highspy", "grpc", "numpy")
 
 
 def modules_after(statement: str) -> set[str]:

@@ -287,9 +287,9 @@ def tile_coordinates(op_sharding: Any, rank: int, device_count: int) -> tuple[tu
     sizes = sharding.tile_assignment_dimensions()
     found: list[tuple[int, ...]] = [()] * device_count
     for place, device in enumerate(sharding.tile_assignment_devices()):
-        shard = []
+        shard, rest = [], place
         for size in reversed(sizes):
-            place, index = divmod(place, size)
+            rest, index = divmod(rest, size)
             shard.append(index)
         found[device] = tuple(reversed(shard))[:rank]
     return tuple(found)
