@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -36,27 +35,33 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+def errors_when_killed(child: psutil.Process, ask: Callable[[], object]) -> list[ShardwrightError]:
+    """What `ask` raises where `child` dies before it can answer."""
+    errors: list[ShardwrightError] = []
+
+    def work() -> None:
+        try:
+            ask()
+        except ShardwrightError as error:
+            errors.append(error)
+
+    child.suspend()
+    asking = threading.Thread(target=work)
+    asking.start()
+    asking.join(0.5)
+    child.kill()
+    asking.join(20)
+    return errors
+
+
 def test_a_planner_that_dies_is_an_error_and_the_next_one_plans(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())
     wait_until(lambda: children(server, "planner_child"))
     (planner,) = children(server, "planner_child")
-    planner.send_signal(signal.SIGSTOP)  # so that it cannot answer before it dies
-    errors: list[ShardwrightError] = []
-
-    def plan() -> None:
-        try:
-            client.plan(program)
-        except ShardwrightError as error:
-            errors.append(error)
-
-    asking = threading.Thread(target=plan)
-    asking.start()
-    asking.join(0.5)
-    planner.kill()
-    asking.join(20)
-    assert [type(error) for error in errors] == [InternalError]
-    assert "planner ended" in errors[0].message
+    (error,) = errors_when_killed(planner, lambda: client.plan(program))
+    assert type(error) is InternalError
+    assert "planner ended" in error.message
     client.plan(program)
 
 
@@ -78,21 +83,8 @@ def test_a_compiler_that_dies_is_an_error_and_the_next_one_compiles(running: tup
     client.load(client.plan(program, PlanOptions(mesh={"data": 2}))[0])
     plan_id, _ = client.plan(program, PlanOptions(mesh={"other": 2}))
     (compiler,) = children(server, "compile_child")
-    compiler.send_signal(signal.SIGSTOP)
-    errors: list[ShardwrightError] = []
-
-    def load() -> None:
-        try:
-            client.load(plan_id)
-        except ShardwrightError as error:
-            errors.append(error)
-
-    asking = threading.Thread(target=load)
-    asking.start()
-    asking.join(0.5)
-    compiler.kill()
-    asking.join(20)
-    assert [type(error) for error in errors] == [CompilationAbortedError]
+    (error,) = errors_when_killed(compiler, lambda: client.load(plan_id))
+    assert type(error) is CompilationAbortedError
     assert client.load(plan_id).executable_id == plan_id
 
 
