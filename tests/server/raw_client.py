@@ -20,6 +20,7 @@ import psutil
 from shardwright import wire
 from shardwright.config import PlanOptions
 from shardwright.dtypes import to_dtype
+from shardwright.errors import ServerUnavailableError
 from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored
 from shardwright.plans import Plan
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
@@ -49,6 +50,18 @@ class RawClient:
     def open(self) -> str:
         self.session = self.call("OpenSession", master_pb2.OpenSessionRequest(client_version="test"))
         return self.session.session_id
+
+    def open_soon(self) -> None:
+        """Open a session once a server listens."""
+
+        def is_open() -> bool:
+            try:
+                self.open()
+            except ServerUnavailableError:
+                return False
+            return True
+
+        wait_until(is_open)
 
     @property
     def session_id(self) -> str:

@@ -57,15 +57,7 @@ def connect(path: Path) -> RawClient:
     """A client with an open session, once the master listens."""
     master = json.loads(path.read_text())["master"]
     client = RawClient(f"{master['ip']}:{master['port']}")
-
-    def is_open() -> bool:
-        try:
-            client.open()
-        except ServerUnavailableError:
-            return False
-        return True
-
-    wait_until(is_open)
+    client.open_soon()
     return client
 
 

@@ -17,7 +17,7 @@ from shardwright.layouts import Layout
 from shardwright.plans import Mesh
 from shardwright.proto.v1 import master_pb2_grpc
 from shardwright.server.security import check_port, free_port
-from tests.server.raw_client import RawClient, Server, wait_until
+from tests.server.raw_client import RawClient, Server
 
 openssl = shutil.which("openssl")
 
@@ -60,15 +60,7 @@ def test_every_connection_of_a_secured_cluster_is_encrypted_and_asks_for_the_tok
     try:
         certificate = (tmp_path / "node.pem").read_bytes()
         client = TlsClient(address, "secret", certificate)
-
-        def is_open() -> bool:
-            try:
-                client.open()
-            except ServerUnavailableError:
-                return False
-            return True
-
-        wait_until(is_open)
+        client.open_soon()
         layout = Layout.replicated("f32", (3,), Mesh.of({"data": 2}))
         client.put(1, np.arange(3, dtype=np.float32), layout)
         np.testing.assert_array_equal(client.fetch(1, layout), np.arange(3))
