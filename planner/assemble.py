@@ -193,10 +193,14 @@ def compute_time_s(decisions: Decisions) -> float:
     """Seconds a step that all instructions compute on one device."""
     total = 0.0
     prices = decisions.graph.prices
+    once: dict[tuple[int, int], float] = {}  # equal instructions share their strategies
     for node in decisions.graph.flow.nodes:
         if not node.is_value and node.weight:
             strategy = decisions.strategies[node.index]
-            total += node.weight * prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
+            key = (id(decisions.graph.sets[node.index]), id(strategy))
+            if key not in once:
+                once[key] = prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
+            total += node.weight * once[key]
     return total
 
 

@@ -118,6 +118,7 @@ class _Reducer:
         self.folds: list[_Fold] = []
         self.alive = [True] * len(self.costs)
         self.constant = 0.0
+        self._differences: dict[tuple[tuple[int, ...], bytes], FloatArray] = {}
 
     def run(self) -> Reduction:
         everything = list(range(len(self.costs)))
@@ -208,13 +209,21 @@ class _Reducer:
         cost = self.costs[v]
         slack = np.subtract.outer(cost, cost)  # [i, j]: what i costs more than j, at least
         for matrix in self.near[v].values():
-            slack += _least_difference(matrix)
+            slack += self._least_difference(matrix)
         dominated = slack >= 0
         later = np.tri(len(cost), dtype=bool)  # of two equal states the first stays
         dominated &= ~(dominated.T & ~later) & ~np.eye(len(cost), dtype=bool)
         if dominated.any():
             self._restrict(v, np.flatnonzero(~dominated.any(axis=1)))
         return len(self.costs[v]) < before
+
+    def _least_difference(self, matrix: FloatArray) -> FloatArray:
+        """`_least_difference`, once for all equal matrices: equal layers have equal ones."""
+        key = (matrix.shape, matrix.tobytes())
+        found = self._differences.get(key)
+        if found is None:
+            found = self._differences[key] = _least_difference(matrix)
+        return found
 
     def _restrict(self, v: int, keep: IntArray) -> None:
         self.costs[v] = self.costs[v][keep]

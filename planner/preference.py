@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.planner.graph import Graph
-from shardwright.planner.pbqp import Problem
+from shardwright.planner.pbqp import FloatArray, Problem
 from shardwright.planner.strategies import Strategy
 
 #: What one split axis adds, as a part of the least that the program can cost.
@@ -42,14 +42,15 @@ class Preferred:
 def prefer_simple(graph: Graph, problem: Problem) -> Preferred:
     """`problem`, the graph's, with preferences."""
     unit = UNIT * sum(least for cost in problem.costs if np.isfinite(least := float(cost.min())))
-    number_of: dict[int, int] = {}
+    added_by: dict[int, FloatArray] = {}
     costs, most = [], 0.0
     first = graph.prices.mesh.axes[0].name
     for leader, cost in zip(graph.leaders, problem.costs, strict=True):
         found = graph.sets[leader]
-        number = number_of.setdefault(id(found), len(number_of))
-        points = np.array([_points(strategy, first) for strategy in found.strategies])
-        added = unit * (1 + number * _SPREAD % 1) * points
+        added = added_by.get(id(found))
+        if added is None:
+            points = np.array([_points(strategy, first) for strategy in found.strategies])
+            added = added_by[id(found)] = unit * (1 + len(added_by) * _SPREAD % 1) * points
         costs.append(cost + added)
         most += float(added.max(initial=0.0))
     return Preferred(problem=Problem(costs=costs, edges=problem.edges), most=most)

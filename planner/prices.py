@@ -34,6 +34,7 @@ class Prices:
         self.shardings: list[TensorSharding] = []
         self._ids: dict[TensorSharding, int] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes], FloatArray] = {}
+        self._pairs: dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], float]] = {}
 
     def identify(self, sharding: TensorSharding) -> int:
         """The integer that stands for `sharding`."""
@@ -71,8 +72,16 @@ class Prices:
         if matrix is None:
             rows, row_of = np.unique(sources, return_inverse=True)
             columns, column_of = np.unique(targets, return_inverse=True)
-            distinct = np.array(
-                [[self.reshard_s(shape, self.shardings[i], self.shardings[j]) for j in columns] for i in rows]
-            ).reshape(len(rows), len(columns))
+            distinct = np.array([[self._pair_s(shape, i, j) for j in columns.tolist()] for i in rows.tolist()]).reshape(
+                len(rows), len(columns)
+            )
             matrix = self._matrices[key] = distinct[np.ix_(row_of, column_of)]
         return matrix
+
+    def _pair_s(self, shape: ArrayShape, source: int, target: int) -> float:
+        pairs = self._pairs.setdefault((shape.element_type, shape.dimensions), {})
+        found = pairs.get((source, target))
+        if found is None:
+            found = self.reshard_s(shape, self.shardings[source], self.shardings[target])
+            pairs[source, target] = found
+        return found

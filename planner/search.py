@@ -134,7 +134,7 @@ class _Planner:
         builder = StrategyBuilder(prices)
         force = forced(self.flow, self.arguments, self.options, mesh)
         pinned = self._pinned(builder, force, mesh)
-        confinement = force.confinement(self.flow, free_nodes(self.flow, pinned), builder)
+        confinement = force.confinement(self.flow, free_nodes(self.flow, pinned), builder) if force.roles else None
         graph = build_graph(self.flow, builder, prices, pinned, force.in_place, confinement)
         notes = list(self.flow.notes)
         self._report("search", str(mesh))
