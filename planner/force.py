@@ -27,7 +27,6 @@ Annotations inside the program hold beside a forced strategy, with reshards arou
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from math import prod
 from shardwright.config import FORCED_STRATEGIES, Pins, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.hlo import ArrayShape
+from shardwright.options import name_matches
 from shardwright.planner.colours import coloured_dims
 from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
@@ -237,8 +237,7 @@ class _Strategy:
 def _by_name(flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins]) -> Requirements:
     requirements: Requirements = {}
     for pattern, pins in force.items():
-        wanted = re.compile(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."))
-        matched = [number for number, name in enumerate(names) if name == pattern or wanted.fullmatch(name)]
+        matched = [number for number, name in enumerate(names) if name_matches(pattern, name)]
         if not matched:
             raise OptionError(
                 f"no argument is named {pattern!r}",

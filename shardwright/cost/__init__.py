@@ -1,13 +1,12 @@
 """What a plan costs: seconds of compute and communication, bytes of memory, from hardware data."""
 
-from shardwright.cost.collectives import COLLECTIVE_KINDS, Topology, collective_time_s, wire_bytes
+from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
 from shardwright.cost.memory import memory
 from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, known_profiles
 from shardwright.cost.reshard import Move, reshard, reshard_time_s
 
 __all__ = [
-    "COLLECTIVE_KINDS",
     "HardwareProfile",
     "Link",
     "Move",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from shardwright.cluster import Cluster
     from shardwright.cluster import Link as ClusterLink
 
-COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
