@@ -235,6 +235,9 @@ class Server:
     def executors(self) -> list[psutil.Process]:
         return [child for child in self.family() if "shardwright.server.worker.executor" in _command(child)]
 
+    def planners(self) -> list[psutil.Process]:
+        return [child for child in self.family() if "planner_child" in _command(child)]
+
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
@@ -271,7 +274,14 @@ def wait_until(condition: Any, timeout_s: float = 30.0) -> None:
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    return not any(_is_running(process) for process in processes)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two looks
+        return False
 
 
 def embedded(devices: int, *arguments: str) -> Iterator[tuple[Server, RawClient]]:

@@ -250,8 +250,8 @@ def test_an_embedded_server_ends_with_its_client_even_when_killed() -> None:
         server.process.stdin.close()
         wait_until(lambda family=family: all_gone(family))
     for server, _ in embedded(2):
-        family = server.family()
-        (planner,) = [process for process in family if "planner_child" in " ".join(process.cmdline())]
+        wait_until(lambda server=server: server.planners())
+        family, (planner,) = server.family(), server.planners()
         planner.suspend()  # like one that is planning: it does not look whether anybody is left
         os.kill(server.process.pid, signal.SIGKILL)
         wait_until(lambda family=family: all_gone(family))
