@@ -147,6 +147,7 @@ class _Planner:
             graph = build_graph(self.flow, builder, prices, pinned, confinement=confinement)
             solution = _solve(graph)
         decisions = decide(graph, solution.states)
+        notes += _whole_product_notes(decisions, self.options)
         compute_s = compute_time_s(decisions)
         communication_s = sum(collective.time_s for collective in planned_collectives(decisions))
         cost = CostSummary(
@@ -228,6 +229,32 @@ def _scope(graph: Graph, options: PlanOptions) -> str:
         f"{len(graph.flow.nodes)} decisions in {len(graph.leaders)} groups that choose as one; "
         "sums are reduced where they arise, each reader pays for its own reshard, nothing overlaps"
     )
+
+
+#: Forced strategies that promise to compute along the batch.
+_ALONG_THE_BATCH = frozenset({"data", "fsdp", "mixed"})
+
+
+def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:
+    """What a strategy that splits the batch computes whole on every device all the same."""
+    if not isinstance(options.force, str) or options.force not in _ALONG_THE_BATCH:
+        return []
+    axis = decisions.graph.prices.mesh.axes[0]
+    whole = []
+    for node in decisions.graph.flow.nodes:
+        if node.is_value or not node.weight or node.instruction.opcode not in {"dot", "convolution"}:
+            continue
+        strategy = decisions.strategies[node.index]
+        split = {name for s in (*strategy.operands, *strategy.results) for name in s.axes}
+        if axis.size > 1 and axis.name not in split:
+            whole.append(node.instruction.name)
+    if not whole:
+        return []
+    note = (
+        f"force={options.force!r}: {len(whole)} products ({whole[0]}, …) are computed whole on all {axis.size} devices "
+        f"of axis {axis.name!r}: no dimension of theirs that these divide runs along the batch"
+    )
+    return [note]
 
 
 def _replicated_notes(instructions: tuple[InstructionPlan, ...]) -> list[str]:

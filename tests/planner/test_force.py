@@ -133,6 +133,22 @@ def test_a_batch_that_the_axes_do_not_divide_is_not_split() -> None:
     planned = plan(lower(mlp(batch=30)), EIGHT, PlanOptions(force="data"))
     assert not planned.collectives
     assert all(sharding.is_replicated for _, sharding in results(planned))
+    assert any("computed whole on all 8 devices" in note for note in planned.notes)
+
+
+def test_products_that_cannot_run_along_the_batch_are_noted() -> None:
+    """32 rows in 4 micro-batches: the dimension that eight devices would split has 4 elements."""
+    text = """HloModule accumulate, entry_computation_layout={(f32[64,16], f32[32,64])->f32[4,8,16]}
+
+ENTRY main {
+  w = f32[64,16] parameter(0)
+  x = f32[32,64] parameter(1)
+  parts = f32[4,8,64] reshape(x)
+  ROOT y = f32[4,8,16] dot(parts, w), lhs_contracting_dims={2}, rhs_contracting_dims={0}
+}
+"""
+    planned = plan(text, EIGHT, PlanOptions(force="data"))
+    assert any("computed whole on all 8 devices" in note for note in planned.notes)
 
 
 def test_keys_beside_the_batch_are_replicated() -> None:
