@@ -9,6 +9,7 @@ once, as they do in a step, so each number is one device's share of the machine.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 DEVICES = 8
@@ -26,15 +28,20 @@ WHOLE = NamedSharding(MESH, PartitionSpec())
 REPEATS = 7
 
 
-def best_s(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
-    """Least seconds of one call, the first (compilation) left out."""
+def call_times_s(function: Callable[..., jax.Array], *arguments: jax.Array, repeats: int = REPEATS) -> list[float]:
+    """Seconds of each call, the first (compilation) left out."""
     jax.block_until_ready(function(*arguments))
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         start = time.perf_counter()
         jax.block_until_ready(function(*arguments))
         times.append(time.perf_counter() - start)
-    return min(times)
+    return times
+
+
+def best_s(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
+    """Least seconds of one call."""
+    return min(call_times_s(function, *arguments))
 
 
 def blocks(*shape: int) -> jax.Array:
@@ -42,16 +49,33 @@ def blocks(*shape: int) -> jax.Array:
     return jax.device_put(jnp.ones((DEVICES, *shape), jnp.float32), SPLIT)
 
 
-def reduce_s(elements: int) -> float:
-    """Seconds of one all-reduce of `elements` floats, from a chain of ten."""
+def collective_s(collective: Callable[[jax.Array], jax.Array], group_size: int, elements: int) -> float:
+    """Seconds of one collective on `elements` floats a device, by the difference of a long and a short chain.
 
-    def chain(x: jax.Array) -> jax.Array:
-        total = jnp.zeros(elements)
-        for _ in range(10):
-            total = jax.lax.with_sharding_constraint((x * (total + 1.0)).sum(axis=0), WHOLE)
-        return total
+    Medians: how long threads wait for one another is what is measured, so luck must not decide.
+    """
+    mesh = Mesh(np.array(jax.devices()[:DEVICES]).reshape(-1, group_size), ("groups", "members"))
+    spec = PartitionSpec(("groups", "members"))
+    operand = jax.device_put(jnp.ones(DEVICES * elements), NamedSharding(mesh, spec))
 
-    return best_s(jax.jit(chain, in_shardings=SPLIT, out_shardings=WHOLE), blocks(elements)) / 10
+    def chain_s(length: int) -> float:
+        def chain(x: jax.Array) -> jax.Array:
+            for number in range(length):
+                x = collective(x)[:elements] * 0.1 + number
+            return x
+
+        mapped = jax.shard_map(chain, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return statistics.median(call_times_s(jax.jit(mapped), operand, repeats=8 * REPEATS))
+
+    return (chain_s(24) - chain_s(4)) / 20
+
+
+def all_reduce(x: jax.Array) -> jax.Array:
+    return jax.lax.psum(x, "members")
+
+
+def all_gather(x: jax.Array) -> jax.Array:
+    return jax.lax.all_gather(x, "members", tiled=True)
 
 
 def main() -> None:
@@ -60,13 +84,18 @@ def main() -> None:
     product_s = best_s(product, blocks(size, size), blocks(size, size))
     scaled_s = best_s(jax.jit(lambda a: a * 2.0, out_shardings=SPLIT), blocks(elements))
     transcendental_s = best_s(jax.jit(lambda a: jnp.exp(jnp.tanh(a)), out_shardings=SPLIT), blocks(elements))
-    small_s, large_s = reduce_s(16), reduce_s(1 << 20)
-    steps, wire = 2 * (DEVICES - 1), 2 * 4 * (1 << 20) * (DEVICES - 1) / DEVICES
+    small_s, large_s = collective_s(all_reduce, DEVICES, 16), collective_s(all_reduce, DEVICES, 1 << 20)
+    wire = 2 * 4 * (1 << 20) * (DEVICES - 1) / DEVICES
     print(f"f32 matmul attained    {2 * size**3 / product_s:.3g} flops/s")
     print(f"vector_flops_per_s     {2 * elements / transcendental_s:.3g}")
     print(f"memory_bandwidth       {2 * 4 * elements / scaled_s:.3g} bytes/s")
-    print(f"intra_node.latency_s   {small_s / steps:.3g}")
+    print(f"intra_node.latency_s   {small_s / DEVICES:.3g}")
     print(f"intra_node.bandwidth   {wire / (large_s - small_s):.3g} bytes/s")
+    for collective in (all_reduce, all_gather):
+        times = {size: collective_s(collective, size, 16) for size in (2, 4, 8)}
+        print(
+            f"latency, {collective.__name__:11s} ", ", ".join(f"{n} members {t * 1e6:.0f} us" for n, t in times.items())
+        )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Topology:
     intra_node / inter_node: what ONE device sends inside its node / to other nodes.
     efficiency: part of a link's bandwidth that collectives attain.
     reduce_scatter_runs_as: the kind whose time a reduce-scatter takes (see `HardwareProfile`).
+    latency_counts: what a collective pays latency for (see `HardwareProfile`).
     """
 
     devices_per_node: tuple[int, ...]
@@ -37,6 +38,7 @@ class Topology:
     inter_node: Link
     efficiency: float
     reduce_scatter_runs_as: str = "reduce-scatter"
+    latency_counts: str = "ring-steps"
 
     @classmethod
     def of(cls, cluster: Cluster, profile: HardwareProfile) -> Topology:
@@ -47,6 +49,7 @@ class Topology:
             inter_node=_link(cluster.inter_node, profile.inter_node),
             efficiency=profile.collective_efficiency,
             reduce_scatter_runs_as=profile.reduce_scatter_runs_as,
+            latency_counts=profile.latency_counts,
         )
 
 
@@ -94,7 +97,8 @@ def collective_time_s(
     if n <= 1:
         return 0.0
     bandwidth, latency_s = _slowest_link(axes, mesh, topology)
-    return _ring_steps(kind, n) * latency_s + wire_bytes(kind, payload_bytes, n) / (bandwidth * topology.efficiency)
+    waits = n if topology.latency_counts == "members" else _ring_steps(kind, n)
+    return waits * latency_s + wire_bytes(kind, payload_bytes, n) / (bandwidth * topology.efficiency)
 
 
 def _ring_steps(kind: str, group_size: int) -> int:

@@ -35,6 +35,8 @@ class HardwareProfile:
     collective_efficiency: part of a link's bandwidth that collectives attain.
     reduce_scatter_runs_as: the kind of collective whose time a reduce-scatter takes: its own, or an
         all-reduce's where the compiler makes it one and lets each device keep a slice.
+    latency_counts: what a collective pays a link's latency for: each of its `ring-steps`, or each
+        of the `members` of a group, where devices are threads that wait for one another.
     sources: where each number comes from, by its path in the data file.
     """
 
@@ -51,6 +53,7 @@ class HardwareProfile:
     inter_node: Link
     collective_efficiency: float
     reduce_scatter_runs_as: str
+    latency_counts: str
     sources: Mapping[str, str]
 
     def matmul_flops_per_s(self, element_type: str) -> float:
@@ -114,5 +117,6 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         inter_node=link("inter_node"),
         collective_efficiency=number("collective_efficiency"),
         reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
+        latency_counts=value("latency_counts"),
         sources=sources,
     )

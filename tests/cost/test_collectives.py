@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from shardwright.cluster import Cluster
@@ -47,6 +49,14 @@ def topology(*devices_per_node: int) -> Topology:
         inter_node=Link(bandwidth_bytes_per_s=10e9, latency_s=5e-6),
         efficiency=1.0,
     )
+
+
+@pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "all-to-all"])
+def test_threads_that_wait_for_one_another_pay_latency_per_member(kind: str) -> None:
+    waiting = dataclasses.replace(topology(8), latency_counts="members")
+    mesh = Mesh.of({"x": 2, "y": 4})
+    times = [collective_time_s(kind, 0, axes, mesh, waiting) for axes in (("x",), ("y",), ("x", "y"))]
+    assert times == pytest.approx([2e-6, 4e-6, 8e-6])
 
 
 def test_groups_are_row_major() -> None:

@@ -26,6 +26,7 @@ def test_numbers_are_positive_and_have_sources(name: str) -> None:
     assert 0 < profile.fused_traffic <= 1
     assert profile.reduce_scatter_runs_as in ("reduce-scatter", "all-reduce")
     assert profile.sources["reduce_scatter_runs_as"]
+    assert profile.latency_counts in ("ring-steps", "members")
     assert profile.intra_node.bandwidth_bytes_per_s >= profile.inter_node.bandwidth_bytes_per_s > 0
     assert 0 < profile.intra_node.latency_s <= profile.inter_node.latency_s
 
