@@ -1,11 +1,12 @@
-"""The coarsened graph: clusters of nodes that decide together, and the choice problem over them.
+"""The graph of decisions: every node, or clusters of nodes that decide together; and the choice problem over them.
 
-A node follows the producer of one of its operands when each strategy of that producer's cluster leaves the node
+In a program of up to `FINE_NODES` nodes each one chooses for itself: the exact reductions fold that as fast as a
+coarsened graph, and nothing is lost. Larger programs are coarsened.
+There a node follows the producer of one of its operands when each strategy of that producer's cluster leaves the node
 exactly one strategy that uses the operand as it comes, and together they reach all strategies of the node. Then
 nothing is chosen at the node: elementwise chains, transposes, most reshapes follow; products, reductions,
 gathers and values with pins choose for themselves. Where operands of two clusters meet (a residual addition), the
-node chooses for itself in a program of up to `FINE_NODES` nodes; in a larger one it follows the cluster that chose
-last, and the other operand may be resharded on its way in.
+node follows the cluster that chose last, and the other operand may be resharded on its way in.
 
 What is made from constants, iota and scalars alone is left out: any device can make any part of it, so it takes
 the sharding its readers want (`Graph.is_free`).
@@ -31,8 +32,8 @@ _REMADE = frozenset({
     "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
 })  # fmt: skip
 
-#: Largest program, in nodes, in which instructions where clusters meet choose for themselves.
-FINE_NODES = 1000
+#: Largest program, in nodes, that is not coarsened.
+FINE_NODES = 3000
 
 _VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "bitcast"})
 
@@ -88,14 +89,15 @@ def build_graph(
     in_place: frozenset[int] = frozenset(),
     confinement: Confinement | None = None,
     *,
-    coarsen: bool = True,
+    coarsen: bool | None = None,
 ) -> Graph:
     """Cluster the nodes of `flow`.
 
     pinned: the strategies of nodes that may not choose freely. in_place: nodes whose value may not be
     gathered for use, nor what is converted or transposed from it. confinement: what a forced strategy leaves
-    to the nodes that are not pinned. coarsen: False lets every node choose.
+    to the nodes that are not pinned. coarsen: whether nodes may follow others; None decides by size.
     """
+    coarsen = len(flow.nodes) > FINE_NODES if coarsen is None else coarsen
     free = free_nodes(flow, pinned)
 
     def strategies(node: Node) -> StrategySet:
@@ -172,21 +174,12 @@ class _Follow:
         """Operands that could lead: those whose cluster chose last first, broadcasts last."""
         graph = self._graph
         uses = [use for use in node.uses if not graph.is_free[use.source[0]] and use.source[0] < node.index]
-        if len(graph.flow.nodes) <= FINE_NODES and len({self._cluster(use) for use in uses if self._is_array(use)}) > 1:
-            return []
 
         def preference(use: Use) -> tuple[bool, int]:
             leader = graph.leaders[graph.cluster_of[use.source[0]]]
             return graph.flow.nodes[leader].instruction.opcode == "broadcast", -leader
 
         return sorted(uses, key=preference)
-
-    def _cluster(self, use: Use) -> int:
-        return self._graph.cluster_of[use.source[0]]
-
-    def _is_array(self, use: Use) -> bool:
-        node, leaf = use.source
-        return self._graph.flow.nodes[node].shapes[leaf].rank > 0
 
     def _mapping(self, node: Node, use: Use) -> IntArray | None:
         graph = self._graph

@@ -12,7 +12,7 @@ from shardwright.cost import hardware_profile
 from shardwright.hlo import Module, parse
 from shardwright.planner import plan
 from shardwright.planner.dataflow import Dataflow, build_dataflow
-from shardwright.planner.graph import Graph, build_graph
+from shardwright.planner.graph import FINE_NODES, Graph, build_graph
 from shardwright.planner.prices import Prices
 from shardwright.planner.solve import solve
 from shardwright.planner.strategies import StrategyBuilder, even_shardings
@@ -24,7 +24,7 @@ ONE_AXIS = Mesh.of({"data": 8})
 TWO_AXES = Mesh.of({"data": 4, "model": 2})
 
 
-def graph_of(text: str, mesh: Mesh, *, coarsen: bool) -> Graph:
+def graph_of(text: str, mesh: Mesh, *, coarsen: bool | None) -> Graph:
     flow = build_dataflow(parse(text))
     prices = Prices(mesh, Cluster.local(mesh.device_count), hardware_profile("cpu"))
     return build_graph(flow, StrategyBuilder(prices), prices, {}, coarsen=coarsen)
@@ -67,8 +67,16 @@ def test_small_program_against_brute_force(coarsen: bool) -> None:
     assert solve(graph.problem(), time_limit_s=10).value == pytest.approx(brute_force(graph))
 
 
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_small_programs_are_not_coarsened(name: str) -> None:
+    text = lower(PROGRAMS[name]())
+    as_planned = graph_of(text, TWO_AXES, coarsen=None)
+    assert len(as_planned.flow.nodes) <= FINE_NODES
+    assert as_planned.leaders == graph_of(text, TWO_AXES, coarsen=False).leaders
+
+
 @pytest.mark.parametrize("mesh", [ONE_AXIS, TWO_AXES], ids=str)
-@pytest.mark.parametrize("name", ["mlp", "cnn", "scan"])
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "scan"])
 def test_coarsening_loses_at_most_three_percent(name: str, mesh: Mesh) -> None:
     text = lower(PROGRAMS[name]())
     coarse = graph_of(text, mesh, coarsen=True)
