@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from networkx.utils import UnionFind
+
 from shardwright.planner.dataflow import Dataflow, Leaf, Node
 from shardwright.planner.rules import OpRule
 from shardwright.planner.strategies import StrategyBuilder
@@ -64,7 +66,7 @@ def _tie_factors(ties: _Ties, node: Node, rule: OpRule, is_free: Sequence[bool])
 
 
 class _Ties:
-    """Union-find over the dimensions of all array leaves, numbered through."""
+    """The dimensions of all array leaves, numbered through, and which are tied together."""
 
     def __init__(self, flow: Dataflow) -> None:
         self._first: list[list[int]] = []
@@ -74,18 +76,15 @@ class _Ties:
             for shape in node.shapes:
                 self._first[-1].append(count)
                 count += shape.rank
-        self._parent = list(range(count))
+        self._tied = UnionFind(range(count))
 
     def of(self, leaf: Leaf, dim: int) -> int:
         node, i = leaf
         return self._first[node][i] + dim
 
     def find(self, number: int) -> int:
-        parent = self._parent
-        while parent[number] != number:
-            parent[number] = parent[parent[number]]
-            number = parent[number]
-        return number
+        """What stands for all dimensions tied to `number`."""
+        return self._tied[number]
 
     def tie(self, a: int, b: int) -> None:
-        self._parent[self.find(b)] = self.find(a)
+        self._tied.union(a, b)

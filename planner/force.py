@@ -105,7 +105,11 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
     if not isinstance(options.force, str):
         return Forced(requirements=_by_name(flow, names, options.force))
     if options.force == "mixed" and len(mesh.axes) != 2:
-        raise OptionError(f"a mixed strategy needs two axes, mesh {mesh} has one", where="force")
+        raise OptionError(
+            f"a mixed strategy needs two axes, mesh {mesh} has one",
+            where="force",
+            remedy="give a mesh like 2x4, or leave the mesh out",
+        )
     state = state_arguments(flow, options)
     batch = batch_arguments(flow, state)
     requirements: Requirements = {}
