@@ -77,6 +77,8 @@ def main() -> None:
         if arguments.explain:
             print()
             print(step.plan.explain())
+            print("\nWhat XLA made of it")
+            print(step.report)
 
 
 if __name__ == "__main__":
