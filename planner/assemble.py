@@ -204,6 +204,15 @@ def compute_time_s(decisions: Decisions) -> float:
     return total
 
 
+def arrival_time_s(decisions: Decisions) -> float:
+    """Seconds a step until every device has its part of the arguments that the client sends."""
+    graph = decisions.graph
+    return sum(
+        graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))
+        for node in sorted(graph.arriving)
+    )
+
+
 # ---- variables -------------------------------------------------------------------
 
 

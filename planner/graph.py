@@ -46,6 +46,7 @@ class Graph:
     leaders: per cluster the node whose strategies are the cluster's states.
     strategy_of: per node, the strategy that goes with each state of its cluster.
     in_place: nodes whose value is used as it lies or split further, never gathered.
+    arriving: nodes of arguments that the client sends with every step.
     """
 
     flow: Dataflow
@@ -56,6 +57,7 @@ class Graph:
     leaders: list[int] = field(default_factory=list)
     strategy_of: list[IntArray] = field(default_factory=list)
     in_place: frozenset[int] = frozenset()
+    arriving: frozenset[int] = frozenset()
 
     def problem(self) -> Problem:
         """Costs of all clusters' states, and of resharding between every pair of clusters."""
@@ -65,10 +67,18 @@ class Graph:
                 continue
             cluster = self.cluster_of[node.index]
             problem.costs[cluster] += node.weight * self.sets[node.index].time_s[self.strategy_of[node.index]]
+            if node.index in self.arriving:
+                problem.costs[cluster] += self._arrival_s(node)
             for use in node.uses:
                 if not self.is_free[use.source[0]]:
                     problem.add_edge(self.cluster_of[use.source[0]], cluster, self._use_matrix(node, use))
         return problem
+
+    def _arrival_s(self, node: Node) -> FloatArray:
+        """Seconds of sending an argument, per state of its cluster."""
+        strategies = self.sets[node.index].strategies
+        seconds = [self.prices.arrival_s(node.shapes[0], strategy.results[0]) for strategy in strategies]
+        return np.array(seconds)[self.strategy_of[node.index]]
 
     def _use_matrix(self, node: Node, use: Use) -> FloatArray:
         """Seconds a step of resharding one operand: states of its producer's cluster × of the node's."""
@@ -89,13 +99,15 @@ def build_graph(
     in_place: frozenset[int] = frozenset(),
     confinement: Confinement | None = None,
     *,
+    arriving: frozenset[int] = frozenset(),
     coarsen: bool | None = None,
 ) -> Graph:
     """Cluster the nodes of `flow`.
 
     pinned: the strategies of nodes that may not choose freely. in_place: nodes whose value may not be
     gathered for use, nor what is converted or transposed from it. confinement: what a forced strategy leaves
-    to the nodes that are not pinned. coarsen: whether nodes may follow others; None decides by size.
+    to the nodes that are not pinned. arriving: as in `Graph`. coarsen: whether nodes may follow others;
+    None decides by size.
     """
     coarsen = len(flow.nodes) > FINE_NODES if coarsen is None else coarsen
     free = free_nodes(flow, pinned)
@@ -108,7 +120,9 @@ def build_graph(
         return found if confinement is None or free[node.index] else confinement.narrow(node, found)
 
     sets = [strategies(node) for node in flow.nodes]
-    graph = Graph(flow=flow, prices=prices, sets=sets, is_free=free, in_place=_with_views(flow, in_place))
+    graph = Graph(
+        flow=flow, prices=prices, sets=sets, is_free=free, in_place=_with_views(flow, in_place), arriving=arriving
+    )
     follow = _Follow(graph)
     for node in flow.nodes:
         if free[node.index]:

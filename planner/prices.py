@@ -59,6 +59,11 @@ class Prices:
             self.profile,
         )
 
+    def arrival_s(self, shape: ArrayShape, sharding: TensorSharding) -> float:
+        """Seconds until one device has its shard of an array that comes from outside the cluster."""
+        shard = ArrayShape(shape.element_type, sharding.shard_shape(shape.dimensions, self.mesh))
+        return shard.size_bytes / self.topology.inter_node.bandwidth_bytes_per_s
+
     def reshard_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> float:
         """Seconds to bring an array from `source` (which may be partial) to `target`."""
         if source == target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.hlo import Module, parse
 from shardwright.planner.assemble import (
     Decisions,
+    arrival_time_s,
     compute_time_s,
     decide,
     instruction_plans,
@@ -23,7 +25,7 @@ from shardwright.planner.assemble import (
 )
 from shardwright.planner.causes import Causes
 from shardwright.planner.dataflow import build_dataflow
-from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
+from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin, state_arguments
 from shardwright.planner.graph import Graph, build_graph, free_nodes
 from shardwright.planner.ilp import Solution
 from shardwright.planner.meshes import given_mesh
@@ -92,6 +94,8 @@ class _Planner:
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
         self.pins = collect(self.flow, options)
+        state = state_arguments(self.flow, options)
+        self.arriving = frozenset(node for number, node in enumerate(self.flow.parameters) if number not in state)
 
     def run(self) -> Plan:
         meshes = (self.given,) if self.given else meshes_for(self.options, self.cluster.device_count)
@@ -135,7 +139,8 @@ class _Planner:
         force = forced(self.flow, self.arguments, self.options, mesh)
         pinned = self._pinned(builder, force, mesh)
         confinement = force.confinement(self.flow, free_nodes(self.flow, pinned), builder) if force.roles else None
-        graph = build_graph(self.flow, builder, prices, pinned, force.in_place, confinement)
+        build = functools.partial(build_graph, self.flow, builder, prices, pinned, arriving=self.arriving)
+        graph = build(force.in_place, confinement)
         notes = list(self.flow.notes)
         self._report("search", str(mesh))
         try:
@@ -144,12 +149,13 @@ class _Planner:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
-            graph = build_graph(self.flow, builder, prices, pinned, confinement=confinement)
+            graph = build(confinement=confinement)
             solution = _solve(graph)
         decisions = decide(graph, solution.states)
         notes += _whole_product_notes(decisions, self.options)
         compute_s = compute_time_s(decisions)
         communication_s = sum(collective.time_s for collective in planned_collectives(decisions))
+        communication_s += arrival_time_s(decisions)
         cost = CostSummary(
             compute_s=compute_s,
             communication_s=communication_s,

@@ -188,6 +188,8 @@ class PlannedCollective:
 class CostSummary:
     """Predicted seconds of one step, and the certified lower bound of the search.
 
+    `communication_s`: all collectives, and the arguments that the client sends with the step.
+
     `bound_scope` says which objective and which choices the bound covers.
     """
 

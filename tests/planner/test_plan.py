@@ -20,7 +20,7 @@ from shardwright.errors import AnnotationError, HloSyntaxError, OptionError
 from shardwright.hlo import parse
 from shardwright.planner import PlanProgress, plan
 from shardwright.plans import Plan, TensorSharding
-from tests.planner.programs import PROGRAMS, lower, mlp
+from tests.planner.programs import PROGRAMS, Program, gpt2, lower, mlp
 
 EIGHT = Cluster.local(8)
 
@@ -265,6 +265,19 @@ def test_candidates_progress_and_names() -> None:
     assert all(a.elapsed_s <= b.elapsed_s for a, b in pairwise(seen))
     assert "params['w1']" in {variable.name for variable in planned.parameters}
     assert 0.0 <= planned.cost.gap < 0.05
+
+
+@pytest.mark.parametrize(
+    "program",
+    [mlp(batch=8192, width=256, hidden=512), gpt2(batch=64, width=128, length=64)],
+    ids=["mlp", "gpt2"],
+)
+def test_each_device_is_sent_its_part_of_the_batch_only(program: Program) -> None:
+    planned = plan(lower(program), EIGHT, PlanOptions(mesh={"data": 8}))
+    state = {variable.number for variable in planned.parameters if variable.alias is not None}
+    batch = [v for v in planned.parameters if v.number not in state and v.shape and v.shape[0] % 8 == 0]
+    assert batch
+    assert all(variable.sharding.dims[0] == ("data",) for variable in batch)
 
 
 def test_aliased_variables_share_a_layout() -> None:
