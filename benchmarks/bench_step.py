@@ -87,23 +87,23 @@ class ServerRunner:
         return float(loss)
 
 
+def stock_step(plan: Any, init: Any, train_step: Any, donate_argnums: tuple[int, ...] = ()) -> tuple[Any, Any]:
+    """(`jax.jit` of the step under the plan's shardings, the shardings of the state that `init` makes)."""
+    arguments, outputs = plan.shardings()
+    tree = jax.tree.structure(jax.eval_shape(init, jax.random.key(0)))
+    count = tree.num_leaves
+    state = jax.tree.unflatten(tree, arguments[:count])
+    results = (*jax.tree.unflatten(tree, outputs[:count]), outputs[count])
+    in_shardings = (*state, *arguments[count:])
+    step = jax.jit(train_step, in_shardings=in_shardings, out_shardings=results, donate_argnums=donate_argnums)
+    return step, state
+
+
 class StockRunner:
     """The same step under `jax.jit`, arguments and results laid out as the plan says."""
 
     def __init__(self, case: Case, plan: Any) -> None:
-        arguments, outputs = plan.shardings()
-        abstract = jax.eval_shape(case.init, jax.random.key(0))
-        state_tree = jax.tree.structure(abstract)
-        count = state_tree.num_leaves
-        self.batch_shardings = arguments[count:]
-        state_shardings = jax.tree.unflatten(state_tree, arguments[:count])
-        result_shardings = (*jax.tree.unflatten(state_tree, outputs[:count]), outputs[count])
-        self.step = jax.jit(
-            case.train_step,
-            in_shardings=(*state_shardings, *self.batch_shardings),
-            out_shardings=result_shardings,
-            donate_argnums=(0, 1),
-        )
+        self.step, state_shardings = stock_step(plan, case.init, case.train_step, donate_argnums=(0, 1))
         self.state = jax.jit(case.init, out_shardings=state_shardings)(jax.random.key(0))
         self.run(next(case.batches))
 

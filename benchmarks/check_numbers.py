@@ -31,7 +31,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from bench_step import EXAMPLES, load_example
+from bench_step import EXAMPLES, load_example, stock_step
 
 import shardwright as sw
 
@@ -104,11 +104,7 @@ def train(step: Any, state: Any, batches: list[np.ndarray]) -> tuple[Any, list[f
 
 def stock(plan: Any, init: Any, train_step: Any) -> tuple[Any, Any]:
     """`jax.jit` of the step and the state it starts from, laid out as the plan says."""
-    arguments, outputs = plan.shardings()
-    tree = jax.tree.structure(jax.eval_shape(init, jax.random.key(0)))
-    state = jax.tree.unflatten(tree, arguments[: tree.num_leaves])
-    results = (*jax.tree.unflatten(tree, outputs[: tree.num_leaves]), outputs[tree.num_leaves])
-    step = jax.jit(train_step, in_shardings=(*state, arguments[tree.num_leaves]), out_shardings=results)
+    step, state = stock_step(plan, init, train_step)
     # The initializer itself runs on one device: only the steps are compared.
     return step, jax.device_put(jax.jit(init)(jax.random.key(0)), state)
 
