@@ -24,8 +24,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planner" / "rules"))
 
+from rule_cases import Case, Trial, cases_of, missing_candidates
 from rule_programs import MODELS, hlo_text, operations
-from rule_validator import Case, Trial, Verdict, cases_of, judge_all, missing_candidates
+from rule_validator import Verdict, judge_all
 
 from shardwright.plans import Mesh
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from rule_cases import Case, Trial, cases_of
 from rule_programs import hlo_text, operations
-from rule_validator import Case, Trial, cases_of, judge
+from rule_validator import judge
 
 from shardwright.planner.rules import Factor, denied
 from shardwright.plans import Mesh

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
+from rule_cases import Case, Trial, cases_of
 from rule_programs import MODELS, hlo_text, operations
-from rule_validator import Case, Trial, Verdict, cases_of, judge_all
+from rule_validator import Verdict, judge_all
 
 from shardwright.planner.rules.elementwise import BINARY, UNARY
 from shardwright.plans import Mesh

@@ -1,0 +1,147 @@
+"""Many trials side by side in one module, with the plan that shards each as its factors say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rule_cases import Trial, trial_shardings
+
+from shardwright.hlo import Attribute, Computation, Instruction, Module, Shape, TupleShape
+from shardwright.plans import (
+    CostSummary,
+    InstructionPlan,
+    MemorySummary,
+    Mesh,
+    Plan,
+    TensorSharding,
+    ValueSharding,
+    VariablePlan,
+)
+
+
+@dataclass
+class Bundle:
+    """A module under construction: trial k is instruction `case.k` with parameters of its own."""
+
+    mesh: Mesh
+    entry: list[Instruction] = field(default_factory=list)
+    regions: list[Computation] = field(default_factory=list)
+    parameters: list[Instruction] = field(default_factory=list)
+    outputs: list[Instruction] = field(default_factory=list)
+    parameter_shardings: list[TensorSharding] = field(default_factory=list)
+    output_shardings: list[TensorSharding] = field(default_factory=list)
+    output_trials: list[int] = field(default_factory=list)
+    plans: list[InstructionPlan] = field(default_factory=list)
+
+    def add(self, number: int, trial: Trial) -> None:
+        original = trial.case.instruction
+        operand_shardings = trial_shardings(trial, operands=True)
+        operands, values, leaf = [], [], 0
+        for position, operand in enumerate(original.operands):
+            count = len(operand.shape.leaves)
+            shardings = operand_shardings[leaf : leaf + count]
+            leaf += count
+            operands.append(self._operand(f"p{number}_{position}", operand, shardings[0]))
+            values.append(shardings)
+        called, attributes = self._regions(number, original)
+        case = Instruction(
+            name=f"case.{number}", opcode=original.opcode, shape=original.shape, operands=tuple(operands),
+            attributes=attributes, called=called, payload=original.payload, index=original.index,
+        )  # fmt: skip
+        self.entry.append(case)
+        results = trial_shardings(trial, operands=False)
+        self._output(number, case, results)
+        self.plans.append(
+            InstructionPlan(
+                computation="main", name=case.name, opcode=case.opcode, operands=tuple(values), result=results,
+                partial=trial.partial,
+            )
+        )  # fmt: skip
+
+    def _operand(self, name: str, operand: Instruction, sharding: TensorSharding) -> Instruction:
+        if operand.opcode == "constant" and not operand.shape.leaves[0].dimensions:
+            copy = Instruction(name=name, opcode="constant", shape=operand.shape, payload=operand.payload)
+        else:
+            copy = Instruction(name=name, opcode="parameter", shape=operand.shape, index=len(self.parameters))
+            self.parameters.append(copy)
+            self.parameter_shardings.append(sharding)
+        self.entry.append(copy)
+        return copy
+
+    def _regions(self, number: int, original: Instruction) -> tuple[dict[str, Any], dict[str, Attribute]]:
+        attributes = {n: a for n, a in original.attributes.items() if n not in ("metadata", "sharding")}
+        called = {}
+        for name, computations in original.called.items():
+            copies = tuple(_copy(c, f"case{number}_{name}_{i}") for i, c in enumerate(computations))
+            self.regions.extend(copies)
+            called[name] = copies
+            attributes[name] = Attribute(name, copies[0].name, copies[0].name)
+        return called, attributes
+
+    def _output(self, number: int, case: Instruction, results: ValueSharding) -> None:
+        leaves = [case]
+        if isinstance(case.shape, TupleShape):
+            leaves = [_element(case, i, element) for i, element in enumerate(case.shape.elements)]
+            self.entry.extend(leaves)
+        self.outputs.extend(leaves)
+        self.output_shardings.extend(results)
+        self.output_trials.extend([number] * len(leaves))
+
+    def module(self) -> Module:
+        shape = TupleShape(tuple(output.shape for output in self.outputs))
+        root = Instruction(name="root", opcode="tuple", shape=shape, operands=tuple(self.outputs), is_root=True)
+        entry = Computation("main", [*self.entry, root], root, tuple(self.parameters), is_entry=True)
+        return Module("trials", {}, [*self.regions, entry], entry)
+
+    def plan(self) -> Plan:
+        return Plan(
+            module_name="trials", hlo_sha256="", mesh=self.mesh, hardware="cpu", origin="trial",
+            instructions=tuple(self.plans),
+            parameters=_variables(self.parameters, self.parameter_shardings, self.mesh),
+            outputs=_variables(self.outputs, self.output_shardings, self.mesh),
+            collectives=(), cost=CostSummary(compute_s=0, communication_s=0, lower_bound_s=0, bound_scope=""),
+            memory=MemorySummary(arguments_bytes=0, outputs_bytes=0, temporaries_bytes=0),
+        )  # fmt: skip
+
+
+def _element(value: Instruction, index: int, shape: Shape) -> Instruction:
+    return Instruction(
+        name=f"{value.name}_leaf{index}",
+        opcode="get-tuple-element",
+        shape=shape,
+        operands=(value,),
+        attributes={"index": Attribute("index", str(index), index)},
+        index=index,
+    )
+
+
+def _copy(region: Computation, name: str) -> Computation:
+    copies: dict[Instruction, Instruction] = {}
+    for old in region:
+        copies[old] = Instruction(
+            name=f"{name}.{old.name}", opcode=old.opcode, shape=old.shape,
+            operands=tuple(copies[operand] for operand in old.operands), payload=old.payload,
+            attributes={n: a for n, a in old.attributes.items() if n != "metadata"},
+            index=old.index, is_root=old.is_root,
+        )  # fmt: skip
+    return Computation(name, list(copies.values()), copies[region.root], tuple(copies[p] for p in region.parameters))
+
+
+def _variables(
+    values: Sequence[Instruction], shardings: Sequence[TensorSharding], mesh: Mesh
+) -> tuple[VariablePlan, ...]:
+    """Boundary arrays; a dimension that its axes do not divide is stored padded to the next multiple."""
+    found = []
+    for number, (value, sharding) in enumerate(zip(values, shardings, strict=True)):
+        shape = value.shape.leaves[0]
+        parts = [mesh.size(axes) for axes in sharding.dims]
+        stored = tuple(-(-size // n) * n for size, n in zip(shape.dimensions, parts, strict=True))
+        found.append(
+            VariablePlan(
+                number=number, name=value.name, element_type=shape.element_type, shape=shape.dimensions,
+                sharding=sharding, stored_shape=stored,
+            )
+        )  # fmt: skip
+    return tuple(found)
