@@ -6,7 +6,8 @@ value's leaves), `computations`, `opcodes` and `reasons`. A row of `instructions
 `[computation, name, opcode, [operand values], result value, [partial axes], reason]`.
 
 Reading accepts any minor version of the format's major number; keys that are not
-known are refused, except from a later minor version.
+known are refused, except from a later minor version. Version 1.1 added `segments`
+and the `name` of candidates.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from shardwright.plans import (
     MeshAxis,
     Plan,
     PlannedCollective,
+    SegmentPlan,
     TensorSharding,
     ValueSharding,
     VariablePlan,
@@ -75,6 +77,7 @@ def encode(plan: Plan) -> dict[str, Any]:
     value_rows = [[shardings.position(leaf) for leaf in value] for value in values.entries]
     parameters = [_encode_variable(variable, shardings) for variable in plan.parameters]
     outputs = [_encode_variable(variable, shardings) for variable in plan.outputs]
+    segments = [_encode_segment(segment, shardings) for segment in plan.segments]
     return {
         "format": PLAN_FORMAT,
         "module_name": plan.module_name,
@@ -95,9 +98,15 @@ def encode(plan: Plan) -> dict[str, Any]:
             "temporaries_bytes": plan.memory.temporaries_bytes,
         },
         "candidates": [
-            {"mesh": _encode_mesh(candidate.mesh), "step_s": candidate.step_s, "note": candidate.note}
+            {
+                "name": candidate.name,
+                "mesh": _encode_mesh(candidate.mesh),
+                "step_s": candidate.step_s,
+                "note": candidate.note,
+            }
             for candidate in plan.candidates
         ],
+        "segments": segments,
         "notes": list(plan.notes),
         "parameters": parameters,
         "outputs": outputs,
@@ -134,6 +143,16 @@ def _encode_variable(variable: VariablePlan, shardings: _Table) -> dict[str, Any
     }
 
 
+def _encode_segment(segment: SegmentPlan, shardings: _Table) -> dict[str, Any]:
+    return {
+        "name": segment.name,
+        "kind": segment.kind,
+        "instructions": segment.instructions,
+        "repeats": segment.repeats,
+        "boundary": [[name, shardings.position(sharding)] for name, sharding in segment.boundary],
+    }
+
+
 def _encode_collective(collective: PlannedCollective) -> dict[str, Any]:
     return {
         "kind": collective.kind,
@@ -158,6 +177,8 @@ def decode(text: str, hlo_text: str | None = None) -> Plan:
     except (ValueError, RecursionError) as error:
         raise PlanError(f"not JSON: {error}", where="plan", remedy="pass what Plan.to_json wrote") from None
     version = _read_version(data)
+    if version < (1, 1):
+        _add_fields_of_1_1(data)
     reader = _Reader(data, "plan", refuse_unknown=version <= _version(PLAN_FORMAT))
     digest = reader.text("hlo_sha256")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
@@ -170,6 +191,14 @@ def decode(text: str, hlo_text: str | None = None) -> Plan:
         )
     reader.take("format")
     return _read_plan(reader, digest, hlo_text)
+
+
+def _add_fields_of_1_1(data: dict[str, Any]) -> None:
+    data.setdefault("segments", [])
+    candidates = data.get("candidates")
+    for candidate in candidates if isinstance(candidates, list) else ():
+        if isinstance(candidate, dict):
+            candidate.setdefault("name", "")
 
 
 def _read_plan(reader: _Reader, digest: str, hlo_text: str | None) -> Plan:
@@ -200,6 +229,7 @@ def _read_plan(reader: _Reader, digest: str, hlo_text: str | None) -> Plan:
             temporaries_bytes=memory.integer("temporaries_bytes"),
         ),
         candidates=reader.objects("candidates", _read_candidate),
+        segments=reader.objects("segments", lambda row: _read_segment(row, shardings)),
         notes=reader.texts("notes"),
         hlo_text=hlo_text,
     )
@@ -439,5 +469,25 @@ def _read_collective(row: _Reader, mesh: Mesh) -> PlannedCollective:
 def _read_candidate(row: _Reader) -> Candidate:
     step_s = row.take("step_s")
     return Candidate(
-        mesh=_read_mesh(row, "mesh"), step_s=None if step_s is None else row.number("step_s"), note=row.text("note")
+        name=row.text("name"),
+        mesh=_read_mesh(row, "mesh"),
+        step_s=None if step_s is None else row.number("step_s"),
+        note=row.text("note"),
+    )
+
+
+def _read_segment(row: _Reader, shardings: Sequence[TensorSharding]) -> SegmentPlan:
+    boundary = []
+    for item in row.items("boundary"):
+        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str) or type(item[1]) is not int:
+            raise row.wrong("boundary", "lists of an instruction and a position", item)
+        if not 0 <= item[1] < len(shardings):
+            raise row.wrong("boundary", f"positions below {len(shardings)}", item[1])
+        boundary.append((item[0], shardings[item[1]]))
+    return SegmentPlan(
+        name=row.text("name"),
+        kind=row.integer("kind"),
+        instructions=row.integer("instructions"),
+        repeats=row.integer("repeats", least=1),
+        boundary=tuple(boundary),
     )

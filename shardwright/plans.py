@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.0"
+PLAN_FORMAT = "1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,11 +223,31 @@ class MemorySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A mesh the search priced: seconds a step, or why it was left out."""
+    """A plan the search priced: its mesh and seconds a step, or why it was left out.
+
+    name: how it came about: "search", or the expert plan that it is ("data parallel", "ZeRO-3", …).
+    """
 
     mesh: Mesh
     step_s: float | None
     note: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPlan:
+    """A part of the program that was solved as one problem, given the values at its boundary.
+
+    name: what explanations call it. kind: number of its class; segments of one kind are equal problems, solved once.
+    instructions: how many it holds. repeats: how many equal segments this entry stands for, itself included.
+    boundary: the values it hands to the next one, as (instruction, sharding).
+    """
+
+    name: str
+    kind: int
+    instructions: int
+    repeats: int = 1
+    boundary: tuple[tuple[str, TensorSharding], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +270,7 @@ class Plan:
     cost: CostSummary
     memory: MemorySummary
     candidates: tuple[Candidate, ...] = ()
+    segments: tuple[SegmentPlan, ...] = ()
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     hlo_text: str | None = field(default=None, compare=False, repr=False)

@@ -26,6 +26,7 @@ from shardwright.plans import (
     MeshAxis,
     Plan,
     PlannedCollective,
+    SegmentPlan,
     TensorSharding,
     VariablePlan,
 )
@@ -90,7 +91,11 @@ def small_plan(**changes: Any) -> Plan:
         ),
         "cost": CostSummary(compute_s=1e-3, communication_s=2e-3, lower_bound_s=2.5e-3, bound_scope="all"),
         "memory": MemorySummary(arguments_bytes=10, outputs_bytes=20, temporaries_bytes=30),
-        "candidates": (Candidate(mesh=MESH, step_s=3e-3), Candidate(mesh=Mesh.of({"data": 8}), step_s=None, note="no")),
+        "candidates": (
+            Candidate(mesh=MESH, step_s=3e-3, name="ZeRO-3"),
+            Candidate(mesh=Mesh.of({"data": 8}), step_s=None, note="no"),
+        ),
+        "segments": (SegmentPlan(name="block", kind=1, instructions=2, repeats=12, boundary=(("x", rows),)),),
         "notes": ("a note",),
         "planning_s": 0.25,
         "hlo_text": HLO,
@@ -174,6 +179,14 @@ def plans(draw: st.DrawFn) -> Plan:
         count=st.integers(1, 100),
         time_s=SECONDS,
     )
+    segment = st.builds(
+        SegmentPlan,
+        name=NAMES,
+        kind=st.integers(0, 9),
+        instructions=st.integers(0, 99),
+        repeats=st.integers(1, 99),
+        boundary=st.lists(st.tuples(NAMES, shardings(mesh)), max_size=3).map(tuple),
+    )
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
     variable = VariablePlan(
         number=0,
@@ -190,7 +203,10 @@ def plans(draw: st.DrawFn) -> Plan:
         collectives=tuple(draw(st.lists(collective, max_size=3))),
         parameters=(variable,),
         outputs=(),
-        candidates=tuple(draw(st.lists(st.builds(Candidate, mesh=meshes(), step_s=SECONDS | st.none(), note=NAMES)))),
+        candidates=tuple(
+            draw(st.lists(st.builds(Candidate, mesh=meshes(), step_s=SECONDS | st.none(), note=NAMES, name=NAMES)))
+        ),
+        segments=tuple(draw(st.lists(segment, max_size=3))),
         notes=tuple(draw(st.lists(NAMES))),
         planning_s=draw(SECONDS),
     )
@@ -201,6 +217,17 @@ def plans(draw: st.DrawFn) -> Plan:
 def test_any_plan_comes_back_equal_and_fits_the_schema(plan: Plan) -> None:
     assert Plan.from_json(plan.to_json()) == plan
     jsonschema.validate(encode(plan), SCHEMA)
+
+
+def test_plans_of_format_1_0_are_read() -> None:
+    data = encode(small_plan())
+    data["format"] = "1.0"
+    del data["segments"]
+    for candidate in data["candidates"]:
+        del candidate["name"]
+    read = Plan.from_json(json.dumps(data))
+    assert read.segments == ()
+    assert [candidate.name for candidate in read.candidates] == ["", ""]
 
 
 def test_large_plans_are_small_and_quick() -> None:
@@ -254,6 +281,10 @@ WRONG = [
     (set_to(("cost", "surprise"), 1), "plan.cost.surprise"),
     (set_to(("memory", "arguments_bytes"), 1.5), "plan.memory.arguments_bytes"),
     (set_to(("candidates", 0, "step_s"), "fast"), "plan.candidates[0].step_s"),
+    (set_to(("candidates", 0, "name"), 3), "plan.candidates[0].name"),
+    (set_to(("segments", 0, "repeats"), 0), "plan.segments[0].repeats"),
+    (set_to(("segments", 0, "boundary"), [["x"]]), "plan.segments[0].boundary"),
+    (set_to(("segments", 0, "boundary"), [["x", 99]]), "plan.segments[0].boundary"),
     (set_to(("notes", 0), 3), "plan.notes"),
     (set_to(("parameters", 0, "number"), 5), "plan.parameters[0].number"),
     (set_to(("parameters", 0, "sharding"), 99), "plan.parameters[0].sharding"),
