@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shardwright import wire
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError, OptionError, ServerUnavailableError
 from shardwright.plans import Plan
+from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 
 CALL_TIMEOUT_S = 30.0
@@ -132,21 +134,21 @@ class MasterConnection:
         return str(reply.program_id)
 
     def plan(
-        self, program_id: str, hlo_text: str, options: PlanOptions, on_progress: Callable[[str, float], None]
+        self, program_id: str, hlo_text: str, options: PlanOptions, on_progress: Callable[[PlanProgress], None]
     ) -> tuple[str, Plan]:
-        """(plan id, plan); `on_progress(phase, seconds)` as planning goes."""
+        """(plan id, plan); `on_progress` is called as planning goes. Leaving it by an exception ends the planning."""
         request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id)
         unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)
         plan_id = ""
-        for reply in self._stream(self._stub.PlanProgram, request):
-            kind = reply.WhichOneof("kind")
-            if kind == "progress":
-                progress = reply.progress
-                on_progress(f"{progress.phase} {progress.detail}".strip(), progress.elapsed_s)
-            elif kind == "result":
-                plan_id = reply.result.plan_id
-            elif kind == "plan_chunk":
-                unpacker.feed(reply.plan_chunk)
+        with closing(self._stream(self._stub.PlanProgram, request)) as replies:
+            for reply in replies:
+                kind = reply.WhichOneof("kind")
+                if kind == "progress":
+                    on_progress(wire.plan_progress_from(reply.progress))
+                elif kind == "result":
+                    plan_id = reply.result.plan_id
+                elif kind == "plan_chunk":
+                    unpacker.feed(reply.plan_chunk)
         return plan_id, Plan.from_json(unpacker.text(), hlo_text=hlo_text)
 
     def load(self, plan_id: str, on_progress: Callable[[str, float], None]) -> master_pb2.LoadResult:
@@ -179,11 +181,15 @@ class MasterConnection:
         except grpc.RpcError as error:
             wire.raise_from_rpc(error, where=self.address)
 
-    def _stream(self, method: Callable[..., Iterable[Any]], request: Any) -> Iterator[Any]:
+    def _stream(self, method: Callable[..., Any], request: Any) -> Generator[Any, None, None]:
+        """Replies of a call; closing the generator cancels it."""
+        call = method(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
         try:
-            yield from method(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
+            yield from call
         except grpc.RpcError as error:
             wire.raise_from_rpc(error, where=self.address)
+        finally:
+            call.cancel()
 
 
 def _require_listener(address: str) -> None:

@@ -80,7 +80,9 @@ def options_key(options: PlanOptions) -> str:
     """Equal for options that ask for the same plan."""
     pins = [sorted(axes.items()) for axes in (options.argument_axes, options.output_axes)]
     mesh = list((options.mesh or {}).items())
-    return repr((mesh, options.force, pins, options.argument_names, options.output_names))
+    limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
+    ways = (options.effort, options.rewrites, options.mode)
+    return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways))
 
 
 def _size_bytes(element_type: str, shape: tuple[int, ...]) -> int:

@@ -26,7 +26,8 @@ from shardwright.cluster import join_address
 from shardwright.config import PlanOptions
 from shardwright.errors import ArrayError, OptionError, SessionError, ShardwrightError
 from shardwright.layouts import Layout
-from shardwright.options import Force, Mesh, plan_options
+from shardwright.options import Force, MemoryBudget, Mesh, plan_options
+from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
@@ -116,23 +117,32 @@ class Session:
         static_argnums: int | Sequence[int] = (),
         mesh: Mesh = None,
         force: Force = None,
-        memory_budget: int | None = None,
+        memory_budget: MemoryBudget = None,
+        deadline: float | None = None,
+        effort: str | None = None,
+        rewrites: str | None = None,
+        mode: str | None = None,
         stages: int | None = None,
         micro_batches: int | None = None,
         schedule: str | None = None,
-        effort: str | None = None,
-        deadline: float | None = None,
+        progress: Callable[[PlanProgress], None] | None = None,
     ) -> Step:
         """`fn` as a step that runs on the servers; call it as you would `jax.jit(fn, ...)`.
 
         Args:
           donate_argnums: arguments whose arrays are updated in place; their handles are gone afterwards.
           static_argnums: arguments that are part of the program, by value.
-          mesh: "2x4", (2, 4) or {"data": 2, "model": 4}; default: the planner chooses.
+          mesh: "2x4", (2, 4) or {"data": 2, "model": 4}, up to three axes; default: the planner chooses.
           force: "data", "tensor", "mixed", "fsdp" or "replicated", or argument name pattern →
             {dimension: axis, True ("split somewhere") or None ("not split")}.
-          memory_budget, stages, micro_batches, schedule, effort, deadline: not supported
-            by this version; each must be None.
+          memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of
+            its memory (0.5, "50%"); default: all of it.
+          deadline: seconds after which the best plan found so far is taken.
+          effort: "fast", "default" or "best": how hard the planner searches where no deadline says it.
+          rewrites: "auto" (default) or "none": plan the program as it stands.
+          mode: "search" (default), or "propagate": follow the annotations and search nothing.
+          stages, micro_batches, schedule: not supported by this version; each must be None.
+          progress: called in this thread with a `PlanProgress` as planning goes on.
 
         Raises OptionError for a wrong option. Nothing is traced before the first call.
         """
@@ -140,11 +150,11 @@ class Session:
         from shardwright.client.step import Step
 
         options = plan_options(
-            mesh=mesh, force=force, memory_budget=memory_budget, stages=stages, micro_batches=micro_batches,
-            schedule=schedule, effort=effort, deadline=deadline,
+            mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
+            mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
         )  # fmt: skip
         function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
-        return Step(self, function, options)
+        return Step(self, function, options, progress)
 
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""
@@ -181,15 +191,20 @@ class Session:
 
     # ---- programs --------------------------------------------------------------------
 
-    def prepare(self, lowered: LoweredProgram, options: PlanOptions) -> Program:
-        """A program ready to run; one that computes the same by the same plan is planned and loaded once."""
+    def prepare(
+        self, lowered: LoweredProgram, options: PlanOptions, progress: Callable[[PlanProgress], None] | None = None
+    ) -> Program:
+        """A program ready to run; one that computes the same by the same plan is planned and loaded once.
+
+        progress: called as planning goes on, if it is planned now.
+        """
         from shardwright.client.programs import Program, leaf_numbers, options_key, outputs_to_read_back, protos_of
 
         self.require_open()
         with self._lock:
             key = (lowered.identity, options_key(options))
             if key not in self._loaded:
-                self._loaded[key] = self._plan_and_load(lowered, options)
+                self._loaded[key] = self._plan_and_load(lowered, options, progress)
             loaded = self._loaded[key]
             arguments = tuple(
                 self._intern(Layout.of(variable, loaded.plan.mesh)) for variable in loaded.plan.parameters
@@ -215,16 +230,23 @@ class Session:
             read_back=outputs_to_read_back(lowered),
         )
 
-    def _plan_and_load(self, lowered: LoweredProgram, options: PlanOptions) -> LoadedPlan:
+    def _plan_and_load(
+        self, lowered: LoweredProgram, options: PlanOptions, progress: Callable[[PlanProgress], None] | None
+    ) -> LoadedPlan:
         from shardwright.client.programs import LoadedPlan
 
-        def progress(phase: str, elapsed_s: float) -> None:
+        def planning(step: PlanProgress) -> None:
+            _log.info("%s: %s", lowered.name, step)
+            if progress is not None:
+                progress(step)
+
+        def loading(phase: str, elapsed_s: float) -> None:
             _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
 
         started = time.monotonic()
         program_id = self._master.upload_program(lowered.hlo_text)
-        plan_id, plan = self._master.plan(program_id, lowered.hlo_text, options, progress)
-        load = self._master.load(plan_id, progress)
+        plan_id, plan = self._master.plan(program_id, lowered.hlo_text, options, planning)
+        load = self._master.load(plan_id, loading)
         _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
         return LoadedPlan(plan=plan, load=load)
 

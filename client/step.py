@@ -19,6 +19,7 @@ from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanErr
 from shardwright.layouts import Layout
 from shardwright.options import name_matches
 from shardwright.plans import Mesh, Plan
+from shardwright.progress import PlanProgress
 
 if TYPE_CHECKING:
     from shardwright.client.session import Session
@@ -35,10 +36,17 @@ class Step:
     batch) plans another program that takes the state as it lies.
     """
 
-    def __init__(self, session: Session, function: JaxFunction, options: PlanOptions) -> None:
+    def __init__(
+        self,
+        session: Session,
+        function: JaxFunction,
+        options: PlanOptions,
+        progress: Callable[[PlanProgress], None] | None = None,
+    ) -> None:
         self._session = session
         self._function = function
         self._options = options
+        self._progress = progress
         self._lowered: dict[Signature, LoweredProgram] = {}
         self._programs: dict[Signature, list[Program]] = {}
         self._donated: dict[Signature, tuple[int, ...]] = {}
@@ -152,13 +160,12 @@ class Step:
         """A program that takes arrays as they lie; where the user's force forbids that, one they are moved for."""
         options = self._plan_options(lowered, leaves, donated)
         try:
-            return self._session.prepare(lowered, options)
+            return self._session.prepare(lowered, options, self._progress)
         except (AnnotationError, PlanError):
             if self._options.force is None or not (options.argument_axes or options.output_axes):
                 raise
-            return self._session.prepare(
-                lowered, replace(options, mesh=self._options.mesh, argument_axes={}, output_axes={})
-            )
+            free = replace(options, mesh=self._options.mesh, argument_axes={}, output_axes={})
+            return self._session.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
         if signature not in self._lowered:

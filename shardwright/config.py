@@ -23,17 +23,35 @@ Pins = Mapping[int, Pin]
 #: The named strategies that `force=` accepts.
 FORCED_STRATEGIES = ("data", "tensor", "mixed", "fsdp", "replicated")
 
+#: How hard the search works where no deadline says it: `fast` takes the first good plan,
+#: `best` goes on until nothing better can be.
+EFFORTS = ("fast", "default", "best")
+
+#: Whether the planner may plan a rewritten program: `auto` where that pays, `none` the program as it stands.
+REWRITES = ("auto", "none")
+
+#: `search` looks for the fastest plan; `propagate` follows the annotations and searches nothing.
+MODES = ("search", "propagate")
+
+#: Most axes of a mesh.
+MAX_MESH_AXES = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """What the user may ask of a plan; every default means "you decide".
 
-    mesh: sizes of one or two axes by name, in order (`{"data": 2, "model": 4}`); None searches.
+    mesh: sizes of one to three axes by name, in order (`{"data": 2, "model": 4}`); None searches.
     force: one of `FORCED_STRATEGIES`, or pins by argument name (`{"params['wte']": {0: "model"}}`,
         `*` and `?` are wildcards).
     argument_axes / output_axes: exact axes per dimension, by flat argument or output
         number; how one program is planned to fit arrays that already lie on the servers.
         They need `mesh`.
+    memory_budget: bytes of one device that the plan may take.
+    memory_fraction: the same as a part of what the device has; not both. Neither: all of it.
+    deadline_s: seconds from the start of planning until the best plan so far is taken; None: when
+        `effort` is spent.
+    effort: one of `EFFORTS`. rewrites: one of `REWRITES`. mode: one of `MODES`.
     argument_names / output_names: pytree paths for messages and reports.
     """
 
@@ -41,5 +59,11 @@ class PlanOptions:
     force: str | Mapping[str, Pins] | None = None
     argument_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     output_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    memory_budget: int | None = None
+    memory_fraction: float | None = None
+    deadline_s: float | None = None
+    effort: str = "default"
+    rewrites: str = "auto"
+    mode: str = "search"
     argument_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cluster import Cluster
 from shardwright.errors import OptionError
-from shardwright.options import Force, Mesh, plan_options
+from shardwright.options import Force, MemoryBudget, Mesh, plan_options
 from shardwright.plans import Plan
 
+if TYPE_CHECKING:
+    from shardwright.planner import PlanProgress
 
 def plan(
     hlo_text: str,
@@ -17,18 +20,22 @@ def plan(
     *,
     mesh: Mesh = None,
     force: Force = None,
-    memory_budget: int | None = None,
+    memory_budget: MemoryBudget = None,
+    deadline: float | None = None,
+    effort: str | None = None,
+    rewrites: str | None = None,
+    mode: str | None = None,
     stages: int | None = None,
     micro_batches: int | None = None,
     schedule: str | None = None,
-    effort: str | None = None,
-    deadline: float | None = None,
+    progress: Callable[[PlanProgress], None] | None = None,
 ) -> Plan:
     """A checked plan for HLO text on a cluster.
 
     Args:
       hlo_text: what `step.lower(...)`, `shardwright lower` or a framework printed.
       cluster: a Cluster, the path of a cluster file, or a number of local CPU devices.
+      progress: called as planning goes on, in this thread.
       mesh, force and the rest: as in `Session.parallelize`.
 
     Raises HloSyntaxError, ClusterConfigError, OptionError, AnnotationError or PlanError.
@@ -36,10 +43,10 @@ def plan(
     from shardwright import planner
 
     options = plan_options(
-        mesh=mesh, force=force, memory_budget=memory_budget, stages=stages, micro_batches=micro_batches,
-        schedule=schedule, effort=effort, deadline=deadline,
+        mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
+        mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
     )  # fmt: skip
-    return planner.plan(hlo_text, _cluster(cluster), options)
+    return planner.plan(hlo_text, _cluster(cluster), options, progress=progress)
 
 
 def _cluster(cluster: Any) -> Cluster:

@@ -2,32 +2,92 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardwright.config import FORCED_STRATEGIES, Pin, PlanOptions
+from shardwright.config import EFFORTS, FORCED_STRATEGIES, MAX_MESH_AXES, MODES, REWRITES, Pin, PlanOptions
 from shardwright.errors import OptionError
 
-#: Axis names of a mesh given by sizes only.
-DEFAULT_AXES = ("data", "model")
+#: Axis names of a mesh given by sizes only. They are names and nothing more: any axis may split anything.
+DEFAULT_AXES = ("data", "model", "sequence")
 
 Mesh = str | tuple[int, ...] | Mapping[str, int] | None
 Force = str | Mapping[str, Mapping[int, Pin]] | None
 
+#: Bytes, a part of the device's memory (a float up to 1), or a text: "40GB", "36GiB", "50%".
+MemoryBudget = int | float | str | None
 
-def plan_options(*, mesh: Mesh = None, force: Force = None, **absent: Any) -> PlanOptions:
+_UNIT_BYTES = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+}  # fmt: skip
+
+
+def plan_options(
+    *,
+    mesh: Mesh = None,
+    force: Force = None,
+    memory_budget: MemoryBudget = None,
+    deadline: float | None = None,
+    effort: str | None = None,
+    rewrites: str | None = None,
+    mode: str | None = None,
+    **absent: Any,
+) -> PlanOptions:
     """Checks what the user asked for.
 
     Args:
-      mesh: "2x4", (2, 4) or {"data": 2, "model": 4}; one or two axes. None searches.
+      mesh: "2x4", (2, 4) or {"data": 2, "model": 4}; one to three axes. None searches.
       force: one of `FORCED_STRATEGIES`, or argument name pattern → {dimension: pin}.
+      memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of its
+        memory (0.5, "50%"). None: all of it.
+      deadline: seconds after which the best plan so far is taken.
+      effort: "fast", "default" or "best". rewrites: "auto" or "none". mode: "search" or "propagate".
       absent: options that this version does not have; each must be None.
 
     Raises OptionError that names the option.
     """
     refuse_absent(absent)
-    return PlanOptions(mesh=_mesh(mesh), force=_force(force))
+    budget_bytes, fraction = _memory_budget(memory_budget)
+    options = PlanOptions(
+        mesh=_mesh(mesh),
+        force=_force(force),
+        memory_budget=budget_bytes,
+        memory_fraction=fraction,
+        deadline_s=deadline,
+        effort="default" if effort is None else effort,
+        rewrites="auto" if rewrites is None else rewrites,
+        mode="search" if mode is None else mode,
+    )
+    check_limits(options)
+    return options
+
+
+def check_limits(options: PlanOptions) -> None:
+    """Raises OptionError for a budget, deadline, effort, mode or rewrites that mean nothing."""
+    _one_of("effort", options.effort, EFFORTS)
+    _one_of("rewrites", options.rewrites, REWRITES)
+    _one_of("mode", options.mode, MODES)
+    if options.mode == "propagate" and isinstance(options.force, str):
+        raise OptionError(
+            f"mode='propagate' follows annotations, force={options.force!r} is a strategy of its own",
+            where="mode",
+            remedy="leave one of them out, or give force= as pins of arguments",
+        )
+    deadline_s, fraction, budget = options.deadline_s, options.memory_fraction, options.memory_budget
+    if deadline_s is not None and not (_is_number(deadline_s) and 0 < deadline_s < math.inf):
+        raise OptionError(f"a deadline of {deadline_s!r}", where="deadline", remedy="give seconds, more than 0")
+    if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
+        raise OptionError(
+            f"a budget of {fraction!r} of the device's memory", where="memory_budget",
+            remedy="give a part up to 1.0, or bytes as an integer",
+        )  # fmt: skip
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0):
+        raise OptionError(f"a budget of {budget!r} bytes", where="memory_budget", remedy="give bytes, more than 0")
+    if budget is not None and fraction is not None:
+        raise OptionError("a budget in bytes and one as a part of the memory", where="memory_budget")
 
 
 def refuse_absent(options: Mapping[str, Any]) -> None:
@@ -39,6 +99,32 @@ def refuse_absent(options: Mapping[str, Any]) -> None:
             )
 
 
+def _one_of(option: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise OptionError(f"{option} is {value!r}", where=option, remedy=f"one of {', '.join(known)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
+    """(bytes, part of the device's memory); at most one of them is given."""
+    if isinstance(budget, float):
+        return None, budget
+    if budget is None or isinstance(budget, int):
+        return budget, None
+    text = str(budget)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", text)
+    if match is None or match[2].upper() not in {*_UNIT_BYTES, "%"}:
+        raise OptionError(
+            f"{text!r} is no amount of memory", where="memory_budget", remedy='write "40GB", "36GiB", "50%" or bytes'
+        )
+    if match[2] == "%":
+        return None, float(match[1]) / 100
+    return round(float(match[1]) * _UNIT_BYTES[match[2].upper()]), None
+
+
 def _mesh(mesh: Mesh) -> dict[str, int] | None:
     if mesh is None:
         return None
@@ -47,8 +133,8 @@ def _mesh(mesh: Mesh) -> dict[str, int] | None:
             raise OptionError(f"{mesh!r} is no mesh", where="mesh", remedy='write sizes, such as "8" or "2x4"')
         mesh = tuple(int(size) for size in mesh.split("x"))
     sizes = dict(mesh) if isinstance(mesh, Mapping) else dict(zip(DEFAULT_AXES, mesh, strict=False))
-    if not 1 <= len(mesh) <= len(DEFAULT_AXES):
-        raise OptionError(f"a mesh of {len(mesh)} axes", where="mesh", remedy="use one or two axes")
+    if not 1 <= len(mesh) <= MAX_MESH_AXES:
+        raise OptionError(f"a mesh of {len(mesh)} axes", where="mesh", remedy="use one, two or three axes")
     for name, size in sizes.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise OptionError(f"mesh axis name {name!r} is not an identifier", where="mesh")

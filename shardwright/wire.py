@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import grpc
 
@@ -26,7 +26,9 @@ from shardwright.errors import (
     ShardwrightError,
 )
 from shardwright.layouts import Layout
+from shardwright.options import check_limits
 from shardwright.plans import Mesh, MeshAxis, TensorSharding
+from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.xla.compiled import CompiledProgram, ObservedCollective
 
@@ -49,21 +51,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.so_reuseport", 0),
 )
-
-
-class PlanningStep(Protocol):
-    """How far planning is, as the planner reports it; 0.0 where a figure is not known yet."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def incumbent_s(self) -> float: ...
-    @property
-    def lower_bound_s(self) -> float: ...
-    @property
-    def elapsed_s(self) -> float: ...
 
 
 # ---- layouts ---------------------------------------------------------------
@@ -115,6 +102,12 @@ def plan_request(options: PlanOptions, *, session_id: str, program_id: str) -> m
         output_layouts=_pinned_layouts(options.output_axes),
         argument_names=options.argument_names,
         output_names=options.output_names,
+        memory_budget_bytes=options.memory_budget or 0,
+        memory_fraction=options.memory_fraction or 0.0,
+        deadline_s=options.deadline_s or 0.0,
+        effort=options.effort,
+        rewrites=options.rewrites,
+        mode=options.mode,
     )
     if isinstance(options.force, str):
         request.forced_strategy = options.force
@@ -128,7 +121,7 @@ def plan_request(options: PlanOptions, *, session_id: str, program_id: str) -> m
 
 
 def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
-    """Raises OptionError for a forced strategy that does not exist, or one given beside forced pins."""
+    """Raises OptionError for options that do not exist or exclude each other."""
     if request.forced_strategy and request.forced_pins:
         raise OptionError("a forced strategy and forced pins exclude each other", where="force")
     if request.forced_strategy and request.forced_strategy not in FORCED_STRATEGIES:
@@ -137,14 +130,22 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
     pins: dict[str, dict[int, Pin]] = {}
     for forced in request.forced_pins:
         pins.setdefault(forced.name_pattern, {})[forced.dimension] = _pin_value(forced.axes)
-    return PlanOptions(
+    options = PlanOptions(
         mesh={axis.name: axis.size for axis in request.mesh} or None,
         force=request.forced_strategy or pins or None,
         argument_axes=_axes_by_number(request.argument_layouts),
         output_axes=_axes_by_number(request.output_layouts),
         argument_names=tuple(request.argument_names),
         output_names=tuple(request.output_names),
+        memory_budget=request.memory_budget_bytes or None,
+        memory_fraction=request.memory_fraction or None,
+        deadline_s=request.deadline_s or None,
+        effort=request.effort or "default",
+        rewrites=request.rewrites or "auto",
+        mode=request.mode or "search",
     )
+    check_limits(options)
+    return options
 
 
 def _pinned_layouts(axes: Mapping[int, tuple[tuple[str, ...], ...]]) -> list[master_pb2.PinnedLayout]:
@@ -175,13 +176,23 @@ def _pin_value(text: str) -> Pin:
     return axes[0] if len(axes) == 1 else axes
 
 
-def plan_progress(step: PlanningStep) -> master_pb2.PlanProgress:
+def plan_progress(step: PlanProgress) -> master_pb2.PlanProgress:
     return master_pb2.PlanProgress(
         phase=step.phase,
         detail=step.detail,
         incumbent_s=step.incumbent_s,
         lower_bound_s=step.lower_bound_s,
         elapsed_s=step.elapsed_s,
+    )
+
+
+def plan_progress_from(message: master_pb2.PlanProgress) -> PlanProgress:
+    return PlanProgress(
+        phase=message.phase,
+        detail=message.detail,
+        incumbent_s=message.incumbent_s,
+        lower_bound_s=message.lower_bound_s,
+        elapsed_s=message.elapsed_s,
     )
 
 

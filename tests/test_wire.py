@@ -26,6 +26,7 @@ from shardwright.errors import (
 )
 from shardwright.layouts import Layout
 from shardwright.plans import Mesh, TensorSharding
+from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import common_pb2, master_pb2, master_pb2_grpc
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 
@@ -61,7 +62,41 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
     assert wire.plan_options(master_pb2.PlanProgramRequest.FromString(request.SerializeToString())) == options
 
 
-@pytest.mark.parametrize("wrong", [{"forced_strategy": "magic"}, {"forced_strategy": "data", "forced_pins": [{}]}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"memory_budget": 1 << 40, "deadline_s": 0.5},
+        {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "mode": "propagate"},
+    ],
+)
+def test_limits_of_a_plan_come_back(limits: dict[str, object]) -> None:
+    options = PlanOptions(**limits)  # type: ignore[arg-type]
+    request = wire.plan_request(options, session_id="s", program_id="p")
+    assert wire.plan_options(master_pb2.PlanProgramRequest.FromString(request.SerializeToString())) == options
+
+
+def test_progress_comes_back() -> None:
+    progress = PlanProgress(phase="search", detail="data=8", incumbent_s=0.5, lower_bound_s=0.4, elapsed_s=1.5)
+    assert wire.plan_progress_from(wire.plan_progress(progress)) == progress
+    assert progress.gap == pytest.approx(0.2)
+    assert str(progress) == "1.5 s  search  data=8  best step 500.000 ms  bound 400.000 ms  gap 20.0%"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"forced_strategy": "magic"},
+        {"forced_strategy": "data", "forced_pins": [{}]},
+        {"effort": "much"},
+        {"mode": "guess"},
+        {"rewrites": "some"},
+        {"memory_budget_bytes": -1},
+        {"memory_fraction": 2.0},
+        {"memory_budget_bytes": 1, "memory_fraction": 0.5},
+        {"deadline_s": -1.0},
+        {"mode": "propagate", "forced_strategy": "data"},
+    ],
+)
 def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         wire.plan_options(master_pb2.PlanProgramRequest(**wrong))

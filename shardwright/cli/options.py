@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.cluster import Cluster
-from shardwright.config import FORCED_STRATEGIES, Pin, Pins, PlanOptions
+from shardwright.config import EFFORTS, FORCED_STRATEGIES, MODES, REWRITES, Pin, Pins, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.options import plan_options
 
@@ -18,7 +18,7 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh",
         metavar="SIZES",
-        help="mesh to plan for: 8, 2x4, or data=2,model=4 (default: the planner compares the possible ones)",
+        help="mesh to plan for: 8, 2x4, 2x2x2, or data=2,model=4 (default: the planner compares the possible ones)",
     )
     parser.add_argument(
         "--force",
@@ -27,6 +27,19 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help=f"a strategy ({', '.join(FORCED_STRATEGIES)}) or pins of one argument, NAME=DIM:AXIS,… "
         "where AXIS may be - (not split) or * (split somewhere); may repeat for pins",
+    )
+    parser.add_argument(
+        "--memory-budget",
+        metavar="AMOUNT",
+        help="what the plan may take of one device: 40GB, 36GiB, bytes, or 50%% of its memory (default: all of it)",
+    )
+    parser.add_argument(
+        "--deadline", metavar="SECONDS", type=float, help="take the best plan found after so many seconds"
+    )
+    parser.add_argument("--effort", choices=EFFORTS, help="how hard to search (default: default)")
+    parser.add_argument("--mode", choices=MODES, help="search, or only propagate the annotations (default: search)")
+    parser.add_argument(
+        "--rewrites", choices=REWRITES, help="plan a rewritten program where that pays, or none (default: auto)"
     )
 
 
@@ -46,7 +59,15 @@ def cluster_of(text: str) -> Cluster:
 
 def planning_options(arguments: argparse.Namespace) -> PlanOptions:
     """What `add_planning_options` collected. Raises OptionError."""
-    return plan_options(mesh=mesh_of(arguments.mesh), force=force_of(arguments.force))
+    return plan_options(
+        mesh=mesh_of(arguments.mesh),
+        force=force_of(arguments.force),
+        memory_budget=arguments.memory_budget,
+        deadline=arguments.deadline,
+        effort=arguments.effort,
+        rewrites=arguments.rewrites,
+        mode=arguments.mode,
+    )
 
 
 def mesh_of(text: str | None) -> str | dict[str, int] | None:

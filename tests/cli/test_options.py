@@ -22,10 +22,21 @@ def test_mesh_notations() -> None:
     assert parsed().mesh is None
     assert parsed("--mesh=8").mesh == {"data": 8}
     assert parsed("--mesh=2x4").mesh == {"data": 2, "model": 4}
+    assert parsed("--mesh=2x3x4").mesh == {"data": 2, "model": 3, "sequence": 4}
     assert parsed("--mesh=rows=2,columns=4").mesh == {"rows": 2, "columns": 4}
 
 
-@pytest.mark.parametrize("text", ["", "x", "2x", "2x2x2", "a=1,a=2", "a=b", "2,4", "-1", "a=2,", "a b=2"])
+def test_limits() -> None:
+    options = parsed("--memory-budget=40GB", "--deadline=2.5", "--effort=best", "--mode=propagate", "--rewrites=none")
+    assert (options.memory_budget, options.deadline_s) == (40 * 10**9, 2.5)
+    assert (options.effort, options.mode, options.rewrites) == ("best", "propagate", "none")
+    assert parsed("--memory-budget=50%").memory_fraction == 0.5
+    plain = parsed()
+    assert (plain.memory_budget, plain.memory_fraction, plain.deadline_s) == (None, None, None)
+    assert (plain.effort, plain.mode, plain.rewrites) == ("default", "search", "auto")
+
+
+@pytest.mark.parametrize("text", ["", "x", "2x", "2x2x2x2", "a=1,a=2", "a=b", "2,4", "-1", "a=2,", "a b=2"])
 def test_bad_meshes(text: str) -> None:
     with pytest.raises(OptionError, match="mesh"):
         parsed(f"--mesh={text}")

@@ -59,7 +59,7 @@ def test_meshes_are_read(mesh, sizes) -> None:
     assert plan_options(mesh=mesh).mesh == sizes
 
 
-@pytest.mark.parametrize("mesh", ["2by4", (2, 2, 2), {"a b": 2}, {"a": 0}, (), "", {"a": True}])
+@pytest.mark.parametrize("mesh", ["2by4", (2, 2, 2, 1), {"a b": 2}, {"a": 0}, (), "", {"a": True}])
 def test_wrong_meshes_are_named(mesh) -> None:
     with pytest.raises(sw.OptionError, match="mesh"):
         plan_options(mesh=mesh)
@@ -74,7 +74,39 @@ def test_strategies_are_checked() -> None:
         plan_options(force={"params*": "model"})
 
 
-@pytest.mark.parametrize("option", ["memory_budget", "stages", "micro_batches", "schedule", "effort", "deadline"])
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [(123, (123, None)), ("40GB", (40 * 10**9, None)), ("36 GiB", (36 << 30, None)), ("1.5kib", (1536, None)),
+     (0.5, (None, 0.5)), ("25%", (None, 0.25)), (None, (None, None))],
+)  # fmt: skip
+def test_memory_budgets(budget, expected) -> None:
+    options = plan_options(memory_budget=budget)
+    assert (options.memory_budget, options.memory_fraction) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("memory_budget", value) for value in (0, -5, 1.5, 0.0, "40 parsecs", "120%", True)),
+        *(("deadline", value) for value in (0, -1.0, "5", float("inf"), float("nan"))),
+        ("effort", "much"),
+        ("mode", "guess"),
+        ("rewrites", "some"),
+    ],
+)
+def test_limits_that_mean_nothing_are_named(option: str, value) -> None:
+    with pytest.raises(sw.OptionError) as caught:
+        plan_options(**{option: value})
+    assert caught.value.where == option
+
+
+def test_propagating_annotations_and_a_strategy_exclude_each_other() -> None:
+    assert plan_options(mode="propagate", force={"w": {0: "data"}}).mode == "propagate"
+    with pytest.raises(sw.OptionError, match="force='data' is a strategy"):
+        plan_options(mode="propagate", force="data")
+
+
+@pytest.mark.parametrize("option", ["stages", "micro_batches", "schedule"])
 def test_options_that_are_not_there_yet_are_refused_by_name(option: str) -> None:
     with pytest.raises(sw.OptionError, match=f"'{option}' is not supported by this version"):
         plan_options(**{option: 1})

@@ -92,7 +92,7 @@ class ForcedPin(_message.Message):
     def __init__(self, name_pattern: _Optional[str] = ..., dimension: _Optional[int] = ..., axes: _Optional[str] = ...) -> None: ...
 
 class PlanProgramRequest(_message.Message):
-    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names")
+    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,12 @@ class PlanProgramRequest(_message.Message):
     OUTPUT_LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     ARGUMENT_NAMES_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_NAMES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    EFFORT_FIELD_NUMBER: _ClassVar[int]
+    REWRITES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     program_id: str
     mesh: _containers.RepeatedCompositeFieldContainer[_common_pb2.MeshAxis]
@@ -111,7 +117,13 @@ class PlanProgramRequest(_message.Message):
     output_layouts: _containers.RepeatedCompositeFieldContainer[PinnedLayout]
     argument_names: _containers.RepeatedScalarFieldContainer[str]
     output_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    memory_budget_bytes: int
+    memory_fraction: float
+    deadline_s: float
+    effort: str
+    rewrites: str
+    mode: str
+    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class PlanProgress(_message.Message):
     __slots__ = ("phase", "detail", "incumbent_s", "lower_bound_s", "elapsed_s")

@@ -1,0 +1,39 @@
+"""How far planning is: what a planner reports while it works, to whoever watches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProgress:
+    """One report of a planner; 0.0 where a figure is not known yet.
+
+    phase: parse, rules, search or check. detail: what of it, such as the mesh being searched.
+    incumbent_s: predicted seconds a step of the best plan so far.
+    lower_bound_s: no plan of the search is faster.
+    elapsed_s: since planning began.
+    """
+
+    phase: str
+    detail: str = ""
+    incumbent_s: float = 0.0
+    lower_bound_s: float = 0.0
+    elapsed_s: float = 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """(incumbent − bound) / incumbent; None until both are known."""
+        if not self.incumbent_s or not self.lower_bound_s:
+            return None
+        return max(0.0, 1.0 - self.lower_bound_s / self.incumbent_s)
+
+    def __str__(self) -> str:
+        parts = [f"{self.elapsed_s:.1f} s", self.phase, self.detail]
+        if self.incumbent_s:
+            parts.append(f"best step {self.incumbent_s * 1e3:.3f} ms")
+        if self.lower_bound_s:
+            parts.append(f"bound {self.lower_bound_s * 1e3:.3f} ms")
+        if self.gap is not None:
+            parts.append(f"gap {self.gap:.1%}")
+        return "  ".join(part for part in parts if part)
