@@ -1,0 +1,173 @@
+"""Where a partial sum may go: the operands in which an instruction is linear.
+
+A value that is *partial* over a mesh axis lies as one summand on every device along it. f may be applied to the
+summands instead of to their sum where `f(a + b) = f(a) + f(b)`. A way says so for ONE mesh axis: its operand
+leaves are partial over the axis, every other operand leaf is whole over it (neither split nor partial: all
+devices must apply the same function), and every leaf of the result is then partial over it.
+
+Only sums are kept partial: a maximum or a product is reduced where it is made. Left out on purpose:
+
+- booleans, whose `add` is an or, so that no all-reduce of a sum fits them;
+- converts that narrow (they would round each summand before the sum), and any between integers and others
+  (an integer wraps where the sum of its summands does not);
+- division of integers, which truncates each summand.
+
+Linear means linear over finite numbers: summands that overflow, or a partial sum divided by zero, may give a
+NaN where the sum would have given infinity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from shardwright.hlo import Instruction
+from shardwright.planner.rules.base import operand_leaves
+from shardwright.planner.rules.reduction import reduction_of
+from shardwright.planner.rules.tuples import IDENTITY_TARGETS
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWay:
+    """Operand leaves (counted as in `Factor.operands`) that are partial together; the rest are whole.
+
+    No leaf at all: the result is zero, a partial sum whose summands are zero too.
+    """
+
+    operands: frozenset[int]
+
+
+def linear_ways(instruction: Instruction) -> tuple[LinearWay, ...]:
+    """The ways of taking a partial sum through `instruction`; () where it is linear in nothing.
+
+    Instructions that only hand values on (tuples, loops, calls, conditionals) have none: their leaves are
+    followed to whoever computes with them.
+    """
+    if not all(_is_summable(leaf.element_type) for leaf in instruction.shape.leaves):
+        return ()
+    zero: tuple[tuple[int, ...], ...] = ((),) if is_zero(instruction) else ()
+    ways = _WAYS.get(instruction.opcode)
+    return tuple(LinearWay(frozenset(way)) for way in (*zero, *(ways(instruction) if ways else ())))
+
+
+_ZERO = re.compile(r"[\s{},()+\-.0]*0[\s{},()+\-.0]*", re.ASCII)
+_EXPONENT = re.compile(r"(?<=[0-9.])[eE][+\-]?[0-9]+", re.ASCII)
+
+#: Instructions whose elements are all elements of their one operand, as they are or converted.
+_COPYING = frozenset({"broadcast", "reshape", "bitcast", "transpose", "copy", "convert", "slice", "reverse"})
+
+
+def is_zero(instruction: Instruction) -> bool:
+    """Whether every element is the number zero, as far as a literal and what copies its elements show."""
+    while instruction.opcode in _COPYING and instruction.operands:
+        instruction = instruction.operands[0]
+    return instruction.opcode == "constant" and bool(_ZERO.fullmatch(_EXPONENT.sub("", instruction.payload)))
+
+
+def _is_summable(element_type: str) -> bool:
+    return element_type != "pred"
+
+
+# ---- ways by opcode ----------------------------------------------------------
+
+_Ways = Callable[[Instruction], Iterable[tuple[int, ...]]]
+
+
+def _all_together(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    """`f(a + b, c + d) = f(a, c) + f(b, d)`."""
+    yield tuple(range(len(operand_leaves(instruction))))
+
+
+def _one_of_two(_: Instruction) -> Iterable[tuple[int, ...]]:
+    """A product, of whatever kind: `f(a + b, c) = f(a, c) + f(b, c)`, and so on the right."""
+    yield (0,)
+    yield (1,)
+
+
+def _first(_: Instruction) -> Iterable[tuple[int, ...]]:
+    """Linear in the first operand; the others say where its elements go."""
+    yield (0,)
+
+
+def _convert(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    source, target = operand_leaves(instruction)[0].element_type, instruction.shape.leaves[0].element_type
+    if _is_widening(source, target):
+        yield (0,)
+
+
+#: Explicit significand bits, and exponent bits, of the float types that a training step computes in.
+_SIGNIFICANT_BITS = {"bf16": (7, 8), "f16": (10, 5), "f32": (23, 8), "f64": (52, 11)}
+_PARTS = {"c64": "f32", "c128": "f64"}
+
+
+def _is_widening(source: str, target: str) -> bool:
+    """Whether every number of `source` is one of `target`, both floats or complex."""
+    if source == target:
+        return True
+    if source in _PARTS and target not in _PARTS:
+        return False
+    have, want = (_SIGNIFICANT_BITS.get(_PARTS.get(kind, kind)) for kind in (source, target))
+    return have is not None and want is not None and have[0] <= want[0] and have[1] <= want[1]
+
+
+def _divide(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    if instruction.shape.leaves[0].element_type[0] not in "su":
+        yield (0,)
+
+
+def _select(_: Instruction) -> Iterable[tuple[int, ...]]:
+    """`p ? a : b`, the same element on every device because `p` is whole."""
+    yield (1, 2)
+
+
+def _pad(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    """The padding is added on every device, so it must be zero."""
+    if is_zero(instruction.operands[1]):
+        yield (0,)
+
+
+def _sum(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    """A reduce or reduce-window of one array by addition, from zero."""
+    if len(instruction.operands) == 2 and _adds(instruction, "to_apply") and is_zero(instruction.operands[1]):
+        yield (0,)
+
+
+def _scatter(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    """Updates added to one array: linear in both together."""
+    if len(instruction.operands) == 3 and _adds(instruction, "to_apply"):
+        yield (0, 2)
+
+
+def _select_and_scatter(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    """The gradient of a pooling: the operand selects, the source is added up from zero."""
+    if _adds(instruction, "scatter") and is_zero(instruction.operands[2]):
+        yield (1,)
+
+
+def _adds(instruction: Instruction, region: str) -> bool:
+    return reduction_of(instruction.called[region][0]) == "add"
+
+
+def _custom_call(instruction: Instruction) -> Iterable[tuple[int, ...]]:
+    """Annotations hand their operand on."""
+    if instruction.get("custom_call_target", "") in IDENTITY_TARGETS and len(instruction.operands) == 1:
+        yield (0,)
+
+
+_WAYS: dict[str, _Ways] = {
+    **dict.fromkeys(("add", "subtract", "complex", "concatenate"), _all_together),
+    **dict.fromkeys(("negate", "copy", "real", "imag"), _first),
+    **dict.fromkeys(("broadcast", "reshape", "bitcast", "transpose", "slice", "reverse"), _first),
+    **dict.fromkeys(("dynamic-slice", "gather"), _first),
+    **dict.fromkeys(("multiply", "dot", "convolution"), _one_of_two),
+    **dict.fromkeys(("reduce", "reduce-window"), _sum),
+    "convert": _convert,
+    "divide": _divide,
+    "select": _select,
+    "pad": _pad,
+    "dynamic-update-slice": lambda _: [(0, 1)],
+    "scatter": _scatter,
+    "select-and-scatter": _select_and_scatter,
+    "custom-call": _custom_call,
+}
