@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shardwright.config import PlanOptions
 from shardwright.errors import InternalError, OptionError
+
+if TYPE_CHECKING:
+    from shardwright.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class HardwareProfile:
         all-reduce's where the compiler makes it one and lets each device keep a slice.
     latency_counts: what a collective pays a link's latency for: each of its `ring-steps`, or each
         of the `members` of a group, where devices are threads that wait for one another.
+    overlap: part of the time of gradient synchronisation that runs beside compute and costs no step time,
+        as long as there is as much compute left to run beside.
     sources: where each number comes from, by its path in the data file.
     """
 
@@ -54,6 +60,7 @@ class HardwareProfile:
     collective_efficiency: float
     reduce_scatter_runs_as: str
     latency_counts: str
+    overlap: float
     sources: Mapping[str, str]
 
     def matmul_flops_per_s(self, element_type: str) -> float:
@@ -62,6 +69,23 @@ class HardwareProfile:
         if peak is None:
             peak = self.peak_flops_per_s["default"]
         return peak * self.matmul_efficiency
+
+
+def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> int:
+    """What a plan may take of one device: the budget of the options, else what the cluster file or the profile says.
+
+    A budget as a part is one of what the device has. Raises OptionError for a budget over what the cluster file says.
+    """
+    has = cluster.memory_bytes_per_device or profile.memory_bytes
+    if options.memory_fraction is not None:
+        return int(has * options.memory_fraction)
+    if cluster.memory_bytes_per_device and (options.memory_budget or 0) > has:
+        raise OptionError(
+            f"a budget of {options.memory_budget} bytes, but the cluster file gives a device {has}",
+            where="memory_budget",
+            remedy="lower the budget, or correct memory_gib in the cluster file",
+        )
+    return options.memory_budget or has
 
 
 @cache
@@ -118,5 +142,6 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         collective_efficiency=number("collective_efficiency"),
         reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
         latency_counts=value("latency_counts"),
+        overlap=number("overlap"),
         sources=sources,
     )
