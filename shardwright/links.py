@@ -64,7 +64,7 @@ def read_link(written: str | Mapping[str, Any], *, devices_of_node: int, is_insi
     Raises LinkProblem for an unknown kind, for a kind and numbers together or neither, and for ports of a
     link that has none.
     """
-    data = {"kind": written} if isinstance(written, str) else dict(written)
+    data: dict[str, Any] = {"kind": written} if isinstance(written, str) else dict(written)
     latency_us = data.get("latency_us")
     latency_s = None if latency_us is None else latency_us * 1e-6
     if "kind" not in data:
