@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,26 @@ class Link:
 
     bandwidth_bytes_per_s: float
     latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """What the device's XLA compiler does that decides which values are stored, and how long.
+
+    schedule: the order kernels run in, one of `cost.schedule.SCHEDULES`.
+    reduce_takes_in: what a reduction computes inside its own kernel: `loops` (whatever a kernel can) or
+        `elementwise` (one elementwise instruction that nobody else reads).
+    repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
+    merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
+    copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
+        in the place its kernel expects.
+    """
+
+    schedule: str
+    reduce_takes_in: str
+    repeats_cheap: bool
+    merges_all_reduces: bool
+    copies_dot_operands: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +63,7 @@ class HardwareProfile:
         of the `members` of a group, where devices are threads that wait for one another.
     overlap: part of the time of gradient synchronisation that runs beside compute and costs no step time,
         as long as there is as much compute left to run beside.
+    compiler: what its XLA does with buffers.
     sources: where each number comes from, by its path in the data file.
     """
 
@@ -61,6 +82,7 @@ class HardwareProfile:
     reduce_scatter_runs_as: str
     latency_counts: str
     overlap: float
+    compiler: Compiler
     sources: Mapping[str, str]
 
     def matmul_flops_per_s(self, element_type: str) -> float:
@@ -143,5 +165,6 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
         latency_counts=value("latency_counts"),
         overlap=number("overlap"),
+        compiler=Compiler(**{field.name: value("compiler", field.name) for field in fields(Compiler)}),
         sources=sources,
     )
