@@ -21,8 +21,16 @@ from shardwright.planner.rules.data_movement import reshape_groups
 #: A dimension cut into more pieces than this is cut for its elements, not because it holds several things at once.
 MOST_PIECES = 64
 
-#: Required dimensions: per array leaf of the entry's parameters, in what form it is stored already.
-Required = Mapping[int, tuple[int, ...]]
+#: Dimensions by number of an array leaf.
+Views = Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Required:
+    """Dimensions in which array leaves of the entry's parameters and result are stored, whatever the program says."""
+
+    parameters: Views = field(default_factory=dict)
+    outputs: Views = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +65,9 @@ def choose(module: Module, required: Required) -> Chosen:
     """The dimensions to split in one round: of every class, at most once."""
     graph = _Graph(module)
     forced = _forced(graph, required)
-    fixed = {dim for leaf in required for dim in graph.parameter_dims(leaf)}
+    fixed = {
+        (value, leaf, dim) for value, leaf, _ in graph.stored(required) for dim in range(value.shape.leaves[leaf].rank)
+    }
     chosen = Chosen()
     for found in _cut_classes(graph, forced):
         _decide(graph, found, forced, fixed, chosen)
@@ -105,14 +115,13 @@ def _decide(graph: _Graph, found: DimClass, forced: Mapping[Dim, int], fixed: se
 
 
 def _forced(graph: _Graph, required: Required) -> dict[Dim, int]:
-    """Blocks of the parameters' dimensions that are stored as several."""
+    """Blocks of the variables' dimensions that are stored as several."""
     forced = {}
-    for leaf, wanted in required.items():
-        value, number = graph.parameters[leaf]
-        for left, right in reshape_groups(value.shape.leaves[number].dimensions, wanted):
+    for value, leaf, wanted in graph.stored(required):
+        dimensions = value.shape.leaves[leaf].dimensions
+        for left, right in reshape_groups(dimensions, wanted):
             if len(left) == 1 and len(right) > 1:
-                size = value.shape.leaves[number].dimensions[left[0]]
-                forced[(value, number, left[0])] = size // wanted[right[0]]
+                forced[(value, leaf, left[0])] = dimensions[left[0]] // wanted[right[0]]
     return forced
 
 
@@ -151,9 +160,10 @@ class _Graph:
         value, leaf, number = dim
         return value.shape.leaves[leaf].dimensions[number]
 
-    def parameter_dims(self, leaf: int) -> list[Dim]:
-        value, number = self.parameters[leaf]
-        return [(value, number, dim) for dim in range(value.shape.leaves[number].rank)]
+    def stored(self, required: Required) -> list[tuple[Instruction, int, tuple[int, ...]]]:
+        """Array leaves of arguments and outputs, and the dimensions in which they are to be stored."""
+        arguments = [(*self.parameters[leaf], wanted) for leaf, wanted in required.parameters.items()]
+        return [*arguments, *((self.module.entry.root, leaf, wanted) for leaf, wanted in required.outputs.items())]
 
     def has_parameter(self, found: DimClass) -> bool:
         return any(value in self._of_entry for value, _, _ in found.dims)

@@ -20,6 +20,7 @@ from math import prod
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module
 from shardwright.planner.rewrites import edit
+from shardwright.planner.rewrites.boundary import bring_to
 from shardwright.planner.rewrites.classes import Required, choose, planned_computations
 from shardwright.planner.rewrites.split_ops import ATTRIBUTES, Splits, on_pieces, start_indices
 
@@ -46,19 +47,18 @@ class Rewritten:
         return bool(self.parameters or self.outputs)
 
 
-def rewrite(module: Module, required_views: Required | None = None) -> Rewritten:
+def rewrite(module: Module, required: Required | None = None) -> Rewritten:
     """Split every dimension that is cut into equal blocks, with all that must follow it.
 
-    required_views: per array leaf of the entry's parameters that is stored already, the dimensions in which
-        it is (its own, where it lies as the program was written). Followed where the program can; else the
-        argument is reshaped where it enters, and an output in its buffer where it leaves.
+    required: variables whose dimensions are settled because arrays lie so already (their own, where they lie
+        as the program was written). The program follows where it can; else the variable is reshaped where it
+        enters or leaves. An output that reuses an argument's buffer is stored like the argument.
 
     Instructions keep their names and metadata; reshapes that are added have names of their own. `module` is
     not changed, and is given back where nothing is to be split.
-    Raises PlanError where a required view does not have the argument's elements.
+    Raises PlanError where a required view does not have the variable's elements.
     """
-    required = dict(required_views or {})
-    _check_required(module, required)
+    required = checked(module, required or Required())
     notes: dict[str, None] = {}
     made = module
     for _ in range(MOST_ROUNDS):
@@ -67,37 +67,50 @@ def rewrite(module: Module, required_views: Required | None = None) -> Rewritten
         if not chosen.factors:
             break
         made = _Rewriter(made, Splits(factors=chosen.factors)).run()
-    made = _bring_to(made, required)
+    made = bring_to(made, required)
+    return views_between(module, made, tuple(notes))
+
+
+def views_between(module: Module, made: Module, notes: tuple[str, ...] = ()) -> Rewritten:
+    """`made` as a rewrite of `module`: which variables have other dimensions."""
+    (parameters, outputs), (new_parameters, new_outputs) = variable_dims(module), variable_dims(made)
     return Rewritten(
         module=made,
-        parameters=_changed(_parameter_dims(module), _parameter_dims(made)),
-        outputs=_changed(_output_dims(module), _output_dims(made)),
-        notes=tuple(notes),
+        parameters=_changed(parameters, new_parameters),
+        outputs=_changed(outputs, new_outputs),
+        notes=notes,
     )
 
 
-def _parameter_dims(module: Module) -> list[tuple[int, ...]]:
-    return [leaf.dimensions for parameter in module.entry.parameters for leaf in parameter.shape.leaves]
-
-
-def _output_dims(module: Module) -> list[tuple[int, ...]]:
-    return [leaf.dimensions for leaf in module.entry.root.shape.leaves]
+def variable_dims(module: Module) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Dimensions of the array leaves of the entry's parameters, and of its result."""
+    parameters = [leaf.dimensions for parameter in module.entry.parameters for leaf in parameter.shape.leaves]
+    return parameters, [leaf.dimensions for leaf in module.entry.root.shape.leaves]
 
 
 def _changed(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
     return {leaf: new for leaf, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
 
 
-def _check_required(module: Module, required: Required) -> None:
-    dims = _parameter_dims(module)
-    for leaf, wanted in required.items():
-        if not 0 <= leaf < len(dims) or prod(dims[leaf]) != prod(wanted):
-            has = list(dims[leaf]) if 0 <= leaf < len(dims) else "not there"
-            raise PlanError(
-                f"argument {leaf} is {has} in the program and cannot be stored as {list(wanted)}",
-                where=f"argument {leaf}",
-                remedy="give the dimensions in which an array of as many elements lies",
-            )
+def checked(module: Module, required: Required) -> Required:
+    """The same, for both sides of each buffer that an argument and an output share."""
+    parameters, outputs = dict(required.parameters), dict(required.outputs)
+    for output, parameter in edit.flat_aliases(module).items():
+        if parameter in parameters:
+            outputs[output] = parameters[parameter]
+        elif output in outputs:
+            parameters[parameter] = outputs[output]
+    argument_dims, output_dims = variable_dims(module)
+    for kind, dims, views in (("argument", argument_dims, parameters), ("output", output_dims, outputs)):
+        for leaf, wanted in views.items():
+            if not 0 <= leaf < len(dims) or prod(dims[leaf]) != prod(wanted):
+                has = list(dims[leaf]) if 0 <= leaf < len(dims) else "not there"
+                raise PlanError(
+                    f"{kind} {leaf} is {has} in the program and cannot be stored as {list(wanted)}",
+                    where=f"{kind} {leaf}",
+                    remedy="give the dimensions in which an array of as many elements lies",
+                )
+    return Required(parameters=parameters, outputs=outputs)
 
 
 class _Rewriter:
@@ -182,62 +195,3 @@ class _Rewriter:
     def _emit(self, instruction: Instruction) -> Instruction:
         self.out.append(instruction)
         return instruction
-
-
-def _bring_to(module: Module, required: Required) -> Module:
-    """Reshape arguments that are stored otherwise than the program reads them, and what leaves in their buffers."""
-    wanted = {leaf: dims for leaf, dims in required.items() if _parameter_dims(module)[leaf] != dims}
-    if not wanted:
-        return module
-    entry, names = module.entry, edit.Names(module)
-    leaves = 0
-    stored: dict[Instruction, tuple[int, ...]] = {}
-    for parameter in entry.parameters:
-        if isinstance(parameter.shape, ArrayShape) and leaves in wanted:
-            stored[parameter] = wanted[leaves]
-        leaves += len(parameter.shape.leaves)
-    if len(stored) < len(wanted):
-        raise PlanError(
-            "an argument inside a tuple is stored otherwise than the program reads it",
-            where=module.name,
-            remedy="hand the arrays over as arguments of their own",
-        )
-    made: dict[Instruction, Instruction] = {}
-    out: list[Instruction] = []
-    for old in entry:
-        new = edit.copy_of(old, [made[operand] for operand in old.operands])
-        if old in stored:
-            new.shape = ArrayShape(old.shape.leaves[0].element_type, stored[old])
-            out.append(new)
-            new = edit.reshape_to(new, old.shape.leaves[0].dimensions, names.like(old.name, "logical"))
-        out.append(new)
-        made[old] = new
-    aliases = {output: wanted[leaf] for output, leaf in edit.flat_aliases(module).items() if leaf in wanted}
-    root = _stored_outputs(made[entry.root], aliases, out, names)
-    rebuilt = edit.computation_of(entry, out, root)
-    return edit.module_of(module, [rebuilt if c is entry else c for c in module.computations])
-
-
-def _stored_outputs(
-    root: Instruction, aliases: Mapping[int, tuple[int, ...]], out: list[Instruction], names: edit.Names
-) -> Instruction:
-    """The root with the outputs of `aliases` in these dimensions; reshapes go before it."""
-    if not aliases:
-        return root
-    if isinstance(root.shape, ArrayShape):
-        out.append(edit.reshape_to(root, aliases[0], names.like(root.name, "stored")))
-        return out[-1]
-    if root.opcode != "tuple" or len(root.operands) != len(root.shape.leaves):
-        raise PlanError(
-            f"{root.opcode} {root.name} hands on arrays that are stored otherwise than it makes them",
-            where=root.name,
-            remedy="return the arrays in one flat tuple",
-        )
-    out.pop()
-    operands = list(root.operands)
-    for leaf, dimensions in aliases.items():
-        out.append(edit.reshape_to(operands[leaf], dimensions, names.like(operands[leaf].name, "stored")))
-        operands[leaf] = out[-1]
-    leaves = iter([operand.shape.leaves[0] for operand in operands])
-    out.append(edit.copy_of(root, operands, shape=edit.with_leaves(root.shape, leaves)))
-    return out[-1]
