@@ -30,4 +30,6 @@ TUPLE_VIEWS = frozenset({
 })  # fmt: skip
 
 #: Custom calls that only mark a value (annotations and constraints): identities.
-MARKER_TARGETS = frozenset({"Sharding", "shardwright.annotate", "SPMDFullToShardShape", "SPMDShardToFullShape"})
+MARKER_TARGETS = frozenset({
+    "Sharding", "shardwright.annotate", "xla.sdy.FuncResultSharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
+})  # fmt: skip
