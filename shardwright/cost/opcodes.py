@@ -18,6 +18,9 @@ ELEMENTWISE = EXPENSIVE_ELEMENTWISE | {
     "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "map",
 }  # fmt: skip
 
+#: Arithmetic, which a device may only have for some element types; the others only move or choose elements.
+COMPUTING = (ELEMENTWISE - {"convert", "select", "reduce-precision"}) | {"dot", "convolution", "reduce"}
+
 #: Re-indexing that XLA computes inside the kernel that reads it.
 INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "copy"})
 
