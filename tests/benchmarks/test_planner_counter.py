@@ -141,10 +141,9 @@ def test_convolution_flops_as_xla_counts_them(stride, padding, dilation):
     """The weight gradient and the input gradient are convolutions with dilated operands and negative padding."""
 
     def loss(x, w):
-        y = jax.lax.conv_general_dilated(
+        return jax.lax.conv_general_dilated(
             x, w, (stride, stride), padding, rhs_dilation=(dilation,) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        return y
 
     def step(x, w, g):
         return jax.vjp(loss, x, w)[1](g)
