@@ -16,7 +16,7 @@ import jax
 
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import JaxFunction, Signature, spec_of
-from shardwright.client.placement import place
+from shardwright.client.placement import place, settled
 from shardwright.config import PlanOptions
 from shardwright.layouts import Layout
 from shardwright.plans import Mesh
@@ -50,18 +50,21 @@ class PendingInit:
             if self._has_run:
                 return
             handles = [reference() for reference in self._handles]
-            axes = {
-                number: wanted[id(handle)].sharding.dims
+            outputs = {
+                number: wanted[id(handle)]
                 for number, handle in enumerate(handles)
                 if handle is not None and wanted is not None and id(handle) in wanted
             }
             program = self._session.prepare(
                 self._lowered,
-                PlanOptions(
-                    mesh=mesh.sizes if mesh is not None else None,
-                    output_axes=axes,
-                    argument_names=self._lowered.argument_names,
-                    output_names=self._lowered.output_names,
+                settled(
+                    PlanOptions(
+                        mesh=mesh.sizes if mesh is not None else None,
+                        argument_names=self._lowered.argument_names,
+                        output_names=self._lowered.output_names,
+                    ),
+                    {},
+                    outputs,
                 ),
             )
             leaves = place(self._session, self._leaves, program)

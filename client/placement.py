@@ -6,7 +6,8 @@ is left is arrays that a function planned earlier has laid out otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -62,6 +63,24 @@ def place(session: Session, leaves: Sequence[Any], program: Program, donated: Se
     return placed
 
 
+def settled(options: PlanOptions, arguments: Mapping[int, Layout], outputs: Mapping[int, Layout]) -> PlanOptions:
+    """The options, with arguments and outputs (by flat number) that must lie as these layouts say."""
+
+    def axes(layouts: Mapping[int, Layout]) -> dict[int, tuple[tuple[str, ...], ...]]:
+        return {number: layout.sharding.dims for number, layout in layouts.items()}
+
+    def views(layouts: Mapping[int, Layout]) -> dict[int, tuple[int, ...]]:
+        return {number: layout.shape for number, layout in layouts.items() if layout.view_of is not None}
+
+    return replace(
+        options,
+        argument_axes=axes(arguments),
+        output_axes=axes(outputs),
+        argument_views=views(arguments),
+        output_views=views(outputs),
+    )
+
+
 def _lies_as(leaf: Any, layout: Layout) -> bool:
     return type(leaf) is RemoteArray and leaf._layout is layout
 
@@ -107,10 +126,10 @@ def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: 
     )
     program = session.prepare(
         lowered,
-        PlanOptions(
-            mesh=layouts[0].mesh.sizes,
-            argument_axes={n: handle._layout.sharding.dims for n, handle in enumerate(handles) if handle._layout},
-            output_axes={n: layout.sharding.dims for n, layout in enumerate(layouts)},
+        settled(
+            PlanOptions(mesh=layouts[0].mesh.sizes),
+            {n: handle._layout for n, handle in enumerate(handles) if handle._layout},
+            dict(enumerate(layouts)),
         ),
     )
     results = [result for result in session.run(program, handles) if result is not None]

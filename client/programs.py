@@ -78,7 +78,8 @@ def protos_of(layouts: tuple[Layout, ...]) -> tuple[common_pb2.ArrayLayout, ...]
 
 def options_key(options: PlanOptions) -> str:
     """Equal for options that ask for the same plan."""
-    pins = [sorted(axes.items()) for axes in (options.argument_axes, options.output_axes)]
+    by_number = (options.argument_axes, options.output_axes, options.argument_views, options.output_views)
+    pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
     limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
     ways = (options.effort, options.rewrites, options.mode)

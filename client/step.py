@@ -12,7 +12,7 @@ from shardwright import wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
 from shardwright.client.initializer import PendingInit
-from shardwright.client.placement import fits, place
+from shardwright.client.placement import fits, place, settled
 from shardwright.client.programs import Program, leaf_numbers
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
@@ -164,7 +164,7 @@ class Step:
         except (AnnotationError, PlanError):
             if self._options.force is None or not (options.argument_axes or options.output_axes):
                 raise
-            free = replace(options, mesh=self._options.mesh, argument_axes={}, output_axes={})
+            free = settled(replace(options, mesh=self._options.mesh), {}, {})
             return self._session.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
@@ -180,14 +180,9 @@ class Step:
         if mesh is None:
             return options
         numbers = leaf_numbers(lowered)
-        arguments = {numbers[n]: layout.sharding.dims for n, layout in pinned.items() if layout.mesh == mesh}
+        arguments = {numbers[n]: layout for n, layout in pinned.items() if layout.mesh == mesh}
         outputs = {output: arguments[argument] for output, argument in lowered.aliases.items() if argument in arguments}
-        return replace(
-            options,
-            mesh=mesh.sizes,
-            argument_axes=arguments,
-            output_axes=self._settled_outputs(lowered, mesh) | outputs,
-        )
+        return settled(replace(options, mesh=mesh.sizes), arguments, self._settled_outputs(lowered, mesh) | outputs)
 
     def _pinned_layouts(
         self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
@@ -237,12 +232,12 @@ class Step:
         numbers = enumerate(leaf_numbers(lowered))
         return {n: known[lowered.arguments[a]] for n, a in numbers if lowered.arguments[a] in known}
 
-    def _settled_outputs(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, tuple[tuple[str, ...], ...]]:
-        """Axes of outputs that this step's first program has as well: state that is not donated keeps its layout."""
+    def _settled_outputs(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, Layout]:
+        """Layouts of outputs that this step's first program has as well: state that is not donated keeps its own."""
         if self._main is None or self._main.plan.mesh != mesh:
             return {}
         known = dict(zip(self._main.lowered.outputs, self._main.outputs, strict=True))
-        return {n: known[output].sharding.dims for n, output in enumerate(lowered.outputs) if output in known}
+        return {n: known[output] for n, output in enumerate(lowered.outputs) if output in known}
 
     def _require_program(self) -> Program:
         if self._main is None:

@@ -47,7 +47,7 @@ class ArrayTransfer:
         wanted = self._holders(layout)
         stored = np.empty(layout.stored_shape, layout.dtype)
         self._each(list(wanted), lambda node: self._fetch_from(node, wanted[node], array_id, layout, stored))
-        return logical_part(stored, layout) if layout.is_padded else stored
+        return logical_part(stored, layout)
 
     # ---- one node --------------------------------------------------------------
 

@@ -15,10 +15,10 @@ fsdp        over all axes. Along the batch as in `data`. Every state tensor is s
             axes together divide one, and gathered for use; gradients are reduce-scattered and the update is
             computed on shards, where they divide.
 tensor      over all axes. Batch arguments are replicated and nothing is split along the batch. Each state tensor of
-            rank 2 or more is split over all axes (one or two dimensions) where they divide it, and computed with
+            rank 2 or more is split over all axes (on one dimension or several) where they divide it, and computed with
             where it lies: it is never gathered. (Where that cannot be, the plan notes it.) State of rank 1 is split
             or not, as is cheaper.
-mixed       two axes. The first as in `data`, the second as in `tensor`.
+mixed       two axes or three. The first as in `data`, the others as in `tensor`.
 replicated  everything is computed whole on every device: no collectives.
 {pattern: {dim: pin}}   the pins, on arguments whose name matches (`*` and `?` are wildcards); all else is searched.
 
@@ -30,16 +30,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 
 from shardwright.config import FORCED_STRATEGIES, Pins, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.hlo import ArrayShape
-from shardwright.options import name_matches
+from shardwright.options import DEFAULT_AXES, name_matches
 from shardwright.planner.colours import coloured_dims
 from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
-from shardwright.planner.meshes import AXIS_NAMES, all_meshes
+from shardwright.planner.meshes import all_meshes
 from shardwright.planner.pins import Requirement, Requirements, dim_pin
 from shardwright.planner.strategies import StrategyBuilder
 from shardwright.plans import Mesh, TensorSharding
@@ -94,7 +95,7 @@ def meshes_for(options: PlanOptions, device_count: int) -> tuple[Mesh, ...]:
             raise OptionError(f"{device_count} devices have no two factors for a mixed strategy", where="force")
         return meshes
     if options.force == "tensor":
-        return (Mesh.of({AXIS_NAMES[1]: device_count}),)
+        return (Mesh.of({DEFAULT_AXES[1]: device_count}),)
     return all_meshes(device_count)[:1] if isinstance(options.force, str) else all_meshes(device_count)
 
 
@@ -104,9 +105,9 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
         return Forced()
     if not isinstance(options.force, str):
         return Forced(requirements=_by_name(flow, names, options.force))
-    if options.force == "mixed" and len(mesh.axes) != 2:
+    if options.force == "mixed" and len(mesh.axes) == 1:
         raise OptionError(
-            f"a mixed strategy needs two axes, mesh {mesh} has one",
+            f"a mixed strategy needs two axes or three, mesh {mesh} has one",
             where="force",
             remedy="give a mesh like 2x4, or leave the mesh out",
         )
@@ -226,15 +227,16 @@ class _Strategy:
         return lambda sharding: set(sharding.axes) == axes and (not one_dim or sum(map(bool, sharding.dims)) == 1)
 
     def _can_split(self, shape: ArrayShape) -> bool:
-        devices = self.mesh.size(self.state_axes)
-        if any(size % devices == 0 for size in shape.dimensions):
-            return True
-        sizes = [self.mesh.sizes[axis] for axis in self.state_axes]
-        pairs = [(i, j) for i in range(shape.rank) for j in range(shape.rank) if i != j]
-        return (
-            not self.one_dim
-            and len(sizes) == 2
-            and any(shape.dimensions[i] % sizes[0] == 0 == shape.dimensions[j] % sizes[1] for i, j in pairs)
+        """Whether all `state_axes` divide one dimension, or (not `one_dim`) some dimensions between them."""
+        if self.one_dim:
+            return any(size % self.mesh.size(self.state_axes) == 0 for size in shape.dimensions)
+        return any(
+            all(
+                size % self.mesh.size(tuple(axis for axis, at in zip(self.state_axes, dims, strict=True) if at == dim))
+                == 0
+                for dim, size in enumerate(shape.dimensions)
+            )
+            for dims in product(range(shape.rank), repeat=len(self.state_axes))
         )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import ClusterConfigError
+from shardwright.links import Link, LinkProblem, read_link
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -30,14 +31,6 @@ DEFAULT_HARDWARE = {"cpu": "cpu", "cuda": "a100", "tpu": "tpu-v5e"}
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """Speed of a link between two devices, one way."""
-
-    bandwidth_bytes_per_s: float
-    latency_s: float | None = None  # None: the hardware profile's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,15 +224,14 @@ def _read(data: dict[str, Any], source: str, directory: Path) -> Cluster:
     _check_addresses(data, nodes, source)
     token, security = _security(data, source, directory)
     _check_protection(nodes, token, security, data.get("insecure", False), source)
-    links = data.get("links", {})
     return Cluster(
         name=data.get("name", Path(source).stem),
         nodes=nodes,
         platform=platform,
         hardware=data.get("hardware", DEFAULT_HARDWARE[platform]),
         memory_bytes_per_device=_memory_bytes(data, source),
-        intra_node=_link(links.get("intra_node")),
-        inter_node=_link(links.get("inter_node")),
+        intra_node=_link(data, "intra_node", nodes, source),
+        inter_node=_link(data, "inter_node", nodes, source),
         security=security,
         insecure=data.get("insecure", False),
         token=token,
@@ -402,11 +394,12 @@ def _memory_bytes(data: Mapping[str, Any], source: str) -> int | None:
     return memory
 
 
-def _link(data: Mapping[str, float] | None) -> Link | None:
-    if data is None:
+def _link(data: Mapping[str, Any], which: str, nodes: tuple[ClusterNode, ...], source: str) -> Link | None:
+    written = data.get("links", {}).get(which)
+    if written is None:
         return None
-    latency_us = data.get("latency_us")
-    return Link(
-        bandwidth_bytes_per_s=data["bandwidth_gb_per_s"] * 1e9,
-        latency_s=None if latency_us is None else latency_us * 1e-6,
-    )
+    devices = max(node.device_count for node in nodes)
+    try:
+        return read_link(written, devices_of_node=devices, is_inside_node=which == "intra_node")
+    except LinkProblem as problem:
+        raise _error(source, str(problem), problem.remedy, field=f"links.{which}") from None

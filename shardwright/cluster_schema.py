@@ -53,6 +53,7 @@ def _words(finding: Any) -> tuple[str, str, str]:
             return "the key is missing", f'add "{key}"', key
         case "type":
             expected = finding.validator_value
+            expected = expected if isinstance(expected, str) else " or ".join(expected)
             return f"expected {_article(expected)}, found {json.dumps(finding.instance)}", "change the value", ""
         case "enum":
             known = ", ".join(finding.validator_value)

@@ -47,6 +47,8 @@ class PlanOptions:
     argument_axes / output_axes: exact axes per dimension, by flat argument or output
         number; how one program is planned to fit arrays that already lie on the servers.
         They need `mesh`.
+    argument_views / output_views: dimensions in which some of these are stored, where they are
+        other than the program's (`VariablePlan.view_of`).
     memory_budget: bytes of one device that the plan may take.
     memory_fraction: the same as a part of what the device has; not both. Neither: all of it.
     deadline_s: seconds from the start of planning until the best plan so far is taken; None: when
@@ -59,6 +61,8 @@ class PlanOptions:
     force: str | Mapping[str, Pins] | None = None
     argument_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     output_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    argument_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    output_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     memory_budget: int | None = None
     memory_fraction: float | None = None
     deadline_s: float | None = None

@@ -26,6 +26,8 @@ Slices = tuple[slice, ...]
 class Layout:
     """Logical type of an array, its sharding over a mesh, and its stored (padded) shape.
 
+    `view_of` are the dimensions that the user sees, where `shape` views the same elements otherwise; else None.
+
     Raises PlanError where the ranks differ, an axis is unknown, or the stored
     shape is not divided by its axes.
     """
@@ -35,8 +37,11 @@ class Layout:
     mesh: Mesh
     sharding: TensorSharding
     stored_shape: tuple[int, ...]
+    view_of: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.view_of is not None and prod(self.view_of) != prod(self.shape):
+            raise PlanError(f"a layout of {list(self.shape)} is no view of {list(self.view_of)}")
         if not len(self.shape) == len(self.stored_shape) == len(self.sharding.dims):
             raise PlanError(
                 f"layout of rank {len(self.shape)} with stored shape {self.stored_shape} and {self.sharding}"
@@ -60,6 +65,7 @@ class Layout:
             mesh=mesh,
             sharding=variable.sharding,
             stored_shape=variable.stored_shape,
+            view_of=variable.view_of,
         )
 
     @classmethod
@@ -71,6 +77,11 @@ class Layout:
     @property
     def dtype(self) -> np.dtype:
         return to_dtype(self.element_type)
+
+    @property
+    def user_shape(self) -> tuple[int, ...]:
+        """Dimensions that the user sees."""
+        return self.shape if self.view_of is None else self.view_of
 
     @property
     def is_padded(self) -> bool:
@@ -131,7 +142,8 @@ def distinct_shards(layout: Layout, devices: Iterable[int]) -> tuple[Shard, ...]
 
 
 def pad_to_stored(array: np.ndarray, layout: Layout) -> np.ndarray:
-    """The stored form of a logical array: zeros added at the end of padded dimensions."""
+    """The stored form of a logical array: its view, zeros added at the end of padded dimensions."""
+    array = array.reshape(layout.shape)
     if not layout.is_padded:
         return array
     widths = [(0, stored - size) for size, stored in zip(layout.shape, layout.stored_shape, strict=True)]
@@ -139,8 +151,8 @@ def pad_to_stored(array: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 def logical_part(array: np.ndarray, layout: Layout) -> np.ndarray:
-    """The logical array in a stored one: a view, without the padding."""
-    return array[tuple(slice(0, size) for size in layout.shape)]
+    """The logical array in a stored one, without the padding; nothing is copied unless both are other."""
+    return array[tuple(slice(0, size) for size in layout.shape)].reshape(layout.user_shape)
 
 
 def _coordinates(mesh: Mesh, device_position: int) -> dict[str, int]:

@@ -6,15 +6,20 @@ value's leaves), `computations`, `opcodes` and `reasons`. A row of `instructions
 `[computation, name, opcode, [operand values], result value, [partial axes], reason]`.
 
 Reading accepts any minor version of the format's major number; keys that are not
-known are refused, except from a later minor version. Version 1.1 added `segments`
-and the `name` of candidates.
+known are refused, except from a later minor version. Version 1.1 added `segments`,
+the `name` of candidates, and `rewritten` and `view_of` for plans of rewritten programs.
+
+A plan of a rewritten program carries that program's text, since nobody but the planner has it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -39,6 +44,9 @@ from shardwright.plans import (
 )
 
 T = TypeVar("T")
+
+#: What a program's text in a plan may take, unpacked.
+TEXT_LIMIT_BYTES = 1 << 28
 
 
 # ---- writing ---------------------------------------------------------------
@@ -78,10 +86,12 @@ def encode(plan: Plan) -> dict[str, Any]:
     parameters = [_encode_variable(variable, shardings) for variable in plan.parameters]
     outputs = [_encode_variable(variable, shardings) for variable in plan.outputs]
     segments = [_encode_segment(segment, shardings) for segment in plan.segments]
+    rewritten = {"rewritten": _encode_rewritten(plan)} if plan.original_sha256 else {}
     return {
         "format": PLAN_FORMAT,
         "module_name": plan.module_name,
         "hlo_sha256": plan.hlo_sha256,
+        **rewritten,
         "mesh": _encode_mesh(plan.mesh),
         "hardware": plan.hardware,
         "origin": plan.origin,
@@ -120,6 +130,15 @@ def encode(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _encode_rewritten(plan: Plan) -> dict[str, Any]:
+    row = {"original_sha256": plan.original_sha256}
+    if plan.hlo_text is not None:
+        packer = zlib.compressobj(level=6, wbits=31)
+        packed = packer.compress(plan.hlo_text.encode()) + packer.flush()
+        row["hlo_gzip_base64"] = base64.b64encode(packed).decode()
+    return row
+
+
 def _encode_mesh(mesh: Mesh) -> list[dict[str, Any]]:
     return [{"name": axis.name, "size": axis.size} for axis in mesh.axes]
 
@@ -132,7 +151,7 @@ def _encode_sharding(sharding: TensorSharding) -> dict[str, Any]:
 
 
 def _encode_variable(variable: VariablePlan, shardings: _Table) -> dict[str, Any]:
-    return {
+    row: dict[str, Any] = {
         "number": variable.number,
         "name": variable.name,
         "element_type": variable.element_type,
@@ -141,6 +160,9 @@ def _encode_variable(variable: VariablePlan, shardings: _Table) -> dict[str, Any
         "stored_shape": list(variable.stored_shape),
         "alias": variable.alias,
     }
+    if variable.view_of is not None:
+        row["view_of"] = list(variable.view_of)
+    return row
 
 
 def _encode_segment(segment: SegmentPlan, shardings: _Table) -> dict[str, Any]:
@@ -183,14 +205,46 @@ def decode(text: str, hlo_text: str | None = None) -> Plan:
     digest = reader.text("hlo_sha256")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise reader.wrong("hlo_sha256", "64 hexadecimal digits", digest)
-    if hlo_text is not None and sha256(hlo_text.encode()).hexdigest() != digest:
+    original, rewritten_text = _read_rewritten(reader, digest)
+    if original and (hlo_text is None or _digest(hlo_text) == original):
+        hlo_text = rewritten_text
+    if hlo_text is not None and _digest(hlo_text) != digest:
         raise PlanError(
             "the HLO text is not the program this plan was made for",
             where="plan.hlo_sha256",
             remedy="pass the text the plan was made from, or plan this program again",
         )
     reader.take("format")
-    return _read_plan(reader, digest, hlo_text)
+    return _read_plan(reader, digest, original, hlo_text)
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _read_rewritten(reader: _Reader, digest: str) -> tuple[str, str | None]:
+    """(hash of the text that the planned program was rewritten from, or ''; the planned program where it is there)."""
+    if not reader.has("rewritten"):
+        return "", None
+    row = reader.object("rewritten")
+    original = row.text("original_sha256")
+    text = _unpack(row) if row.has("hlo_gzip_base64") else None
+    if text is not None and _digest(text) != digest:
+        raise row.wrong("hlo_gzip_base64", "the text that hlo_sha256 is of", "another")
+    row.finish()
+    return original, text
+
+
+def _unpack(row: _Reader) -> str:
+    packed = row.text("hlo_gzip_base64")
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        text = inflater.decompress(base64.b64decode(packed, validate=True), TEXT_LIMIT_BYTES).decode()
+    except (binascii.Error, zlib.error, UnicodeDecodeError):
+        raise row.wrong("hlo_gzip_base64", "gzip-compressed UTF-8 in base64", packed) from None
+    if not inflater.eof:
+        raise row.wrong("hlo_gzip_base64", f"a whole text of at most {TEXT_LIMIT_BYTES >> 20} MiB", packed)
+    return text
 
 
 def _add_fields_of_1_1(data: dict[str, Any]) -> None:
@@ -201,7 +255,7 @@ def _add_fields_of_1_1(data: dict[str, Any]) -> None:
             candidate.setdefault("name", "")
 
 
-def _read_plan(reader: _Reader, digest: str, hlo_text: str | None) -> Plan:
+def _read_plan(reader: _Reader, digest: str, original: str, hlo_text: str | None) -> Plan:
     mesh = _read_mesh(reader, "mesh")
     shardings = reader.objects("shardings", lambda row: _read_sharding(row, mesh))
     values = _read_values(reader, shardings)
@@ -231,6 +285,7 @@ def _read_plan(reader: _Reader, digest: str, hlo_text: str | None) -> Plan:
         candidates=reader.objects("candidates", _read_candidate),
         segments=reader.objects("segments", lambda row: _read_segment(row, shardings)),
         notes=reader.texts("notes"),
+        original_sha256=original,
         hlo_text=hlo_text,
     )
     for part in (cost, memory, reader):
@@ -430,6 +485,7 @@ def _read_variable(row: _Reader, shardings: Sequence[TensorSharding]) -> Variabl
         sharding=row.entry("sharding", shardings),
         stored_shape=row.integers("stored_shape"),
         alias=None if alias is None else row.integer("alias"),
+        view_of=row.integers("view_of") if row.has("view_of") else None,
     )
     if len(variable.sharding.dims) != len(variable.shape):
         raise row.wrong("sharding", f"a sharding of {len(variable.shape)} dimensions", str(variable.sharding))

@@ -145,6 +145,8 @@ class VariablePlan:
     devices it is split over; the program sees the logical part only.
     `alias` is the output leaf (of a parameter) or the parameter (of an output)
     that shares the buffer, or None.
+    `view_of` are the dimensions that the user's program has, where the planned one was rewritten and `shape`
+    views the same elements, row-major, otherwise (`[d, 3, d]` for `[d, 3d]`); else None.
     """
 
     number: int
@@ -154,6 +156,16 @@ class VariablePlan:
     sharding: TensorSharding
     stored_shape: tuple[int, ...]
     alias: int | None = None
+    view_of: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.view_of is not None and prod(self.view_of) != prod(self.shape):
+            raise PlanError(f"{self.name}: {list(self.shape)} is no view of {list(self.view_of)}")
+
+    @property
+    def user_shape(self) -> tuple[int, ...]:
+        """Dimensions in the program that the user wrote."""
+        return self.shape if self.view_of is None else self.view_of
 
     @property
     def is_padded(self) -> bool:
@@ -256,6 +268,8 @@ class Plan:
 
     Made by `shardwright.plan` or a server. `hlo_text` travels beside the JSON
     (it may be absent in a plan read back without it; `emit` then needs it).
+    `original_sha256` is set where the planned program is a rewritten one: the hash of the text it was
+    rewritten from. `hlo_text` and `hlo_sha256` are then the rewritten program's, which travels in the JSON.
     """
 
     module_name: str
@@ -273,11 +287,18 @@ class Plan:
     segments: tuple[SegmentPlan, ...] = ()
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
+    original_sha256: str = ""
     hlo_text: str | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def portable(self) -> bool:
+        """Whether every variable has the dimensions of the user's program, so that the user's own
+        `jax.jit` can take `shardings()`."""
+        return all(variable.view_of is None for variable in (*self.parameters, *self.outputs))
 
     # ---- serialization -------------------------------------------------
     def to_json(self, *, indent: int | None = None) -> str:
-        """The plan as JSON (schema: docs/plan-schema.json); without the HLO text."""
+        """The plan as JSON (schema: docs/plan-schema.json); without the HLO text, but for a rewritten program's."""
         from shardwright.plan_json import encode
 
         return json.dumps(encode(self), indent=indent)
@@ -285,7 +306,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, *, hlo_text: str | None = None) -> Plan:
         """Read `to_json`'s text; raises PlanError naming the field that is wrong,
-        or that `hlo_text` is not the program the plan was made for."""
+        or that `hlo_text` is not the program the plan was made for (or that one was rewritten from)."""
         from shardwright.plan_json import decode
 
         return decode(text, hlo_text)

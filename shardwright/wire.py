@@ -62,6 +62,7 @@ def layout_to_proto(layout: Layout) -> common_pb2.ArrayLayout:
         mesh=mesh_to_proto(layout.mesh),
         dimensions=[common_pb2.DimensionAxes(axes=axes) for axes in layout.sharding.dims],
         stored_dimensions=layout.stored_shape,
+        view_of=layout.view_of or (),
     )
 
 
@@ -73,6 +74,7 @@ def layout_from_proto(message: common_pb2.ArrayLayout) -> Layout:
         mesh=mesh_from_proto(message.mesh),
         sharding=TensorSharding(tuple(tuple(dimension.axes) for dimension in message.dimensions)),
         stored_shape=tuple(message.stored_dimensions),
+        view_of=tuple(message.view_of) or None,
     )
 
 
@@ -98,8 +100,8 @@ def plan_request(options: PlanOptions, *, session_id: str, program_id: str) -> m
         session_id=session_id,
         program_id=program_id,
         mesh=[common_pb2.MeshAxis(name=name, size=size) for name, size in mesh.items()],
-        argument_layouts=_pinned_layouts(options.argument_axes),
-        output_layouts=_pinned_layouts(options.output_axes),
+        argument_layouts=_pinned_layouts(options.argument_axes, options.argument_views),
+        output_layouts=_pinned_layouts(options.output_axes, options.output_views),
         argument_names=options.argument_names,
         output_names=options.output_names,
         memory_budget_bytes=options.memory_budget or 0,
@@ -135,6 +137,8 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         force=request.forced_strategy or pins or None,
         argument_axes=_axes_by_number(request.argument_layouts),
         output_axes=_axes_by_number(request.output_layouts),
+        argument_views=_views_by_number(request.argument_layouts),
+        output_views=_views_by_number(request.output_layouts),
         argument_names=tuple(request.argument_names),
         output_names=tuple(request.output_names),
         memory_budget=request.memory_budget_bytes or None,
@@ -148,15 +152,25 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
     return options
 
 
-def _pinned_layouts(axes: Mapping[int, tuple[tuple[str, ...], ...]]) -> list[master_pb2.PinnedLayout]:
+def _pinned_layouts(
+    axes: Mapping[int, tuple[tuple[str, ...], ...]], views: Mapping[int, tuple[int, ...]]
+) -> list[master_pb2.PinnedLayout]:
     return [
-        master_pb2.PinnedLayout(number=number, dimensions=[common_pb2.DimensionAxes(axes=dim) for dim in dims])
+        master_pb2.PinnedLayout(
+            number=number,
+            dimensions=[common_pb2.DimensionAxes(axes=dim) for dim in dims],
+            view=views.get(number, ()),
+        )
         for number, dims in axes.items()
     ]
 
 
 def _axes_by_number(layouts: Iterable[master_pb2.PinnedLayout]) -> dict[int, tuple[tuple[str, ...], ...]]:
     return {layout.number: tuple(tuple(dim.axes) for dim in layout.dimensions) for layout in layouts}
+
+
+def _views_by_number(layouts: Iterable[master_pb2.PinnedLayout]) -> dict[int, tuple[int, ...]]:
+    return {layout.number: tuple(layout.view) for layout in layouts if layout.view}
 
 
 def _pin_text(pin: Pin) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from shardwright.cluster import DEFAULT_HARDWARE, PLATFORMS, Cluster, Link, is_loopback
+from shardwright.cluster import DEFAULT_HARDWARE, PLATFORMS, Cluster, is_loopback
 from shardwright.cost import hardware_profile
 from shardwright.errors import ClusterConfigError
+from shardwright.links import Link, link_kinds
 
 CONFIGS = Path(__file__).parent.parent / "cluster_configs"
 LOCAL: dict[str, Any] = {"ip": "127.0.0.1", "port": 2222}
@@ -66,6 +67,24 @@ def test_units_become_si() -> None:
     assert cluster.memory_bytes_per_device == 1536 * 2**20
     assert cluster.intra_node == Link(bandwidth_bytes_per_s=3e11, latency_s=pytest.approx(3e-6))
     assert cluster.inter_node == Link(bandwidth_bytes_per_s=2.5e10)
+
+
+def test_links_by_name() -> None:
+    workers = [{"ip": "127.0.0.1", "port": 2223, "devices": 4}]
+    nodes = {"master": {**LOCAL, "devices": 8}, "workers": workers}
+    cluster = load({**nodes, "links": {"intra_node": "nvlink-3", "inter_node": "ethernet-100g"}})
+    assert cluster.intra_node == Link(bandwidth_bytes_per_s=300e9, latency_s=3e-6)
+    assert cluster.inter_node == Link(bandwidth_bytes_per_s=12.5e9 / 8, latency_s=3e-5)  # one port for eight devices
+    rails = {"kind": "infiniband-hdr", "ports": 8, "latency_us": 5}
+    assert load({**nodes, "links": {"inter_node": rails}}).inter_node == Link(
+        bandwidth_bytes_per_s=25e9, latency_s=pytest.approx(5e-6)
+    )
+
+
+def test_every_kind_of_link_has_sources() -> None:
+    for kind in link_kinds().values():
+        assert kind.bandwidth_bytes_per_s > kind.latency_s > 0
+        assert all(kind.sources), kind.name
 
 
 def test_local_cluster() -> None:
@@ -159,7 +178,33 @@ TLS = {"certificate": "c.pem", "key": "k.pem"}
             "one of them",
         ),
         ({"master": LOCAL, "memory_gib": 1, "memory_bytes": 1}, "memory_gib", "both", "one of them"),
-        ({"master": LOCAL, "links": {"intra_node": {}}}, "links.intra_node.bandwidth_gb_per_s", "missing", "add"),
+        ({"master": LOCAL, "links": {"intra_node": {}}}, "links.intra_node", "neither kind nor", "add one"),
+        ({"master": LOCAL, "links": {"inter_node": 25}}, "links.inter_node", "expected an object or string", "change"),
+        (
+            {"master": LOCAL, "links": {"inter_node": "infiniband-hdx"}},
+            "links.inter_node",
+            "no kind of link is called 'infiniband-hdx'",
+            "infiniband-hdr",
+        ),
+        (
+            {"master": LOCAL, "links": {"inter_node": {"kind": "ethernet-25g", "bandwidth_gb_per_s": 3}}},
+            "links.inter_node",
+            "both kind and",
+            "one of them",
+        ),
+        (
+            {"master": LOCAL, "links": {"intra_node": {"kind": "nvlink-3", "ports": 2}}},
+            "links.intra_node",
+            "every device has for itself",
+            "drop ports",
+        ),
+        (
+            {"master": LOCAL, "links": {"inter_node": {"bandwidth_gb_per_s": 3, "ports": 2}}},
+            "links.inter_node",
+            "ports without kind",
+            "multiply",
+        ),
+        ({"master": LOCAL, "links": {"intra_node": "ethernet-25g"}}, "links.intra_node", "joins nodes", "inter_node"),
         ([], "c.json", "expected a JSON object, found list", '"master"'),
     ],
 )

@@ -186,7 +186,7 @@ class Executor:
         host = whole_to_host(stored)
         if host is None:
             return None
-        kind = wire.array_type_to_proto(layout.element_type, layout.shape)
+        kind = wire.array_type_to_proto(layout.element_type, layout.user_shape)
         return master_pb2.ReadBack(array_id=array_id, type=kind, data=host.tobytes())
 
     def _done(

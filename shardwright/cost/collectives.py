@@ -19,7 +19,7 @@ from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cluster import Cluster
-    from shardwright.cluster import Link as ClusterLink
+    from shardwright.links import Link as ClusterLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

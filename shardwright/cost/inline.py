@@ -6,56 +6,87 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.hlo import Computation, Instruction
+from shardwright.hlo.shapes import TupleShape
 
 #: Nodes after which calls stay calls: nested ones can double the program at each level.
 _MOST_NODES = 500_000
 
+#: Instructions that hand on a tuple as it is.
+_BARRIERS = frozenset({"opt-barrier", "optimization-barrier"})
+
 
 @dataclass(slots=True, eq=False)
-class Node:
-    """One instruction at one call site; its operands are nodes, never a callee's parameters."""
-
-    instruction: Instruction
-    operands: tuple[Node, ...]
-
-
-@dataclass(slots=True)
 class FlatComputation:
-    """Nodes in program order, operands before users."""
+    """One node per instruction and call site, operands before users; a node is its position in these lists.
 
-    nodes: list[Node] = field(default_factory=list)
-    parameters: list[Node] = field(default_factory=list)
-    root: Node | None = None
+    operands: nodes, never a callee's parameters. root: the node of the result.
+    """
+
+    instructions: list[Instruction] = field(default_factory=list)
+    operands: list[tuple[int, ...]] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    root: int = -1
 
 
 def inlined(computation: Computation) -> FlatComputation:
     """`computation` without calls and without what nobody reads; loops and conditionals keep their bodies."""
     flat = FlatComputation()
     flat.root = _expand(computation, None, flat)
-    read = {flat.root, *flat.parameters}
-    for node in reversed(flat.nodes):
-        if node in read:
-            read.update(node.operands)
-    flat.nodes = [node for node in flat.nodes if node in read]
-    return flat
+    return _without_unread(flat)
 
 
-def _expand(computation: Computation, arguments: Sequence[Node] | None, flat: FlatComputation) -> Node:
-    made: dict[Instruction, Node] = {}
+def first_leaf(shape: TupleShape, index: int) -> int:
+    """Position among all array leaves of a tuple of the first one of element `index`."""
+    return sum(len(element.leaves) for element in shape.elements[:index])
+
+
+def _without_unread(flat: FlatComputation) -> FlatComputation:
+    read = [False] * len(flat.instructions)
+    for node in (flat.root, *flat.parameters):
+        read[node] = True
+    for node in range(len(read) - 1, -1, -1):
+        if read[node]:
+            for operand in flat.operands[node]:
+                read[operand] = True
+    if all(read):
+        return flat
+    renumbered = [-1] * len(read)
+    kept = FlatComputation()
+    for node, is_read in enumerate(read):
+        if is_read:
+            renumbered[node] = len(kept.instructions)
+            kept.instructions.append(flat.instructions[node])
+            kept.operands.append(tuple(renumbered[operand] for operand in flat.operands[node]))
+    kept.parameters = [renumbered[node] for node in flat.parameters]
+    kept.root = renumbered[flat.root]
+    return kept
+
+
+def _expand(computation: Computation, arguments: Sequence[int] | None, flat: FlatComputation) -> int:
+    made: dict[Instruction, int] = {}
     for instruction in computation.instructions:
         if instruction.opcode == "parameter" and arguments is not None:
             made[instruction] = arguments[instruction.index]
             continue
         operands = tuple(made[operand] for operand in instruction.operands)
-        if instruction.opcode == "get-tuple-element" and operands[0].instruction.opcode == "tuple":
-            made[instruction] = operands[0].operands[instruction.index]
-            continue
-        if instruction.opcode == "call" and len(flat.nodes) < _MOST_NODES:
+        if instruction.opcode == "get-tuple-element":
+            source = _through_barriers(operands[0], flat)
+            if flat.instructions[source].opcode == "tuple":
+                made[instruction] = flat.operands[source][instruction.index]
+                continue
+        if instruction.opcode == "call" and len(flat.instructions) < _MOST_NODES:
             (callee,) = instruction.called["to_apply"]
             made[instruction] = _expand(callee, operands, flat)
             continue
-        node = made[instruction] = Node(instruction, operands)
-        flat.nodes.append(node)
+        made[instruction] = len(flat.instructions)
+        flat.instructions.append(instruction)
+        flat.operands.append(operands)
         if instruction.opcode == "parameter":
-            flat.parameters.append(node)
+            flat.parameters.append(made[instruction])
     return made[computation.root]
+
+
+def _through_barriers(node: int, flat: FlatComputation) -> int:
+    while flat.instructions[node].opcode in _BARRIERS:
+        (node,) = flat.operands[node]
+    return node

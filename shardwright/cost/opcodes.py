@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-#: One result element from the operands' elements at the same place; XLA fuses chains of these.
-ELEMENTWISE = frozenset({
-    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan2", "atanh", "cbrt", "ceil", "clamp", "compare",
-    "complex", "convert", "cos", "cosh", "count-leading-zeros", "divide", "erf", "exp2", "exponential",
-    "exponential-minus-one", "floor", "imag", "is-finite", "log", "log-plus-one", "log2", "logistic", "maximum",
-    "minimum", "multiply", "negate", "not", "or", "popcnt", "power", "real", "reduce-precision", "remainder",
-    "round-nearest-afz", "round-nearest-even", "rsqrt", "select", "shift-left", "shift-right-arithmetic",
-    "shift-right-logical", "sign", "sine", "sinh", "sqrt", "stochastic-convert", "subtract", "tan", "tanh", "xor",
-    "map",
+#: Elementwise, and too costly to compute twice (XLA's InstructionFusion::IsExpensive).
+EXPENSIVE_ELEMENTWISE = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "divide", "erf", "exp2",
+    "exponential", "exponential-minus-one", "log", "log-plus-one", "log2", "logistic", "power", "remainder",
+    "rsqrt", "sine", "sinh",
+    "sqrt", "tan", "tanh",
 })  # fmt: skip
 
+#: One result element from the operands' elements at the same place; XLA fuses chains of these.
+ELEMENTWISE = EXPENSIVE_ELEMENTWISE | {
+    "abs", "add", "and", "ceil", "clamp", "compare", "complex", "convert", "count-leading-zeros", "floor", "imag",
+    "is-finite", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "real", "reduce-precision",
+    "round-nearest-afz", "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
+    "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "map",
+}  # fmt: skip
+
 #: Re-indexing that XLA computes inside the kernel that reads it.
-FUSED_INDEXING = frozenset(
-    {"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "reduce-precision"}
-)
+INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "copy"})
+
+#: The operand's elements in the same order: a view where the operand is stored, else part of the kernel that makes it.
+IDENTITIES = frozenset({"bitcast", "reshape", "domain", "copy-done", "set-dimension-size"})
 
 #: The result is (part of) the operands' own memory.
-VIEWS = frozenset({
-    "tuple", "get-tuple-element", "bitcast", "reshape", "opt-barrier", "optimization-barrier", "add-dependency",
-    "after-all", "domain", "copy-done", "get-dimension-size", "set-dimension-size",
+TUPLE_VIEWS = frozenset({
+    "tuple", "get-tuple-element", "opt-barrier", "optimization-barrier", "add-dependency", "after-all",
 })  # fmt: skip
 
 #: Custom calls that only mark a value (annotations and constraints): identities.

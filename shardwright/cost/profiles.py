@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shardwright.config import PlanOptions
 from shardwright.errors import InternalError, OptionError
+
+if TYPE_CHECKING:
+    from shardwright.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,26 @@ class Link:
 
     bandwidth_bytes_per_s: float
     latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """What the device's XLA compiler does that decides which values are stored, and how long.
+
+    schedule: the order kernels run in, one of `cost.schedule.SCHEDULES`.
+    reduce_takes_in: what a reduction computes inside its own kernel: `loops` (whatever a kernel can) or
+        `elementwise` (one elementwise instruction that nobody else reads).
+    repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
+    merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
+    copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
+        in the place its kernel expects.
+    """
+
+    schedule: str
+    reduce_takes_in: str
+    repeats_cheap: bool
+    merges_all_reduces: bool
+    copies_dot_operands: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +61,9 @@ class HardwareProfile:
         all-reduce's where the compiler makes it one and lets each device keep a slice.
     latency_counts: what a collective pays a link's latency for: each of its `ring-steps`, or each
         of the `members` of a group, where devices are threads that wait for one another.
+    overlap: part of the time of gradient synchronisation that runs beside compute and costs no step time,
+        as long as there is as much compute left to run beside.
+    compiler: what its XLA does with buffers.
     sources: where each number comes from, by its path in the data file.
     """
 
@@ -54,6 +81,8 @@ class HardwareProfile:
     collective_efficiency: float
     reduce_scatter_runs_as: str
     latency_counts: str
+    overlap: float
+    compiler: Compiler
     sources: Mapping[str, str]
 
     def matmul_flops_per_s(self, element_type: str) -> float:
@@ -62,6 +91,23 @@ class HardwareProfile:
         if peak is None:
             peak = self.peak_flops_per_s["default"]
         return peak * self.matmul_efficiency
+
+
+def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> int:
+    """What a plan may take of one device: the budget of the options, else what the cluster file or the profile says.
+
+    A budget as a part is one of what the device has. Raises OptionError for a budget over what the cluster file says.
+    """
+    has = cluster.memory_bytes_per_device or profile.memory_bytes
+    if options.memory_fraction is not None:
+        return int(has * options.memory_fraction)
+    if cluster.memory_bytes_per_device and (options.memory_budget or 0) > has:
+        raise OptionError(
+            f"a budget of {options.memory_budget} bytes, but the cluster file gives a device {has}",
+            where="memory_budget",
+            remedy="lower the budget, or correct memory_gib in the cluster file",
+        )
+    return options.memory_budget or has
 
 
 @cache
@@ -118,5 +164,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         collective_efficiency=number("collective_efficiency"),
         reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
         latency_counts=value("latency_counts"),
+        overlap=number("overlap"),
+        compiler=Compiler(**{field.name: value("compiler", field.name) for field in fields(Compiler)}),
         sources=sources,
     )

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.cluster import Cluster, ClusterNode
+from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, known_profiles
+from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import OptionError
+
+
+def cluster(memory_bytes: int | None) -> Cluster:
+    return Cluster(
+        name="test",
+        nodes=(ClusterNode(index=0, ip="127.0.0.1", port=1, device_count=8),),
+        memory_bytes_per_device=memory_bytes,
+    )
+
 
 WANTED = {"cpu", "v100", "a100", "h100", "h200", "b200", "tpu-v4", "tpu-v5e", "tpu-v5p"}
 
@@ -28,7 +40,22 @@ def test_numbers_are_positive_and_have_sources(name: str) -> None:
     assert profile.sources["reduce_scatter_runs_as"]
     assert profile.latency_counts in ("ring-steps", "members")
     assert profile.intra_node.bandwidth_bytes_per_s >= profile.inter_node.bandwidth_bytes_per_s > 0
+    assert 0 <= profile.overlap < 1
+    assert profile.sources["overlap"]
     assert 0 < profile.intra_node.latency_s <= profile.inter_node.latency_s
+
+
+def test_the_memory_of_a_device_by_budget_cluster_file_and_profile() -> None:
+    a100 = hardware_profile("a100")
+    plain, told = cluster(None), cluster(20 << 30)
+    assert memory_limit_bytes(PlanOptions(), plain, a100) == a100.memory_bytes
+    assert memory_limit_bytes(PlanOptions(), told, a100) == 20 << 30
+    assert memory_limit_bytes(PlanOptions(memory_fraction=0.25), told, a100) == 5 << 30
+    assert memory_limit_bytes(PlanOptions(memory_budget=1 << 30), told, a100) == 1 << 30
+    assert memory_limit_bytes(PlanOptions(memory_budget=1 << 40), plain, a100) == 1 << 40
+    with pytest.raises(OptionError, match="the cluster file gives a device") as caught:
+        memory_limit_bytes(PlanOptions(memory_budget=21 << 30), told, a100)
+    assert caught.value.where == "memory_budget"
 
 
 def test_reduced_precision_is_faster_where_the_datasheet_says_so() -> None:

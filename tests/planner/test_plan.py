@@ -208,7 +208,7 @@ def test_argument_and_output_axes_are_exact() -> None:
     ("options", "message"),
     [
         (PlanOptions(mesh={"data": 4}), "has 4 devices, the cluster 8"),
-        (PlanOptions(mesh={"a": 2, "b": 2, "c": 2}), "3 axes"),
+        (PlanOptions(mesh={"a": 2, "b": 2, "c": 2, "d": 1}), "4 axes"),
         (PlanOptions(mesh={"data": 0, "model": 8}), "size 0"),
         (PlanOptions(mesh={"da ta": 8}), "not an identifier"),
         (PlanOptions(force="best"), "no strategy 'best'"),

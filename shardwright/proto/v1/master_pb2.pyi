@@ -74,12 +74,14 @@ class UploadProgramReply(_message.Message):
     def __init__(self, program_id: _Optional[str] = ...) -> None: ...
 
 class PinnedLayout(_message.Message):
-    __slots__ = ("number", "dimensions")
+    __slots__ = ("number", "dimensions", "view")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
     number: int
     dimensions: _containers.RepeatedCompositeFieldContainer[_common_pb2.DimensionAxes]
-    def __init__(self, number: _Optional[int] = ..., dimensions: _Optional[_Iterable[_Union[_common_pb2.DimensionAxes, _Mapping]]] = ...) -> None: ...
+    view: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., dimensions: _Optional[_Iterable[_Union[_common_pb2.DimensionAxes, _Mapping]]] = ..., view: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ForcedPin(_message.Message):
     __slots__ = ("name_pattern", "dimension", "axes")

@@ -1,0 +1,114 @@
+"""An expert's plan: a mesh, and which mesh axis each named dimension goes to, as practitioners write them by hand.
+
+Plain `jax.sharding`: NamedSharding on arguments and results, `with_sharding_constraint` on activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks.planner.cases import Case, Leaf, is_leaf
+from benchmarks.planner.hooks import Axes, constrained_by
+
+
+class DoesNotApply(Exception):
+    """The expert's layout does not fit the model, e.g. heads that the axis does not divide."""
+
+
+#: Dimensions that must divide for a layout to be a layout at all; others stay whole where they do not.
+_REQUIRED = frozenset({"batch", "heads", "mlp", "experts", "length", "residual_length", "channels"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expert:
+    """mesh: size of each axis, major first. parameters, activations: name of a dimension → mesh axes.
+
+    shard_parameters, shard_state: axes that also split each parameter with its optimizer state, or the state alone, over
+        one dimension more: ZeRO-3 and ZeRO-1 (Rajbhandari et al., 2020).
+    changes: how this expert writes the model (arguments of `build`), e.g. query, key and value apart.
+    """
+
+    mesh: Mapping[str, int]
+    activations: Mapping[str, tuple[str, ...]]
+    parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shard_parameters: tuple[str, ...] = ()
+    shard_state: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def lower(case: Case, expert: Expert) -> Any:
+    """JAX's lowering of the case under the expert's shardings. Raises DoesNotApply."""
+    sizes = tuple(expert.mesh.values())
+    mesh = Mesh(np.array(jax.devices()[: prod(sizes)]).reshape(sizes), tuple(expert.mesh))
+
+    def sharding(spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(mesh, spec)
+
+    def laid_out(tree: Any, extra: tuple[str, ...]) -> Any:
+        return jax.tree.map(lambda leaf: sharding(parameter_spec(leaf, expert, extra)), tree, is_leaf=is_leaf)
+
+    def constrain(x: jax.Array, axes: Axes) -> jax.Array:
+        spec = spec_of(x.shape, axes, expert.activations, expert.mesh, padded=("vocabulary",))
+        return jax.lax.with_sharding_constraint(x, sharding(spec))
+
+    params = laid_out(case.params, expert.shard_parameters)
+    state = laid_out(case.opt_state, expert.shard_parameters or expert.shard_state)
+    batch = jax.tree.map(
+        lambda leaf: sharding(spec_of(leaf.shape, leaf.axes, expert.activations, expert.mesh)),
+        case.batch,
+        is_leaf=is_leaf,
+    )
+    with constrained_by(constrain):
+        return jax.jit(
+            case.step,
+            in_shardings=(params, state, batch),
+            out_shardings=(params, state, sharding(PartitionSpec())),
+            donate_argnums=(0, 1),
+            keep_unused=True,
+        ).lower(*case.avals)
+
+
+def spec_of(
+    shape: tuple[int, ...],
+    axes: Axes,
+    rules: Mapping[str, tuple[str, ...]],
+    mesh: Mapping[str, int],
+    padded: tuple[str, ...] = (),
+) -> PartitionSpec:
+    """Each dimension on its rule's axes where they divide it, or XLA may pad it (inside the program it does).
+
+    Raises DoesNotApply where they must divide and do not.
+    """
+    parts: list[tuple[str, ...] | None] = []
+    for size, name in zip(shape, axes, strict=True):
+        wanted = rules.get(name, ()) if name else ()
+        if wanted and name not in padded and size % prod(mesh[axis] for axis in wanted):
+            if name in _REQUIRED:
+                raise DoesNotApply(f"{name} of {size} over {wanted} of {dict(mesh)}")
+            wanted = ()
+        parts.append(tuple(wanted) or None)
+    return PartitionSpec(*parts)
+
+
+def parameter_spec(leaf: Leaf, expert: Expert, extra: tuple[str, ...]) -> PartitionSpec:
+    """The rules' layout of a parameter, and one dimension more over `extra`: "embed" where it divides, else the largest."""
+    spec = spec_of(leaf.shape, leaf.axes, expert.parameters, expert.mesh)
+    taken = {axis for part in spec if part for axis in part}
+    extra = tuple(axis for axis in extra if axis not in taken)
+    count = prod(expert.mesh[axis] for axis in extra)
+    free = [
+        dim for dim, part in enumerate(spec) if not part and leaf.axes[dim] != "layers" and leaf.shape[dim] % count == 0
+    ]
+    if not extra or not free:
+        return spec
+    chosen = max(free, key=lambda dim: (leaf.axes[dim] == "embed", leaf.shape[dim]))
+    parts = list(spec)
+    parts[chosen] = extra
+    return PartitionSpec(*parts)

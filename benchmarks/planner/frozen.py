@@ -1,0 +1,104 @@
+"""What the experts' programs count to, kept in JSON: `python -m benchmarks.planner.frozen` makes it anew.
+
+python -m benchmarks.planner.frozen                 # every case that is not there yet
+python -m benchmarks.planner.frozen --again gpt2    # those whose name begins so, again
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.counter import Counted, count
+from benchmarks.planner.judge import MACHINES, judge
+from benchmarks.planner.models.registry import MODELS
+from benchmarks.planner.partition import DOES_NOT_APPLY, PartitionError, Partitioned, partition
+from benchmarks.planner.suite import Entry, entries
+
+FOLDER = Path(__file__).parent / "experts" / "frozen"
+
+
+def path_of(entry: Entry) -> Path:
+    return FOLDER / f"{entry.name}.json"
+
+
+def read(entry: Entry) -> dict[str, Any]:
+    """Frozen experts of a case: name → figures, as `figures` gives them. FileNotFoundError where none are."""
+    data = json.loads(path_of(entry).read_text())
+    if data["changes"] != dict(entry.changes):
+        raise FileNotFoundError(f"{path_of(entry)} is of {data['changes']}: make it again")
+    experts: dict[str, Any] = data["experts"]
+    return experts
+
+
+def figures(partitioned: Partitioned, counted: Counted) -> dict[str, Any]:
+    """What is kept of one program, per device and step."""
+    collectives: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    sent: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for collective in counted.collectives:
+        key = collective.kind, collective.groups[0]
+        collectives[key] += collective.count
+        sent[key] += round(collective.wire_bytes * collective.count)
+    return {
+        "wire_bytes": round(counted.wire_bytes),
+        "product_flops": round(counted.product_flops),
+        "traffic_bytes": round(counted.memory_bytes),
+        "memory_bytes": partitioned.memory_bytes,
+        "judged": {
+            name: {"compute_s": judged.compute_s, "communication_s": judged.communication_s, "step_s": judged.step_s}
+            for name, machine in MACHINES.items()
+            for judged in [judge(counted, machine)]
+        },
+        "collectives": [
+            {"kind": kind, "first_group": _short(group), "runs": runs, "wire_bytes": sent[kind, group]}
+            for (kind, group), runs in sorted(collectives.items())
+        ],
+    }
+
+
+def _short(group: tuple[int, ...]) -> str:
+    """`0:64:8` for 0, 8, …, 56; else the devices."""
+    steps = {after - before for before, after in zip(group, group[1:], strict=False)}
+    if len(group) > 2 and len(steps) == 1:
+        return f"{group[0]}:{group[-1] + 1}:{steps.pop()}"
+    return ",".join(map(str, group))
+
+
+def freeze(entry: Entry) -> None:
+    """Partition and count every expert of a case, and write its file."""
+    found: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name in MODELS[entry.model].experts(entry.devices):
+        job = {
+            "model": entry.model, "size": entry.size, "devices": entry.devices, "changes": dict(entry.changes),
+            "expert": name,
+        }  # fmt: skip
+        try:
+            partitioned = partition(job, entry.devices)
+        except PartitionError as error:
+            left_out[name] = str(error).removeprefix(DOES_NOT_APPLY)
+            continue
+        found[name] = figures(partitioned, count(partitioned.hlo_text, entry.devices))
+        print(f"{entry.name} {name}: {found[name]['wire_bytes'] / 1e6:.0f} MB on the wire", flush=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    made_by = {"command": "python -m benchmarks.planner.frozen", "jaxlib": importlib.metadata.version("jaxlib")}
+    data = {"case": entry.name, "changes": dict(entry.changes), **made_by, "experts": found, "left_out": left_out}
+    path_of(entry).write_text(json.dumps(data, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", metavar="NAME", help="cases whose name begins so, though they are there")
+    arguments = parser.parse_args()
+    for entry in entries():
+        chosen = entry.name.startswith(arguments.again) if arguments.again else not path_of(entry).exists()
+        if chosen:
+            freeze(entry)
+
+
+if __name__ == "__main__":
+    main()

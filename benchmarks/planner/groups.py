@@ -1,0 +1,90 @@
+"""Which devices a collective joins: XLA writes groups in three ways, and permutes as pairs."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from math import prod
+
+import numpy as np
+
+from benchmarks.planner.partitioned_text import CountingError, Instruction
+
+Groups = tuple[tuple[int, ...], ...]
+
+_LISTED = re.compile(r"replica_groups=\{((?:\{[0-9,]*\},?)*)\}")
+_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([0-9,]+)\](?:T\(([0-9,]+)\))?\))? \{([^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{[0-9]+,[0-9]+\},?)*)\}")
+_SIZE = re.compile(r"'?([\w.]+)'?=(\d+)")
+_AXIS = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
+
+
+def collective_groups(instruction: Instruction, device_count: int) -> Groups:
+    """Groups of device positions; (source, target) pairs of a permute. CountingError for unknown notations."""
+    return _groups(_relevant(instruction.attributes), device_count, instruction.name)
+
+
+def _relevant(attributes: str) -> str:
+    for pattern in (_PAIRS, _LISTED, _IOTA, _MESH):
+        found = pattern.search(attributes)
+        if found:
+            return found[0]
+    return "replica_groups" if "replica_groups=" in attributes else ""
+
+
+@cache
+def _groups(text: str, device_count: int, name: str) -> Groups:
+    if found := _PAIRS.fullmatch(text):
+        return _braced(found[1])
+    if found := _LISTED.fullmatch(text):
+        return _braced(found[1]) or (tuple(range(device_count)),)
+    if found := _IOTA.fullmatch(text):
+        return _iota(_ints(found[1]), _ints(found[2]), _ints(found[3] or ""))
+    if found := _MESH.fullmatch(text):
+        groups = _mesh(found[1], found[4])
+        if not found[2]:
+            return groups
+        (devices,) = _iota((device_count,), _ints(found[2]), _ints(found[3] or ""))
+        return tuple(tuple(devices[place] for place in group) for group in groups)
+    if text:
+        raise CountingError(f"{name}: unknown notation of replica groups")
+    return (tuple(range(device_count)),)
+
+
+def _braced(text: str) -> Groups:
+    return tuple(_ints(group) for group in re.findall(r"\{([0-9,]*)\}", text))
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)
+
+
+def _iota(shape: tuple[int, ...], sizes: tuple[int, ...], order: tuple[int, ...]) -> Groups:
+    """`[2,4]<=[4,2]T(1,0)`: devices counted over `sizes`, transposed by `order`, cut into rows of `shape`."""
+    numbers = np.arange(prod(sizes)).reshape(sizes)
+    return _rows(numbers.transpose(order or range(len(sizes))).reshape(-1, shape[-1]))
+
+
+def _mesh(axes_text: str, used_text: str) -> Groups:
+    """`mesh['a'=2,'b'=4] {'b'}`, and `{'b':(1)2}` for the part of size 2 of an axis, after a part of size 1."""
+    sizes = {name: int(size) for name, size in _SIZE.findall(axes_text)}
+    used = [(name, int(before or 1), int(size or sizes[name])) for name, before, size in _AXIS.findall(used_text)]
+    # Every axis becomes (before, used part, after) for each part of it that is used.
+    parts, places = [], {}
+    for name, size in sizes.items():
+        left = size
+        for _, before, part in sorted(entry for entry in used if entry[0] == name):
+            gap = left * before // size
+            places[name, before] = len(parts) + 1
+            parts += [gap, part]
+            left //= gap * part
+        parts.append(left)
+    members = [places[name, before] for name, before, _ in used]
+    others = [place for place in range(len(parts)) if place not in members]
+    numbers = np.arange(prod(parts)).reshape(parts).transpose(others + members)
+    return _rows(numbers.reshape(-1, prod(part for _, _, part in used)))
+
+
+def _rows(numbers: np.ndarray) -> Groups:
+    return tuple(tuple(int(device) for device in row) for row in numbers)

@@ -1,0 +1,107 @@
+"""Partition a program in a child process, and end the child once XLA has written what the counter reads.
+
+XLA dumps the module after its partitioner and, half a second later, the buffer assignment: code generation, by far the
+longest part of a compilation, is never waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PARTITIONED = "*after_spmd-partitioning*.txt"
+_MEMORY = "{module}.*memory-usage-report.txt"
+_TOTAL = re.compile(r"Total bytes: (\d+)")
+_POLL_S = 0.05
+
+
+#: What the child says, ahead of the reason, where an expert's layout does not fit the model.
+DOES_NOT_APPLY = "does not apply: "
+
+
+class PartitionError(Exception):
+    """XLA refused the program, or took too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitioned:
+    """One device's program: the HLO text behind the partitioner, and the bytes that XLA:CPU assigns for it
+    (arguments, results and temporaries; None where that was not reached in time)."""
+
+    hlo_text: str
+    memory_bytes: int | None
+    seconds: float
+
+
+def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0) -> Partitioned:
+    """Run a job of `partition_child` on `devices` host devices. Raises PartitionError."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
+        dumps = Path(folder) / "dumps"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _flags(devices, dumps)}
+        with open(Path(folder) / "stderr", "w+b") as errors:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.planner.partition_child"],
+                cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=errors, stderr=errors, start_new_session=True,
+            )  # fmt: skip
+            try:
+                assert child.stdin is not None
+                child.stdin.write(json.dumps(job).encode())
+                child.stdin.close()
+                text, memory = _await(child, dumps, started + limit_s)
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            if text is None:
+                errors.seek(0)
+                raise PartitionError(_reason(errors.read().decode(errors="replace"), child.returncode))
+    return Partitioned(hlo_text=text, memory_bytes=memory, seconds=time.perf_counter() - started)
+
+
+def _flags(devices: int, dumps: Path) -> str:
+    return " ".join((
+        f"--xla_force_host_platform_device_count={devices}",
+        f"--xla_dump_to={dumps}",
+        "--xla_dump_hlo_pass_re=spmd-partitioning",
+        "--xla_disable_hlo_passes=cpu-all-reduce-combiner",
+    ))  # fmt: skip
+
+
+def _await(child: subprocess.Popen[bytes], dumps: Path, deadline: float) -> tuple[str | None, int | None]:
+    while True:
+        ended = child.poll() is not None
+        partitioned = _newest(dumps, _PARTITIONED)
+        memory = _memory(dumps, partitioned)
+        if memory is not None or ended or time.perf_counter() > deadline:
+            return partitioned.read_text() if partitioned else None, memory
+        time.sleep(_POLL_S)
+
+
+def _memory(dumps: Path, partitioned: Path | None) -> int | None:
+    """XLA's total for the module that was partitioned, once it is written."""
+    if partitioned is None:
+        return None
+    module = ".".join(partitioned.name.split(".")[:2])
+    report = _newest(dumps, _MEMORY.format(module=module))
+    found = _TOTAL.search(report.read_text()) if report else None
+    return int(found[1]) if found else None
+
+
+def _newest(dumps: Path, pattern: str) -> Path | None:
+    return max(dumps.glob(pattern), default=None)
+
+
+def _reason(output: str, returncode: int) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    return lines[-1][:400] if lines else f"the child ended with {returncode} and said nothing"

@@ -1,0 +1,136 @@
+"""Partitioned HLO text as XLA dumps it, read line by line: names, shapes, operands, attributes as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+_BITS = {
+    "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
+    "f8e4m3fn": 8, "f8e5m2": 8, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0,
+}  # fmt: skip
+
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,]*)\]")
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_LEFT = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+class CountingError(Exception):
+    """The text is not what the counter can read; the message names the line."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line: `shape` and `attributes` stay text until someone asks."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    inside: str  # between the parentheses: operands, or a constant's value
+    attributes: str
+    is_root: bool
+
+    @cached_property
+    def arrays(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """(element type, dimensions) of each array of the result."""
+        return tuple(
+            (kind, tuple(int(size) for size in dims.split(",") if size)) for kind, dims in _ARRAY.findall(self.shape)
+        )
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return sum(prod(dims) * _bits(kind) for kind, dims in self.arrays) // 8
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self.arrays[0][1]
+
+    @property
+    def element_type(self) -> str:
+        return self.arrays[0][0]
+
+    def attribute(self, key: str) -> str:
+        """The value of `key=%name` or `key=word`; CountingError where there is none."""
+        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
+        if found is None:
+            raise CountingError(f"{self.opcode} {self.name} has no {key}")
+        return found[1]
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """The value of `key={1,2}`; empty where there is none."""
+        found = re.search(rf"\b{key}=\{{([0-9,]*)\}}", self.attributes)
+        return tuple(int(n) for n in found[1].split(",") if n) if found else ()
+
+    def branches(self) -> tuple[str, ...]:
+        """Computations of a conditional."""
+        listed = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
+        if listed:
+            return tuple(_NAME.findall(listed[1]))
+        return (self.attribute("true_computation"), self.attribute("false_computation"))
+
+
+@dataclass(frozen=True)
+class Module:
+    """Computations by name, each a dict of instructions in program order."""
+
+    computations: dict[str, dict[str, Instruction]]
+    entry: str
+
+
+def read_module(text: str) -> Module:
+    """Read a dumped module. Raises CountingError naming the line that is not understood."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, body = "", None
+    for number, line in enumerate(text.splitlines(), 1):
+        if body is None:
+            header = _HEADER.match(line)
+            if header and not line.startswith("HloModule"):
+                body = computations.setdefault(header[2], {})
+                entry = header[2] if header[1] else entry
+        elif line.startswith("}"):
+            body = None
+        elif line.strip():
+            instruction = _read_instruction(line, number)
+            body[instruction.name] = instruction
+    if not entry or body is not None:
+        raise CountingError("the text has no complete ENTRY computation")
+    return Module(computations, entry)
+
+
+def _read_instruction(line: str, number: int) -> Instruction:
+    left = _LEFT.match(line)
+    if left is None:
+        raise CountingError(f"line {number} is no instruction: {line.strip()[:80]}")
+    start = left.end()
+    end = _closing(line, start) if line[start] == "(" else line.index(" ", start)
+    opcode = _OPCODE.match(line, end)
+    if opcode is None:
+        raise CountingError(f"line {number} has no opcode: {line.strip()[:80]}")
+    close = _closing(line, opcode.end() - 1)
+    inside = line[opcode.end() : close - 1]
+    operands = () if opcode[1] == "constant" else tuple(_NAME.findall(inside))
+    return Instruction(left[2], line[start:end], opcode[1], operands, inside, line[close:], bool(left[1]))
+
+
+def _closing(line: str, start: int) -> int:
+    """Position after the parenthesis that closes the one at `start`."""
+    depth = 0
+    for position in range(start, len(line)):
+        if line[position] == "(":
+            depth += 1
+        elif line[position] == ")":
+            depth -= 1
+            if depth == 0:
+                return position + 1
+    raise CountingError(f"a parenthesis does not close: {line.strip()[:80]}")
+
+
+def _bits(element_type: str) -> int:
+    if element_type not in _BITS:
+        raise CountingError(f"unknown element type {element_type}")
+    return _BITS[element_type]

@@ -1,0 +1,90 @@
+"""Our side: plan a case's text in a child, partition what the plan emits, count it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.counter import Counted, count
+from benchmarks.planner.partition import Partitioned, partition
+from benchmarks.planner.suite import Entry, cluster_json
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class PlanningFailed(Exception):
+    """The planner raised, crashed or took too long; the message is its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """A case as the planner gets it, and the seconds that JAX took for it."""
+
+    hlo_text: str
+    lower_s: float
+    as_text_s: float
+    parameter_count: int
+
+    @property
+    def seconds(self) -> float:
+        return self.lower_s + self.as_text_s
+
+
+def lower(entry: Entry) -> Lowered:
+    """The HLO text of a case, written for one device."""
+    from benchmarks.planner.models.registry import MODELS
+
+    case = MODELS[entry.model].build(entry.size, entry.devices, **entry.changes)
+    started = time.perf_counter()
+    lowered = case.lower()
+    middle = time.perf_counter()
+    text = lowered.as_text("hlo", debug_info=True)
+    ended = time.perf_counter()
+    return Lowered(
+        hlo_text=text, lower_s=middle - started, as_text_s=ended - middle, parameter_count=case.parameter_count
+    )
+
+
+def plan(
+    hlo_text: str, entry: Entry, options: dict[str, Any], *, limit_s: float, judged: bool = True
+) -> tuple[dict[str, Any], Partitioned | None, Counted | None]:
+    """(what the planner says, XLA's program, its count); the last two None unless `judged`.
+
+    Raises PlanningFailed, PartitionError or CountingError.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
+        source, emitted = Path(folder) / "step.hlo", Path(folder) / "step.mlir"
+        source.write_text(hlo_text)
+        job = {
+            "hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine), "options": options,
+            "stablehlo": str(emitted) if judged else None,
+        }  # fmt: skip
+        said = _run(job, limit_s)
+        if not judged:
+            return said, None, None
+        partitioned = partition({"stablehlo": str(emitted), "devices": entry.devices}, entry.devices, limit_s=limit_s)
+    return said, partitioned, count(partitioned.hlo_text, entry.devices)
+
+
+def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "benchmarks.planner.plan_child"],
+            cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, timeout=limit_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise PlanningFailed(f"no plan within {limit_s:.0f} s") from None
+    lines = child.stdout.splitlines()
+    if child.returncode or not lines:
+        said = [line for line in child.stderr.splitlines() if line.strip()]
+        raise PlanningFailed(said[-1][:400] if said else f"the planner ended with {child.returncode}")
+    answer: dict[str, Any] = json.loads(lines[-1])
+    if "error" in answer:
+        raise PlanningFailed(answer["error"])
+    return answer

@@ -1,0 +1,64 @@
+"""Arithmetic of matrix products and convolutions, from the partitioned text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from math import prod
+
+from benchmarks.planner.partitioned_text import CountingError, Instruction
+
+Dims = Callable[[str], tuple[int, ...]]
+
+_LABELS = re.compile(r"dim_labels=([0-9a-z?]+)_([0-9a-z?]+)->([0-9a-z?]+)")
+
+
+def dot_flops(instruction: Instruction, dims: Dims) -> float:
+    """2 × result elements × contracted elements."""
+    lhs = dims(instruction.operands[0])
+    return 2.0 * prod(instruction.dims) * prod(lhs[dim] for dim in instruction.numbers("lhs_contracting_dims"))
+
+
+def convolution_flops(instruction: Instruction, dims: Dims) -> float:
+    """2 × batch × output features × input features of a group × taps that fall on real elements."""
+    labels = _LABELS.search(instruction.attributes)
+    if labels is None:
+        raise CountingError(f"convolution {instruction.name} has no dim_labels")
+    left, kernel, result = labels[1], labels[2], labels[3]
+    lhs, rhs, out = dims(instruction.operands[0]), dims(instruction.operands[1]), instruction.dims
+    spatial = sorted(label for label in left if label.isdigit())
+    taps = 1
+    for position, label in enumerate(spatial):
+        window = _window(instruction.attributes, position)
+        sizes = lhs[left.index(label)], rhs[kernel.index(label)], out[result.index(label)]
+        taps *= _taps(*sizes, *window)
+    outer = out[result.index("b")] * out[result.index("f")]
+    return 2.0 * outer * rhs[kernel.index("i")] * taps
+
+
+def _window(attributes: str, position: int) -> tuple[int, int, int, int]:
+    """(stride, low padding, dilation of the operand, dilation of the kernel) along one spatial dimension."""
+    window = re.search(r"window=\{([^}]*)\}", attributes)
+    text = window[1] if window else ""
+
+    def part(key: str, default: str) -> str:
+        found = re.search(rf"\b{key}=(\S+)", text)
+        return found[1].split("x")[position] if found else default
+
+    low = int(part("pad", "0_0").split("_")[0])
+    return int(part("stride", "1")), low, int(part("lhs_dilate", "1")), int(part("rhs_dilate", "1"))
+
+
+@cache
+def _taps(
+    size: int, kernel: int, outputs: int, stride: int, low: int, operand_dilation: int, kernel_dilation: int
+) -> int:
+    """Pairs (output, kernel element) along one dimension that read an element of the operand."""
+    extent = (size - 1) * operand_dilation + 1
+    return sum(
+        1
+        for output in range(outputs)
+        for tap in range(kernel)
+        if 0 <= (place := output * stride - low + tap * kernel_dilation) < extent and place % operand_dilation == 0
+    )

@@ -1,0 +1,163 @@
+"""Editing HLO: attributes from values, copies of instructions under new names, headers that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from shardwright.errors import InternalError
+from shardwright.hlo import (
+    ArrayShape,
+    Attribute,
+    BufferShape,
+    Computation,
+    Instruction,
+    Module,
+    Shape,
+    TupleShape,
+    Window,
+    format_shape,
+)
+from shardwright.hlo.attributes import parse_value
+from shardwright.hlo.checks import problem
+
+
+def attribute(name: str, text: str) -> Attribute:
+    """The attribute that a text would have, its value parsed from it."""
+    return Attribute(name, text, parse_value(name, text))
+
+
+def int_list(name: str, values: Iterable[int]) -> Attribute:
+    """`dimensions={0,2}` and the like."""
+    return attribute(name, f"{{{','.join(map(str, values))}}}")
+
+
+def slice_ranges(ranges: Iterable[tuple[int, int, int]]) -> Attribute:
+    """`slice={[0:3], [1:4:2]}` of (start, limit, stride)."""
+    texts = [f"[{start}:{limit}{f':{stride}' if stride != 1 else ''}]" for start, limit, stride in ranges]
+    return attribute("slice", f"{{{', '.join(texts)}}}")
+
+
+def padding(amounts: Iterable[tuple[int, int, int]]) -> Attribute:
+    """`padding=0_0x1_2_1` of (low, high, interior)."""
+    return attribute(
+        "padding", "x".join(f"{low}_{high}{f'_{interior}' if interior else ''}" for low, high, interior in amounts)
+    )
+
+
+def window(value: Window) -> Attribute:
+    """`window={size=1x2 stride=… pad=… …}`, every field written out."""
+
+    def by_x(values: Iterable[int]) -> str:
+        return "x".join(map(str, values))
+
+    pads = "x".join(f"{low}_{high}" for low, high in zip(value.padding_low, value.padding_high, strict=True))
+    text = (
+        f"{{size={by_x(value.sizes)} stride={by_x(value.strides)} pad={pads} lhs_dilate={by_x(value.lhs_dilation)} "
+        f"rhs_dilate={by_x(value.rhs_dilation)} rhs_reversal={by_x(map(int, value.reversal))}}}"
+    )
+    return attribute("window", text)
+
+
+class Names:
+    """Names for new instructions that no instruction of a module has."""
+
+    def __init__(self, module: Module) -> None:
+        self._used = {instruction.name for instruction in module.instructions()}
+
+    def like(self, base: str, suffix: str) -> str:
+        """`base.suffix`, or with a number behind it where that is taken."""
+        name, number = f"{base}.{suffix}", 0
+        while name in self._used:
+            number += 1
+            name = f"{base}.{suffix}{number}"
+        self._used.add(name)
+        return name
+
+
+def copy_of(instruction: Instruction, operands: Sequence[Instruction], **changes: object) -> Instruction:
+    """The instruction with other operands, and other fields where `changes` names them."""
+    made = Instruction(
+        name=instruction.name,
+        opcode=instruction.opcode,
+        shape=instruction.shape,
+        operands=tuple(operands),
+        attributes=dict(instruction.attributes),
+        called=instruction.called,
+        payload=instruction.payload,
+        index=instruction.index,
+        is_root=instruction.is_root,
+        line=instruction.line,
+    )
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def reshape_to(value: Instruction, dimensions: tuple[int, ...], name: str) -> Instruction:
+    """A reshape of an array value, with the metadata of the instruction that makes it."""
+    assert isinstance(value.shape, ArrayShape)
+    made = Instruction(name, "reshape", ArrayShape(value.shape.element_type, dimensions), (value,), line=value.line)
+    if "metadata" in value.attributes:
+        made.attributes["metadata"] = value.attributes["metadata"]
+    return made
+
+
+def with_leaves(shape: Shape, leaves: Iterator[ArrayShape]) -> Shape:
+    """The shape with its arrays replaced, depth first, by those that `leaves` gives."""
+    if isinstance(shape, ArrayShape):
+        return next(leaves)
+    if isinstance(shape, BufferShape):
+        return BufferShape(next(leaves))
+    if isinstance(shape, TupleShape):
+        return TupleShape(tuple(with_leaves(element, leaves) for element in shape.elements))
+    return shape
+
+
+def computation_of(source: Computation, instructions: list[Instruction], root: Instruction) -> Computation:
+    """A computation in place of `source`, with other instructions."""
+    for instruction in instructions:
+        instruction.is_root = instruction is root
+    parameters = sorted((i for i in instructions if i.opcode == "parameter"), key=lambda i: i.index)
+    return Computation(source.name, instructions, root, tuple(parameters), source.is_entry, source.attributes)
+
+
+def module_of(source: Module, computations: list[Computation]) -> Module:
+    """A module in place of `source`, its header following the entry's new shapes.
+
+    Raises InternalError where an instruction contradicts itself.
+    """
+    for computation in computations:
+        for instruction in computation:
+            found = problem(instruction)
+            if found is not None:
+                raise InternalError(f"a rewrite broke {instruction.name}: {found}")
+    (entry,) = (computation for computation in computations if computation.is_entry)
+    header = dict(source.header)
+    if "entry_computation_layout" in header:
+        parameters = ", ".join(format_shape(parameter.shape) for parameter in entry.parameters)
+        header["entry_computation_layout"] = attribute(
+            "entry_computation_layout", f"{{({parameters})->{format_shape(entry.root.shape)}}}"
+        )
+    return Module(source.name, header, computations, entry, source.tables)
+
+
+def flat_aliases(module: Module) -> dict[int, int]:
+    """Output leaf → parameter leaf whose buffer it may reuse, both counted flat over all arrays."""
+    first = [0]
+    for parameter in module.entry.parameters:
+        first.append(first[-1] + len(parameter.shape.leaves))
+    found = {}
+    for alias in module.aliases:
+        output = _flat_index(module.entry.root.shape, alias.output_index)
+        parameter = module.entry.parameters[alias.parameter_number]
+        found[output] = first[alias.parameter_number] + _flat_index(parameter.shape, alias.parameter_index)
+    return found
+
+
+def _flat_index(shape: Shape, path: tuple[int, ...]) -> int:
+    flat = 0
+    for step in path:
+        assert isinstance(shape, TupleShape)
+        flat += sum(len(element.leaves) for element in shape.elements[:step])
+        shape = shape.elements[step]
+    return flat

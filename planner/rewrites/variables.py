@@ -1,0 +1,60 @@
+"""From a plan's options to what a rewrite must keep, and from a rewrite to the variables of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from shardwright.config import PlanOptions
+from shardwright.hlo import Module
+from shardwright.planner.rewrites.boundary import bring_to
+from shardwright.planner.rewrites.classes import Required, Views
+from shardwright.planner.rewrites.split_dims import Rewritten, checked, rewrite, variable_dims, views_between
+from shardwright.plans import Plan, VariablePlan
+
+
+def rewrite_for(module: Module, options: PlanOptions, pinned_arguments: Collection[int] = ()) -> Rewritten:
+    """The program that is planned under these options.
+
+    pinned_arguments: array leaves of arguments whose dimensions the user speaks of by number; they stay.
+    Arrays that lie already (`argument_axes`, `output_axes`) keep their dimensions, in whatever view they are.
+    With `rewrites="none"` nothing else is changed.
+    Raises PlanError where a view does not fit the program.
+    """
+    arguments, outputs = variable_dims(module)
+    required = Required(
+        parameters={
+            **{leaf: arguments[leaf] for leaf in pinned_arguments},
+            **_settled(options.argument_axes, options.argument_views, arguments),
+        },
+        outputs=_settled(options.output_axes, options.output_views, outputs),
+    )
+    if options.rewrites != "none":
+        return rewrite(module, required)
+    return views_between(module, bring_to(module, checked(module, required)))
+
+
+def _settled(axes: Collection[int], views: Views, dims: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    return {leaf: views.get(leaf, dims[leaf]) for leaf in axes if leaf < len(dims)}
+
+
+def with_views(plan: Plan, rewritten: Rewritten, original: Module, original_sha256: str) -> Plan:
+    """The plan of a rewritten program, its variables knowing the dimensions that the user's program has."""
+    if rewritten.module is original:
+        return plan
+    arguments, outputs = variable_dims(original)
+    return replace(
+        plan,
+        parameters=_viewed(plan.parameters, rewritten.parameters, arguments),
+        outputs=_viewed(plan.outputs, rewritten.outputs, outputs),
+        notes=(*plan.notes, *rewritten.notes),
+        original_sha256=original_sha256,
+    )
+
+
+def _viewed(
+    variables: tuple[VariablePlan, ...], views: Mapping[int, tuple[int, ...]], dims: list[tuple[int, ...]]
+) -> tuple[VariablePlan, ...]:
+    return tuple(
+        replace(variable, view_of=dims[leaf]) if leaf in views else variable for leaf, variable in enumerate(variables)
+    )

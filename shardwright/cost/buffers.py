@@ -1,0 +1,168 @@
+"""Which buffers a program's values lie in, and when each is live.
+
+What XLA's buffer assignment does as far as it decides the peak: views share what they show;
+a kernel may write over an operand of the same size that nobody reads later, if it reads
+each element only for the same element of its result; a loop's carried values are updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from shardwright.cost.fusion import Kernels, Program, fuse
+from shardwright.cost.inline import first_leaf
+from shardwright.cost.opcodes import ELEMENTWISE
+from shardwright.cost.profiles import Compiler
+from shardwright.cost.schedule import schedule
+from shardwright.hlo import Instruction
+from shardwright.hlo.shapes import TupleShape
+
+#: Kernels that write over their operands although they are not elementwise; XLA's in-place instructions.
+_IN_PLACE = frozenset({"dynamic-update-slice", "scatter", "while", "conditional", "sort", "custom-call"})
+
+#: Elementwise kernels are those whose root is: what they took in is told by `Kernels.reads`.
+_WRITES_OVER = ELEMENTWISE | {"bitcast", "reshape", "copy"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Buffers:
+    """Storage of one computation; positions are those of its schedule.
+
+    owners: (node, leaf) whose value each buffer holds. size_bytes: 0 where somebody else pays (parameters, results).
+    starts / ends: first and last position at which it is live; `ends` is before `starts` where the
+        value lies in another's memory.
+    where: per node, the buffer of each leaf; nodes that are not kept have none.
+    positions: the kept nodes in the order they run.
+    """
+
+    order: list[int]
+    owners: list[tuple[int, int]] = field(default_factory=list)
+    size_bytes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    where: list[tuple[int, ...]] = field(default_factory=list)
+
+    def live_bytes(self, transient: Mapping[int, int] | None = None) -> list[int]:
+        """Bytes at each position, with what single nodes need only while they run."""
+        change = [0] * (len(self.order) + 1)
+        for size, start, end in zip(self.size_bytes, self.starts, self.ends, strict=True):
+            if size and start <= end:
+                change[start] += size
+                change[end + 1] -= size
+        live = list(accumulate(change))[:-1]
+        if transient:
+            for position, node in enumerate(self.order):
+                live[position] += transient.get(node, 0)
+        return live
+
+
+def buffers_of(program: Program, compiler: Compiler) -> Buffers:
+    """Fuse, schedule and allocate a program as `compiler` does."""
+    kernels = fuse(program, reduce_takes_in=compiler.reduce_takes_in, duplicates=compiler.repeats_cheap)
+    together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
+    return allocate(program, kernels, schedule(program, kernels, compiler.schedule, together))
+
+
+def _independent_all_reduces(program: Program) -> list[list[int]]:
+    """Groups of all-reduces of which none depends on another."""
+    depth = [0] * len(program.opcodes)
+    groups: dict[int, list[int]] = {}
+    for node, operands in enumerate(program.operands):
+        depth[node] = max((depth[operand] for operand in operands), default=0)
+        if program.opcodes[node] == "all-reduce":
+            groups.setdefault(depth[node], []).append(node)
+            depth[node] += 1
+    return [members for members in groups.values() if len(members) > 1]
+
+
+def allocate(program: Program, kernels: Kernels, order: list[int]) -> Buffers:
+    """Buffers of a computation whose parameters and results its caller pays for."""
+    buffers = Buffers(order=order, where=[()] * len(program.opcodes))
+    position = {node: i for i, node in enumerate(order)}
+    for node, is_kept in enumerate(kernels.is_kept):
+        if is_kept:
+            _place(program, kernels, buffers, node, position[node])
+    for node in order:
+        for source in kernels.reads[node]:
+            for buffer in buffers.where[source]:
+                buffers.ends[buffer] = max(buffers.ends[buffer], position[node])
+    _free_callers_buffers(program, buffers)
+    for node in order:
+        if not kernels.is_view[node]:
+            _write_over(program, kernels, buffers, node, position[node])
+    return buffers
+
+
+def _place(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> None:
+    instruction = program.instructions[node]
+    read = [buffer for operand in program.operands[node] for buffer in buffers.where[operand]]
+    if kernels.is_view[node]:
+        first = 0
+        if program.opcodes[node] == "get-tuple-element":
+            shape = program.instructions[program.operands[node][0]].shape
+            assert isinstance(shape, TupleShape)
+            first = first_leaf(shape, instruction.index)
+        buffers.where[node] = tuple(read[first : first + len(program.sizes_bytes[node])])
+        return
+    unchanged = invariant_leaves(instruction) if program.opcodes[node] == "while" else set()
+    leaves = []
+    for leaf, size in enumerate(program.sizes_bytes[node]):
+        if leaf in unchanged:
+            leaves.append(read[leaf])
+            continue
+        leaves.append(len(buffers.owners))
+        buffers.owners.append((node, leaf))
+        buffers.size_bytes.append(0 if program.opcodes[node] == "constant" else size)
+        buffers.starts.append(position)
+        buffers.ends.append(position)
+    buffers.where[node] = tuple(leaves)
+
+
+def _free_callers_buffers(program: Program, buffers: Buffers) -> None:
+    for node in (*program.parameters, program.root):
+        for buffer in buffers.where[node]:
+            buffers.size_bytes[buffer] = 0
+    last = len(buffers.order) - 1
+    for buffer in buffers.where[program.root]:
+        buffers.ends[buffer] = last
+
+
+def _write_over(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> None:
+    """Let results take over the buffers of operands that die here: those are live until before."""
+    reusable = list(_reusable(program, kernels, buffers, node, position))
+    for buffer in buffers.where[node]:
+        size = buffers.size_bytes[buffer]
+        if buffers.owners[buffer][0] != node or not size:
+            continue
+        old = next((each for each in reusable if buffers.size_bytes[each] == size), None)
+        if old is not None:
+            reusable.remove(old)
+            buffers.ends[old] = position - 1
+
+
+def _reusable(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> Iterator[int]:
+    opcode = program.opcodes[node]
+    if opcode not in _IN_PLACE and opcode not in _WRITES_OVER:
+        return
+    for source, aligned in kernels.reads[node].items():
+        if not aligned and opcode not in _IN_PLACE:
+            continue
+        for buffer in buffers.where[source]:
+            if buffers.ends[buffer] == position and buffers.starts[buffer] < position:
+                yield buffer
+
+
+def invariant_leaves(instruction: Instruction) -> set[int]:
+    """Leaves that a loop hands on unchanged: they stay where they were before it."""
+    kept: set[int] = set()
+    (body,) = instruction.called["body"]
+    first = 0
+    for index, value in enumerate(body.root.operands if body.root.opcode == "tuple" else ()):
+        count = len(value.shape.leaves)
+        is_parameter = value.opcode == "get-tuple-element" and value.operands[0] is body.parameters[0]
+        if is_parameter and value.index == index:
+            kept.update(range(first, first + count))
+        first += count
+    return kept

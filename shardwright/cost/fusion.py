@@ -1,0 +1,206 @@
+"""Which values of a program are stored, and which live only inside the kernels that read them.
+
+After XLA's InstructionFusion (xla/service/instruction_fusion.cc, cpu_instruction_fusion.cc), decided per value
+instead of per kernel: a value that costs little to compute again goes into every kernel that
+can take it in; one that reads several large operands only if all its readers can; an expensive one only
+if a single kernel reads it, and reads no element twice. Left out: XLA's limit on code duplication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE_ELEMENTWISE, IDENTITIES, INDEXING, TUPLE_VIEWS
+from shardwright.hlo import Instruction
+
+#: What a kernel can compute from element to element, so that it can take in what it reads.
+_LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
+
+_EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}
+
+#: Instructions that read an element of an operand more than once.
+_REPEATING = frozenset({"broadcast", "gather", "pad", "reduce"})
+
+#: A concatenation along the last dimension is a kernel of its own from this size.
+_SMALL_CONCATENATION_BYTES = 2048
+
+_MANY = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """Instructions as one device runs them, operands before users; a node is its position.
+
+    opcodes: HLO's, or a collective's kind for what a plan adds. instructions: what the node computes, or for
+    what a plan adds the instruction that it is for. sizes_bytes: per array leaf of the result.
+    elements: of all leaves. ranks: number of dimensions larger than one.
+    """
+
+    opcodes: list[str] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    operands: list[tuple[int, ...]] = field(default_factory=list)
+    sizes_bytes: list[tuple[int, ...]] = field(default_factory=list)
+    elements: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    root: int = -1
+
+    def add(
+        self, opcode: str, instruction: Instruction, operands: tuple[int, ...], sizes: tuple[int, ...], elements: int
+    ) -> int:
+        """Append a node; returns it."""
+        self.opcodes.append(opcode)
+        self.instructions.append(instruction)
+        self.operands.append(operands)
+        self.sizes_bytes.append(sizes)
+        self.elements.append(elements)
+        leaves = instruction.shape.leaves
+        self.ranks.append(max((sum(size > 1 for size in leaf.dimensions) for leaf in leaves), default=0))
+        return len(self.opcodes) - 1
+
+    def users(self) -> list[list[int]]:
+        """Nodes that read each node, in program order, each once."""
+        users: list[list[int]] = [[] for _ in self.opcodes]
+        for node, operands in enumerate(self.operands):
+            for operand in operands:
+                if not users[operand] or users[operand][-1] != node:
+                    users[operand].append(node)
+        return users
+
+
+@dataclass(slots=True, kw_only=True)
+class Kernels:
+    """What fusion leaves of a program.
+
+    is_kept: nodes that are kernels of their own or views of what a kernel stored.
+    is_view: those whose value is (part of) what they read.
+    reads: per kept node, the kept nodes it reads; True where each element of the result
+        only needs the element at the same place, so that it may be written over.
+    """
+
+    is_kept: list[bool]
+    is_view: list[bool]
+    reads: list[dict[int, bool]]
+
+
+def fuse(program: Program, *, reduce_takes_in: str, duplicates: bool) -> Kernels:
+    """Decide what is stored.
+
+    reduce_takes_in: what a reduction computes inside its own kernel: `loops` (everything that a kernel can), or
+        `elementwise` (only the one elementwise instruction whose result nobody else reads).
+    duplicates: whether a cheap value that is stored for one reader is computed again by those that can.
+    """
+    return _Fusion(program, reduce_takes_in == "loops", duplicates).run()
+
+
+class _Fusion:
+    def __init__(self, program: Program, reduces: bool, duplicates: bool) -> None:
+        self.program = program
+        self.users = program.users()
+        self.loops = _LOOPS | {"reduce"} if reduces else _LOOPS
+        self.duplicates = duplicates
+        count = len(program.opcodes)
+        self.is_stored = [True] * count
+        self.is_taken_in = [False] * count  # by every reader that can
+        self.home = list(range(count))  # the one kernel that computes it, or _MANY
+        self.is_repeated = [False] * count  # whether its kernel reads elements of it more than once
+        self.is_closed = [False] * count  # whether its kernel takes nothing else in
+
+    def run(self) -> Kernels:
+        for node in range(len(self.program.opcodes) - 1, -1, -1):
+            self._decide(node)
+        return self._kernels()
+
+    def _decide(self, node: int) -> None:
+        opcode = self.program.opcodes[node]
+        users = self.users[node]
+        if not users or opcode not in self.loops:
+            return
+        takers = [user for user in users if self._takes_in(user, node)]
+        if not takers:
+            return
+        everybody = len(takers) == len(users)
+        if self._is_expensive(node):
+            home = self.home[takers[0]]
+            one = everybody and home != _MANY and all(self.home[user] == home for user in takers)
+            repeated = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
+            fused = one and not repeated
+        elif everybody:
+            fused = True
+        else:
+            fused = self.duplicates and self._is_cheap_to_repeat(node)
+        if not fused:
+            return
+        self.is_taken_in[node] = True
+        self.is_stored[node] = not everybody
+        homes = {self.home[user] for user in takers} | ({node} if not everybody else set())
+        self.home[node] = homes.pop() if len(homes) == 1 else _MANY
+        self.is_repeated[node] = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
+        self.is_closed[node] = self.program.opcodes[takers[0]] == "reduce" and "reduce" not in self.loops
+
+    def _takes_in(self, user: int, node: int) -> bool:
+        """Whether the kernel of `user` can compute `node`."""
+        opcode = self.program.opcodes[user]
+        if self.is_closed[user]:
+            return False
+        if opcode == "reduce" and opcode not in self.loops:
+            return self.program.opcodes[node] in ELEMENTWISE and len(self.users[node]) == 1
+        return opcode in self.loops and not self._is_copying(user) and not self._is_copying(node)
+
+    def _is_copying(self, node: int) -> bool:
+        """Concatenations along the last dimension move whole pieces."""
+        program = self.program
+        if program.opcodes[node] != "concatenate" or sum(program.sizes_bytes[node]) < _SMALL_CONCATENATION_BYTES:
+            return False
+        instruction = program.instructions[node]
+        (along,) = instruction.get("dimensions", (0,))
+        rank = instruction.shape.leaves[0].rank
+        return rank > 1 and along == rank - 1
+
+    def _is_expensive(self, node: int) -> bool:
+        opcode = self.program.opcodes[node]
+        if opcode in ("divide", "remainder"):
+            return not self._is_constant(self.program.operands[node][1])
+        return opcode in _EXPENSIVE
+
+    def _is_constant(self, node: int) -> bool:
+        while self.program.opcodes[node] in ("broadcast", "convert"):
+            (node,) = self.program.operands[node]
+        return self.program.opcodes[node] == "constant"
+
+    def _is_cheap_to_repeat(self, node: int) -> bool:
+        """Whether repeating it reads no more than reading its result."""
+        program = self.program
+        operands = set(program.operands[node])
+        if sum(program.elements[operand] for operand in operands) <= program.elements[node]:
+            return True
+        large = [
+            operand
+            for operand in program.operands[node]
+            if program.opcodes[operand] not in ("broadcast", "iota")
+            and not (program.opcodes[operand] == "constant" and program.elements[operand] <= 1)
+            and program.ranks[operand] >= program.ranks[node]
+        ]
+        return len(large) <= 1
+
+    def _repeats(self, user: int, node: int) -> bool:
+        program = self.program
+        return program.opcodes[user] in _REPEATING and program.elements[user] != program.elements[node]
+
+    def _kernels(self) -> Kernels:
+        program = self.program
+        is_view = [opcode in TUPLE_VIEWS for opcode in program.opcodes]
+        reads: list[dict[int, bool]] = []
+        for node, operands in enumerate(program.operands):
+            aligned = program.opcodes[node] in ELEMENTWISE or program.opcodes[node] in IDENTITIES
+            found: dict[int, bool] = {}
+            for operand in operands:
+                if self.is_taken_in[operand] and self._takes_in(node, operand):
+                    for source, is_aligned in reads[operand].items():
+                        found[source] = found.get(source, True) and aligned and is_aligned
+                else:
+                    found[operand] = found.get(operand, True) and aligned
+            reads.append(found)
+            if program.opcodes[node] in IDENTITIES and tuple(found) == operands:
+                is_view[node] = True
+        return Kernels(is_kept=self.is_stored, is_view=is_view, reads=reads)
