@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.causes import Causes
+from shardwright.planner.chain import Chain
 from shardwright.planner.dataflow import CONTROL_FLOW, Leaf
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.strategies import Strategy, local_results
 from shardwright.plans import (
     InstructionPlan,
     PlannedCollective,
+    SegmentPlan,
     TensorSharding,
     ValueSharding,
     VariablePlan,
@@ -260,6 +262,27 @@ def arrival_time_s(decisions: Decisions) -> float:
         graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))
         for node in sorted(graph.arriving)
     )
+
+
+# ---- segments ----------------------------------------------------------------
+
+
+def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]:
+    """The segments in order, each with the values that it hands to others."""
+    crossing = decisions.graph.layout.crossing
+    flow = decisions.graph.flow
+    found = []
+    for number, instance in enumerate(chain.instances):
+        handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
+        found.append(
+            SegmentPlan(
+                name=f"segment {number}",
+                kind=instance.kind,
+                instructions=len(instance.nodes),
+                boundary=tuple((flow.nodes[leaf[0]].instruction.name, decisions.result(leaf)) for leaf in handed),
+            )
+        )
+    return tuple(found)
 
 
 # ---- variables -------------------------------------------------------------------

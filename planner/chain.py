@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem, Reduction, reduce
 from shardwright.planner.segments import Instance, Run
+from shardwright.planner.solve import contradiction, solve
 
 #: What all repeats of a run share: (first segment of the run, offset in the period, variable), or (segment, 0, variable).
 Key = tuple[int, int, int]
@@ -88,6 +89,28 @@ class Chain:
         return problem, variables, states
 
     @property
+    def kind_count(self) -> int:
+        return len({instance.kind for instance in self.instances})
+
+    def solve(self, time_limit_s: float) -> SolvedChain:
+        """The best states of all variables with runs rolled up. PlanError where no plan satisfies the pins."""
+        try:
+            problem, variables, states = self.rolled()
+        except ValueError as error:
+            raise contradiction(error) from None
+        solution = solve(problem, time_limit_s=time_limit_s)
+        chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
+        return SolvedChain(
+            states=self.unrolled(chosen),
+            value=solution.value + self.constant,
+            rolled_bound=solution.lower_bound + self.constant,
+        )
+
+    def lower_bound(self, solved: SolvedChain) -> float:
+        """Seconds that no plan on this mesh is under."""
+        return solved.rolled_bound
+
+    @property
     def constant(self) -> float:
         """Seconds that are decided inside the segments, whatever their boundaries."""
         return sum(self.kind(segment).reduction.constant for segment in range(len(self.instances)))
@@ -117,6 +140,15 @@ class Chain:
             states = reduction.complete(core).tolist()
             found.update(zip(instance.variables[: instance.own], states, strict=False))
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedChain:
+    """states: of every variable. value: what they cost. rolled_bound: no plan that treats repeats alike costs less."""
+
+    states: dict[Variable, int]
+    value: float
+    rolled_bound: float
 
 
 def value_of(graph: Graph, instances: Sequence[Instance], states: dict[Variable, int]) -> FloatArray:

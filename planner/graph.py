@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.planner.confine import Confinement
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.pbqp import Problem
+from shardwright.planner.preference import Preference
 from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.linear import is_zero
@@ -46,7 +47,7 @@ class Layout:
     is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
-    pinned: nodes that may not choose freely, with a key that is equal where what is left to them is.
+    keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
     """
 
     flow: Dataflow
@@ -57,7 +58,7 @@ class Layout:
     ways: tuple[tuple[frozenset[int], ...], ...]
     hubs: Mapping[Leaf, float]
     crossing: Mapping[Leaf, tuple[int, ...]]
-    pinned: Mapping[int, Hashable]
+    keys: Mapping[int, Hashable]
 
     def describe(self, variable: Variable) -> Hashable:
         """What decides the states and costs of a variable on any mesh, besides what it is connected to."""
@@ -69,13 +70,20 @@ class Layout:
             (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
         )
         what = node.shapes if node.is_value else self.signatures[index]
-        return (what, node.is_value, node.weight, self.can_be_partial[index], self.ways[index], uses, self.pinned.get(index))
+        return (what, node.is_value, node.weight, self.can_be_partial[index], self.ways[index], uses, self.keys.get(index))
 
 
-def lay_out(flow: Dataflow, free: Sequence[bool], segments: Segments, pinned: Mapping[int, Hashable]) -> Layout:
+def lay_out(
+    flow: Dataflow,
+    free: Sequence[bool],
+    segments: Segments,
+    pinned: Mapping[int, Hashable],
+    keys: Mapping[int, Hashable],
+) -> Layout:
     """Decide what may be partial and which values get hubs.
 
     pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
+    keys: the same of nodes that differ in anything else.
     """
     signatures, instructions = _signatures(flow)
     rules = [rule_of(instruction) for instruction in instructions]
@@ -116,7 +124,7 @@ def lay_out(flow: Dataflow, free: Sequence[bool], segments: Segments, pinned: Ma
         ways=allowed,
         hubs=hubs,
         crossing=crossing,
-        pinned=pinned,
+        keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
     )
 
 
@@ -197,8 +205,8 @@ class Graph:
     in_place: frozenset[int] = frozenset()
     arriving: frozenset[int] = frozenset()
     confinement: Confinement | None = None
+    preference: Preference | None = None
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)
-    _costs: dict[tuple[int, float], FloatArray] = field(default_factory=dict)
 
     @property
     def flow(self) -> Dataflow:
@@ -231,6 +239,18 @@ class Graph:
         return self.confinement.narrow(node, found)
 
     # ---- the problem of some nodes -------------------------------------------
+    def least_s(self) -> float:
+        """Seconds a step that no plan can do without: every node by its cheapest strategy, and no moves."""
+        least: dict[int, float] = {}
+        total = 0.0
+        for node in self.flow.nodes:
+            if not self.is_free[node.index] and not node.is_value:
+                found = self.set_of((node.index, -1))
+                if id(found) not in least:
+                    least[id(found)] = float(found.time_s.min())
+                total += node.weight * least[id(found)]
+        return total
+
     def problem(self, nodes: Sequence[int], variables: Sequence[Variable]) -> Problem:
         """Costs of `nodes`: seconds a step of computing, and of moves between them and the hubs they touch."""
         position = {variable: i for i, variable in enumerate(variables)}
@@ -253,6 +273,8 @@ class Graph:
     def _own_costs(self, node: Node) -> FloatArray:
         found = self.set_of((node.index, -1))
         costs = node.weight * found.time_s
+        if self.preference is not None:
+            costs = costs + self.preference.added_s(found)
         if node.index in self.arriving:
             costs = costs + [self.prices.arrival_s(node.shapes[0], each.results[0]) for each in found.strategies]
         for use in node.uses:  # what is made anew can be a partial sum only if it is zero

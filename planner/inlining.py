@@ -1,0 +1,183 @@
+"""Calls written out in place: every call site becomes free to lay out what it computes.
+
+Frameworks lower a helper (`jnp.where`, the slice of a scan's inputs) as one function per shape and call it from
+many places. Planned as it stands, all those places would have to agree on one sharding: every stacked weight of
+one shape on one layout. XLA inlines calls before it partitions, so nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.hlo import Attribute, Computation, Instruction, Module
+from shardwright.hlo.names import NameUniquer
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.rewrites.edit import copy_of
+
+#: Instructions after which calls stay calls: nested ones can double the program at each level.
+_MOST_INSTRUCTIONS = 500_000
+
+#: Regions and calls within each other are followed no deeper.
+_MOST_DEPTH = 100
+
+#: A call with other attributes means more than its body (a composite, manual axes).
+_PLAIN = frozenset({"to_apply", "metadata"})
+
+#: Attributes whose computations run as part of the one they are named in.
+_REGIONS = frozenset({"condition", "body", "branch_computations", "true_computation", "false_computation"})
+
+
+def inline_calls(module: Module) -> Module:
+    """`module` without calls in the entry, in loops and in branches; `module` itself where there is none.
+
+    The first copy of a function keeps its instructions' names; further ones get new names and the source line of
+    their call. Calls with attributes of their own stay, and so do all past half a million instructions.
+    """
+    instructions = list(module.instructions())
+    if not any(_is_plain(instruction) for instruction in instructions):
+        return module
+    if any("control-predecessors" in instruction.attributes for instruction in instructions):
+        return module  # an order between instructions that a call would have to keep as a whole
+    with collector_paused():
+        entry = _Inliner(module).region(module.entry, 0)
+        return Module(module.name, module.header, _callees_first(entry), entry, module.tables)
+
+
+def _is_plain(instruction: Instruction) -> bool:
+    return instruction.opcode == "call" and instruction.attributes.keys() <= _PLAIN
+
+
+@dataclass(slots=True)
+class _Region:
+    """A computation being written: its instructions, and the tuples that inlined calls ended in."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    tuples: set[Instruction] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a computation is written out: what its parameters are, whether its names are taken, how deep."""
+
+    arguments: Sequence[Instruction] | None
+    is_first: bool
+    metadata: Attribute | None
+    depth: int
+
+
+class _Inliner:
+    def __init__(self, module: Module) -> None:
+        self._names = _uniquer(instruction.name for instruction in module.instructions())
+        self._computation_names = _uniquer(computation.name for computation in module.computations)
+        self._written: set[Computation] = set()
+        self._size = 0
+
+    def region(self, source: Computation, depth: int, metadata: Attribute | None = None) -> Computation:
+        """A copy of the entry, or of what a loop or a conditional runs."""
+        is_first = self._is_first(source)
+        region = _Region()
+        root = self._write(source, _Site(None, is_first, metadata, depth), region)
+        root.is_root = True
+        instructions = _without_unread(region, root)
+        return Computation(
+            source.name if is_first else self._computation_names.register(source.name),
+            instructions,
+            root,
+            tuple(instruction for instruction in instructions if instruction.opcode == "parameter"),
+            source.is_entry,
+            source.attributes,
+        )
+
+    def _is_first(self, source: Computation) -> bool:
+        is_first = source not in self._written
+        self._written.add(source)
+        return is_first
+
+    def _write(self, source: Computation, site: _Site, region: _Region) -> Instruction:
+        """Append the instructions of `source`; its root is returned."""
+        made: dict[Instruction, Instruction] = {}
+        for instruction in source.instructions:
+            if instruction.opcode == "parameter" and site.arguments is not None:
+                made[instruction] = site.arguments[instruction.index]
+                continue
+            operands = tuple([made[operand] for operand in instruction.operands])
+            if instruction.opcode == "get-tuple-element" and operands[0] in region.tuples:
+                made[instruction] = operands[0].operands[instruction.index]
+            elif _is_plain(instruction) and self._has_room(site.depth):
+                made[instruction] = self._inline(instruction, operands, site, region)
+            else:
+                made[instruction] = self._copy(instruction, operands, site)
+                region.instructions.append(made[instruction])
+        return made[source.root]
+
+    def _has_room(self, depth: int) -> bool:
+        return depth < _MOST_DEPTH and self._size < _MOST_INSTRUCTIONS
+
+    def _inline(
+        self, call: Instruction, operands: Sequence[Instruction], site: _Site, region: _Region
+    ) -> Instruction:
+        (callee,) = call.called["to_apply"]
+        is_first = self._is_first(callee)
+        metadata = site.metadata or (None if is_first else call.attributes.get("metadata"))
+        root = self._write(callee, _Site(operands, is_first, metadata, site.depth + 1), region)
+        if root.opcode == "tuple":
+            region.tuples.add(root)
+        return root
+
+    def _copy(self, instruction: Instruction, operands: Sequence[Instruction], site: _Site) -> Instruction:
+        self._size += 1
+        made = copy_of(instruction, operands, is_root=False)
+        if not site.is_first:
+            made.name = self._names.register(instruction.name)
+        if site.metadata is not None:
+            made.attributes["metadata"] = site.metadata
+        if not _REGIONS.isdisjoint(instruction.called):
+            made.called = {
+                name: tuple(self.region(callee, site.depth + 1, site.metadata) for callee in callees)
+                for name, callees in instruction.called.items()
+            }
+            for name, callees in made.called.items():
+                made.attributes[name] = _renamed(instruction.attributes[name], callees)
+        return made
+
+
+def _renamed(attribute: Attribute, computations: Sequence[Computation]) -> Attribute:
+    names = tuple(computation.name for computation in computations)
+    if names == attribute.value:
+        return attribute
+    text = ", ".join(f"%{name}" for name in names)
+    return Attribute(attribute.name, f"{{{text}}}" if attribute.text.startswith("{") else text, names)
+
+
+def _without_unread(region: _Region, root: Instruction) -> list[Instruction]:
+    """The instructions but for tuples that calls ended in and nobody takes as a whole."""
+    if not region.tuples:
+        return region.instructions
+    read = {root}
+    for instruction in region.instructions:
+        read.update(instruction.operands)
+    unread = region.tuples - read
+    return [instruction for instruction in region.instructions if instruction not in unread]
+
+
+def _uniquer(names: Iterable[str]) -> NameUniquer:
+    uniquer = NameUniquer()
+    for name in names:
+        uniquer.register(name)
+    return uniquer
+
+
+def _callees_first(entry: Computation) -> list[Computation]:
+    """Every computation that `entry` reaches, callees before callers, `entry` last."""
+    done: dict[Computation, None] = {}
+    stack = [(entry, False)]
+    while stack:
+        computation, is_finished = stack.pop()
+        if is_finished:
+            done.setdefault(computation)
+        elif computation not in done:
+            stack.append((computation, True))
+            callees = [each for i in computation.instructions for called in i.called.values() for each in called]
+            stack += [(callee, False) for callee in reversed(callees) if callee not in done]
+    return list(done)
