@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
+from math import prod
 
 from shardwright.cluster import Cluster
 from shardwright.config import MAX_MESH_AXES, PlanOptions
 from shardwright.cost.collectives import device_groups
 from shardwright.errors import OptionError
 from shardwright.options import DEFAULT_AXES
+from shardwright.planner.pins import Requirements, named_axes, program_meshes
 from shardwright.plans import Mesh, MeshAxis
 
 #: What a set of axes looks like from outside: per group of devices, its members on each node.
@@ -48,6 +50,44 @@ def given_mesh(options: PlanOptions, device_count: int) -> Mesh | None:
             remedy=f"choose sizes whose product is {device_count}",
         )
     return mesh
+
+
+def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requirements) -> tuple[Mesh, ...]:
+    """The meshes to plan on: the given one, the program's own, or candidates that have the axes which pins name.
+
+    A program's own mesh (of its sharding constraints) is taken where it has as many devices as the cluster.
+    Without either, a forced strategy over all axes gets one axis, a mixed one two or more.
+    Raises OptionError where the given mesh does not fit, or nothing can.
+    """
+    given = given_mesh(options, cluster.device_count)
+    if given is not None:
+        return (given,)
+    names = named_axes(requirements)
+    own = _own_mesh(requirements, names, cluster.device_count)
+    if own is not None:
+        return (own,)
+    if not isinstance(options.force, str):
+        return candidate_meshes(cluster, names=names)
+    if options.force == "mixed":
+        meshes = candidate_meshes(cluster, names=names, is_ordered=True)
+        found = tuple(mesh for mesh in meshes if sum(axis.size > 1 for axis in mesh.axes) > 1)
+        if not found:
+            raise OptionError(f"{cluster.device_count} devices have no two factors for a mixed strategy", where="force")
+        return found
+    if options.force == "tensor":
+        names = names or DEFAULT_AXES[1:2]
+    return candidate_meshes(cluster, names=names, max_axes=max(1, len(names)), is_ordered=True)
+
+
+def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: int) -> Mesh | None:
+    """The program's own mesh where the cluster has as many devices and pins name no other axes."""
+    for sizes in program_meshes(requirements):
+        real = {name: size for name, size in sizes.items() if size > 1}
+        if prod(sizes.values()) != device_count or len(real) > MAX_MESH_AXES or not set(names) <= set(sizes):
+            continue
+        if all(name.isidentifier() for name in real) and real:
+            return Mesh.of(real)
+    return None
 
 
 def all_meshes(device_count: int) -> tuple[Mesh, ...]:

@@ -2,15 +2,16 @@
 
 A pin is read into a `Requirement`: which shardings a value may have, and who asked. Pins hold or
 are refused with the tensor, its shape, its source line and the reason; none is ever dropped.
-An argument or output that a pin splits unevenly is stored padded; inside the program a
-dimension that the axes do not divide is refused.
+They come from `shardwright.annotate`, from the program's own constraints and the shardings of its
+arguments and outputs (`planner.foreign`), and from the options. An argument or output that a pin
+splits unevenly is stored padded; inside the program a dimension that the axes do not divide is refused.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
@@ -18,6 +19,7 @@ from shardwright.config import ANNOTATION_TARGET, Pin, PlanOptions
 from shardwright.errors import AnnotationError, OptionError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.dataflow import Dataflow, Node
+from shardwright.planner.foreign import ForeignSharding, ForeignShardingError, meshes_of, sharding_of
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
 
@@ -54,12 +56,26 @@ class Requirement:
 
     may_pad: the value is stored between steps, so that named axes need not divide it.
     rule: a condition on the whole sharding (of a forced strategy), besides the dimensions'.
+    foreign: a sharding over a mesh of the program's own; `on` turns it into pins of dimensions.
     """
 
     asked_by: str
-    dims: Mapping[int, DimPin]
+    dims: Mapping[int, DimPin] = field(default_factory=dict)
     may_pad: bool = False
     rule: Callable[[TensorSharding], bool] | None = None
+    foreign: ForeignSharding | None = None
+
+    def on(self, mesh: Mesh) -> Requirement:
+        """The same with all axes named as `mesh` names them."""
+        if self.foreign is None:
+            return self
+        dims = {
+            number: DimPin(axes=dim.axes, is_open=dim.is_open, count=None if dim.axes is not None else dim.count)
+            for number, dim in self.foreign.on(mesh).items()
+        }
+        whole = frozenset(self.foreign.whole_axes(mesh))
+        rule = (lambda sharding: not whole.intersection(sharding.axes)) if whole else self.rule
+        return replace(self, dims=dims, rule=rule, foreign=None)
 
     def accepts(self, sharding: TensorSharding, mesh: Mesh) -> bool:
         fits = all(pin.accepts(sharding.dims[dim], mesh) for dim, pin in self.dims.items())
@@ -70,27 +86,74 @@ Requirements = dict[int, list[Requirement]]
 
 
 def collect(flow: Dataflow, options: PlanOptions) -> Requirements:
-    """Pins by node: annotations in the program, and exact axes of arguments and outputs."""
+    """Pins by node: annotations and shardings in the program, and exact axes of arguments and outputs."""
     found: Requirements = {}
+    meshes = meshes_of(flow.module)
     for node in flow.nodes:
         if node.is_value and _is_annotation(node.instruction) and node.uses:
-            found.setdefault(node.index, []).append(_annotation(flow, node))
+            found.setdefault(node.index, []).extend(_annotation(flow, node, meshes))
+    for what, nodes in (
+        ("the sharding of its argument", flow.parameters),
+        ("the sharding of its output", flow.outputs),
+    ):
+        for index in dict.fromkeys(nodes):
+            found.setdefault(index, []).extend(_boundary(flow, flow.nodes[index], what, meshes))
     exact = (
         ("argument_axes", options.argument_axes, flow.parameters),
         ("output_axes", options.output_axes, flow.outputs),
     )
     for option, axes_by_number, nodes in exact:
-        if axes_by_number and options.mesh is None:
-            raise OptionError(f"{option} needs mesh", where=option, remedy="pass the mesh that the arrays lie on")
-        for number, axes in sorted(axes_by_number.items()):
-            if not 0 <= number < len(nodes):
-                raise OptionError(f"there is no number {number}: the program has {len(nodes)}", where=option)
-            dims = {dim: DimPin(axes=tuple(split)) for dim, split in enumerate(axes)}
-            node = flow.nodes[nodes[number]]
-            if len(dims) != node.shapes[0].rank:
-                raise OptionError(f"number {number} has rank {node.shapes[0].rank}, not {len(dims)}", where=option)
-            found.setdefault(node.index, []).append(Requirement(asked_by=option, dims=dims, may_pad=True))
-    return found
+        for index, requirement in _exact(flow, option, axes_by_number, nodes, options):
+            found.setdefault(index, []).append(requirement)
+    return {index: requirements for index, requirements in found.items() if requirements}
+
+
+def named_axes(requirements: Requirements) -> tuple[str, ...]:
+    """Axes that pins name and that are no mesh's of the program: a mesh has to have them. In order of appearance."""
+    names = (
+        axis
+        for index in sorted(requirements)
+        for requirement in requirements[index]
+        for dim in sorted(requirement.dims)
+        for axis in requirement.dims[dim].axes or ()
+    )
+    undefined = (
+        axis
+        for index in sorted(requirements)
+        for requirement in requirements[index]
+        if requirement.foreign is not None and not requirement.foreign.sizes
+        for axis in requirement.foreign.axis_names
+    )
+    return tuple(dict.fromkeys((*names, *undefined)))
+
+
+def program_meshes(requirements: Requirements) -> tuple[Mapping[str, int], ...]:
+    """The program's own meshes that pins name axes of, each once."""
+    found: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
+    for index in sorted(requirements):
+        for requirement in requirements[index]:
+            if requirement.foreign is not None and requirement.foreign.axis_names and requirement.foreign.sizes:
+                found.setdefault(tuple(requirement.foreign.sizes.items()), requirement.foreign.sizes)
+    return tuple(found.values())
+
+
+def _exact(
+    flow: Dataflow,
+    option: str,
+    axes_by_number: Mapping[int, tuple[tuple[str, ...], ...]],
+    nodes: Sequence[int],
+    options: PlanOptions,
+) -> Iterator[tuple[int, Requirement]]:
+    if axes_by_number and options.mesh is None:
+        raise OptionError(f"{option} needs mesh", where=option, remedy="pass the mesh that the arrays lie on")
+    for number, axes in sorted(axes_by_number.items()):
+        if not 0 <= number < len(nodes):
+            raise OptionError(f"there is no number {number}: the program has {len(nodes)}", where=option)
+        dims = {dim: DimPin(axes=tuple(split)) for dim, split in enumerate(axes)}
+        rank = flow.nodes[nodes[number]].shapes[0].rank
+        if len(dims) != rank:
+            raise OptionError(f"number {number} has rank {rank}, not {len(dims)}", where=option)
+        yield nodes[number], Requirement(asked_by=option, dims=dims, may_pad=True)
 
 
 def allowed(
@@ -98,6 +161,7 @@ def allowed(
 ) -> tuple[TensorSharding, ...]:
     """Shardings of a value that satisfy all its pins. AnnotationError says which cannot hold, and why."""
     shape = node.shapes[0]
+    requirements = [requirement.on(mesh) for requirement in requirements]
     for requirement in requirements:
         _check(flow, node, requirement, mesh, name)
     may_pad = {
@@ -207,15 +271,35 @@ def _is_annotation(instruction: Instruction) -> bool:
     return instruction.opcode == "custom-call" and instruction.get("custom_call_target") in IDENTITY_TARGETS
 
 
-def _annotation(flow: Dataflow, node: Node) -> Requirement:
-    instruction = node.instruction
-    if instruction.get("custom_call_target") == ANNOTATION_TARGET:
-        return Requirement(asked_by="an annotation", dims=_own_pins(flow, node))
-    attributes = instruction.get("frontend_attributes") or {}
-    asked_by = "a sharding constraint"
-    if "xla.sdy.sharding" in attributes:
-        return Requirement(asked_by=asked_by, dims=_shardy_pins(flow, node, attributes["xla.sdy.sharding"]))
-    return Requirement(asked_by=asked_by, dims=_tile_pins(flow, node, str(instruction.get("sharding", ""))))
+def _annotation(flow: Dataflow, node: Node, meshes: Mapping[str, Mapping[str, int]]) -> list[Requirement]:
+    if node.instruction.get("custom_call_target") == ANNOTATION_TARGET:
+        return [Requirement(asked_by="an annotation", dims=_own_pins(flow, node))]
+    return _foreign(flow, node, node.instruction, 0, "a sharding constraint", meshes)
+
+
+def _boundary(flow: Dataflow, node: Node, asked_by: str, meshes: Mapping[str, Mapping[str, int]]) -> list[Requirement]:
+    """The sharding that the program gives an argument or output, unless an annotation makes it."""
+    if _is_annotation(node.instruction) or (
+        node.uses and _is_annotation(flow.nodes[node.uses[-1].source[0]].instruction)
+    ):
+        return []
+    found = _foreign(flow, node, node.instruction, node.leaf, asked_by, meshes)
+    return [replace(requirement, may_pad=True) for requirement in found]
+
+
+def _foreign(
+    flow: Dataflow,
+    node: Node,
+    instruction: Instruction,
+    leaf: int,
+    asked_by: str,
+    meshes: Mapping[str, Mapping[str, int]],
+) -> list[Requirement]:
+    try:
+        sharding = sharding_of(instruction, meshes, node.shapes[0].rank, leaf)
+    except ForeignShardingError as error:
+        raise _error(flow, node, instruction.op_name or instruction.name, str(error), error.remedy) from None
+    return [] if sharding is None else [Requirement(asked_by=asked_by, foreign=sharding)]
 
 
 def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:
@@ -234,32 +318,3 @@ def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:
         else:
             pins[int(match[1])] = DimPin(axes=tuple(re.split(r"[·+]", what)))
     return pins
-
-
-_SHARDY_DIMS = re.compile(r"\[((?:\{[^{}\[\]]*\}(?:p\d+)?,?\s*)*)\]")
-
-
-def _shardy_pins(flow: Dataflow, node: Node, text: str) -> dict[int, DimPin]:
-    """`#sdy.sharding<@mesh, [{"d"}, {}, {?}]>`: axes, not split, free."""
-    text = text.replace('\\"', '"')
-    match = _SHARDY_DIMS.search(text)
-    if match is None or ":(" in text:
-        raise _error(flow, node, node.instruction.name, f"sharding {text!r} cannot be read", "use whole axes by name")
-    pins = {}
-    for dim, inside in enumerate(re.findall(r"\{([^{}]*)\}", match[1])):
-        axes = tuple(re.findall(r'"([^"]+)"', inside))
-        if axes or "?" not in inside:
-            pins[dim] = DimPin(axes=axes, is_open="?" in inside)
-    return pins
-
-
-def _tile_pins(flow: Dataflow, node: Node, text: str) -> dict[int, DimPin]:
-    """`{devices=[2,1,4]<=[8] last_tile_dim_replicate}`: how many ways each dimension is split; names are lost."""
-    rank = node.shapes[0].rank
-    if "replicated}" in text and "devices" not in text:
-        return {dim: DimPin(axes=()) for dim in range(rank)}
-    match = re.search(r"devices=\[([\d,]+)\]", text)
-    if match is None:
-        raise _error(flow, node, node.instruction.name, f"sharding {text!r} cannot be read", "name axes instead")
-    counts = [int(count) for count in match[1].split(",")]
-    return {dim: DimPin(count=count) for dim, count in enumerate(counts[:rank])}

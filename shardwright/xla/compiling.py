@@ -66,12 +66,7 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
     started = time.perf_counter()
     stablehlo = emit_stablehlo(hlo_text, plan)
     emitted = time.perf_counter()
-    devices = private.local_devices()[: plan.mesh.device_count]
-    folder = tempfile.mkdtemp(prefix="shardwright-xla-")
-    try:
-        text = _partitioned_text(stablehlo, devices, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    text = partitioned_hlo(stablehlo, plan.mesh.device_count)
     return CompiledProgram(
         stablehlo=stablehlo,
         serialized=None,
@@ -80,6 +75,18 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
         emit_s=emitted - started,
         compile_s=time.perf_counter() - emitted,
     )
+
+
+def partitioned_hlo(stablehlo: str, device_count: int) -> str:
+    """HLO text of StableHLO with Shardy marks as XLA's partitioner leaves it, while XLA goes on in a thread.
+
+    Raises CompilationError where XLA refuses the program.
+    """
+    folder = tempfile.mkdtemp(prefix="shardwright-xla-")
+    try:
+        return _partitioned_text(stablehlo, private.local_devices()[:device_count], folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:

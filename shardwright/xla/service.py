@@ -88,10 +88,13 @@ class CompileService:
         _, parts = self._request({"job": "emit"}, [hlo_text.encode(), plan.to_json().encode()], deadline_s)
         return parts[0].decode()
 
-    def compile_stablehlo(self, stablehlo: str, *, deadline_s: float | None = None) -> str:
-        """HLO text that each device runs, for StableHLO with Shardy marks as it stands."""
-        header = {"job": "compile_stablehlo", "device_count": self.device_count}
-        _, parts = self._request(header, [stablehlo.encode()], deadline_s)
+    def compile_stablehlo(
+        self, stablehlo: str, *, inspect: Inspect = "compiled", deadline_s: float | None = None
+    ) -> str:
+        """HLO text that each device runs, for StableHLO with Shardy marks as it stands; or what the partitioner
+        left of it, which is there earlier."""
+        header = {"job": "compile_stablehlo", "device_count": self.device_count, "inspect": inspect}
+        _, parts = self._request(header, [stablehlo.encode()], deadline_s, ends_child=inspect == "partition-pass")
         return parts[0].decode()
 
     def close(self) -> None:

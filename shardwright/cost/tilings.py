@@ -1,0 +1,138 @@
+"""Tile assignments: which device holds which tile of an array, for all arrangements that mesh axes can make.
+
+XLA keeps a sharding as an array of device numbers, shaped by the tiles of each dimension and, last, by
+the devices that hold the same tile. All such arrays of one mesh are the mesh's own numbering, reshaped
+and transposed; so here they are a shape and an order of *atoms*, the prime factors of the mesh axes, major
+first. Splitting and joining dimensions is then a matter of cutting the order in other places.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from math import prod
+from typing import NamedTuple
+
+from shardwright.plans import Mesh
+
+
+class Atom(NamedTuple):
+    """One prime factor of the mesh: `place` counts them, major first, over all axes.
+
+    A factor that lies across several axes (`cut` makes such ones) has their names and a place of its own.
+    """
+
+    place: tuple[int, ...]
+    size: int
+    axes: tuple[str, ...]
+
+
+Order = tuple[Atom, ...]
+
+
+class Tiling(NamedTuple):
+    """Tiles per dimension, devices that share a tile, and the atoms in order: those of dimensions, then the shared."""
+
+    tiles: tuple[int, ...]
+    shared: int
+    order: Order
+
+    @property
+    def is_replicated(self) -> bool:
+        return self.tiles.count(1) == len(self.tiles)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some devices, but not all, share a tile."""
+        return self.shared > 1 and not self.is_replicated
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (*self.tiles, self.shared)
+
+    @property
+    def parts(self) -> tuple[Order, ...]:
+        """The atoms of each dimension, and of the devices that share."""
+        return cut(self.order, self.sizes)
+
+
+def arranged(parts: Sequence[Order], shared: Order) -> Tiling:
+    """The tiling with these atoms per dimension; in which order devices share makes no difference to XLA."""
+    atoms = [atom for part in parts for atom in part]
+    return Tiling(tuple(map(count, parts)), count(shared), (*atoms, *sorted(shared)))
+
+
+def reshaped(tiling: Tiling, tiles: Sequence[int]) -> Tiling:
+    """The same order of devices under other tile counts; what they leave over is shared."""
+    split = prod(tiles)
+    shared = count(tiling.order) // split
+    if shared == tiling.shared:
+        return Tiling(tuple(tiles), shared, tiling.order)
+    held, rest = cut(tiling.order, (split, shared))
+    return Tiling(tuple(tiles), shared, (*held, *sorted(rest)))
+
+
+def count(atoms: Sequence[Atom]) -> int:
+    total = 1
+    for atom in atoms:
+        total *= atom.size
+    return total
+
+
+@lru_cache(maxsize=1 << 14)
+def cut(atoms: Order, sizes: tuple[int, ...]) -> tuple[Order, ...]:
+    """Consecutive runs of atoms that make up `sizes`, whose product is theirs.
+
+    Where a cut falls between no two atoms (2·3 devices as 3·2), the ones around it become other atoms.
+    """
+    parts: list[Order] = []
+    first = k = 0
+    while k < len(sizes):
+        run, needed, taken, last = [sizes[k]], sizes[k], 1, first
+        while taken != needed:
+            if taken < needed:
+                taken *= atoms[last].size
+                last += 1
+            else:
+                k += 1
+                run.append(sizes[k])
+                needed *= sizes[k]
+        parts += [atoms[first:last]] if len(run) == 1 else _recut(atoms[first:last], run)
+        first, k = last, k + 1
+    return tuple(parts)
+
+
+def _recut(atoms: Order, sizes: Sequence[int]) -> list[Order]:
+    axes = tuple(dict.fromkeys(axis for atom in atoms for axis in atom.axes))
+    places = tuple(number for atom in atoms for number in atom.place)
+    factors = iter(range(len(atoms)))
+    return [tuple(Atom((*places, *sizes, next(factors)), prime, axes) for prime in _primes(size)) for size in sizes]
+
+
+@cache
+def tiling_of(dims: tuple[tuple[str, ...], ...], mesh: Mesh) -> Tiling:
+    """How Shardy hands a sharding to XLA's partitioner: idle axes share, in mesh order."""
+    atoms = _atoms(mesh)
+    used = {axis for axes in dims for axis in axes}
+    parts = [tuple(atom for axis in axes for atom in atoms[axis]) for axes in dims]
+    return arranged(parts, tuple(atom for axis in mesh.axes if axis.name not in used for atom in atoms[axis.name]))
+
+
+@cache
+def _atoms(mesh: Mesh) -> dict[str, Order]:
+    numbers = itertools.count()
+    return {
+        axis.name: tuple(Atom((next(numbers),), prime, (axis.name,)) for prime in _primes(axis.size))
+        for axis in mesh.axes
+    }
+
+
+def _primes(number: int) -> list[int]:
+    found, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return found
