@@ -47,6 +47,7 @@ class Layout:
     is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
+    whole: hubs that lie reduced, because what is made anew for each reader reads them.
     keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
     """
 
@@ -58,6 +59,7 @@ class Layout:
     ways: tuple[tuple[frozenset[int], ...], ...]
     hubs: Mapping[Leaf, float]
     crossing: Mapping[Leaf, tuple[int, ...]]
+    whole: frozenset[Leaf]
     keys: Mapping[int, Hashable]
 
     def describe(self, variable: Variable) -> Hashable:
@@ -65,7 +67,8 @@ class Layout:
         index, leaf = variable
         node = self.flow.nodes[index]
         if leaf >= 0:
-            return (node.shapes[leaf], self.can_be_partial[index], self.hubs[variable], (index, leaf) in self.crossing)
+            may_be_partial = self.can_be_partial[index] and variable not in self.whole
+            return (node.shapes[leaf], may_be_partial, self.hubs[variable], variable in self.crossing)
         uses = tuple(  # of values made anew: whether they are zero
             (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
         )
@@ -97,22 +100,24 @@ def lay_out(
         for node, found in zip(flow.nodes, ways, strict=True)
     )
     uses: dict[Leaf, list[tuple[Node, Use]]] = {}
+    whole: set[Leaf] = set()
     for node in flow.nodes:
-        if not free[node.index]:
-            for use in node.uses:
-                if not free[use.source[0]]:
-                    uses.setdefault(use.source, []).append((node, use))
+        for use in node.uses:
+            if not free[use.source[0]] and not free[node.index]:
+                uses.setdefault(use.source, []).append((node, use))
+            elif free[node.index] and partial[use.source[0]] and not free[use.source[0]]:
+                whole.add(use.source)  # a scalar that something made anew reads
     hubs: dict[Leaf, float] = {}
     crossing: dict[Leaf, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
-    for leaf, found in sorted(uses.items()):
+    for leaf, found in sorted({**dict.fromkeys(whole, []), **uses}.items()):
         away = sorted({segments.of[node.index] for node, _ in found} - {segments.of[leaf[0]]})
         if any(use.hard for _, use in found):
             continue
         choosers = sum(node.instruction.opcode in CHOOSERS and not node.is_value for node, _ in found)
         is_shared = len(found) > 1 and (partial[leaf[0]] or choosers > 1 or leaf[0] in arguments)
-        if away or is_shared:
-            hubs[leaf] = max(use.weight for _, use in found)
+        if away or is_shared or leaf in whole:
+            hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
         if away:
             crossing[leaf] = tuple(away)
     return Layout(
@@ -124,6 +129,7 @@ def lay_out(
         ways=allowed,
         hubs=hubs,
         crossing=crossing,
+        whole=frozenset(whole),
         keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
     )
 
@@ -226,7 +232,8 @@ class Graph:
     def _make(self, index: int, leaf: int) -> StrategySet:
         node, layout = self.flow.nodes[index], self.layout
         if leaf >= 0:
-            return self.builder.of_value(node.shapes[leaf], partial=layout.can_be_partial[index])
+            partial = layout.can_be_partial[index] and (index, leaf) not in layout.whole
+            return self.builder.of_value(node.shapes[leaf], partial=partial)
         found = self.pinned.get(index)
         if found is not None:
             return found

@@ -84,7 +84,7 @@ class _Inliner:
             source.name if is_first else self._computation_names.register(source.name),
             instructions,
             root,
-            tuple(instruction for instruction in instructions if instruction.opcode == "parameter"),
+            tuple(sorted((i for i in instructions if i.opcode == "parameter"), key=lambda i: i.index)),
             source.is_entry,
             source.attributes,
         )
@@ -114,9 +114,7 @@ class _Inliner:
     def _has_room(self, depth: int) -> bool:
         return depth < _MOST_DEPTH and self._size < _MOST_INSTRUCTIONS
 
-    def _inline(
-        self, call: Instruction, operands: Sequence[Instruction], site: _Site, region: _Region
-    ) -> Instruction:
+    def _inline(self, call: Instruction, operands: Sequence[Instruction], site: _Site, region: _Region) -> Instruction:
         (callee,) = call.called["to_apply"]
         is_first = self._is_first(callee)
         metadata = site.metadata or (None if is_first else call.attributes.get("metadata"))

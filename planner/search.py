@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from shardwright.cluster import Cluster
@@ -25,17 +24,19 @@ from shardwright.planner.assemble import (
     variables,
 )
 from shardwright.planner.causes import Causes
-from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin, state_arguments
-from shardwright.planner.graph import Graph, build_graph, free_nodes
-from shardwright.planner.ilp import Solution
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
+from shardwright.planner.graph import Graph, free_nodes, with_views
 from shardwright.planner.meshes import given_mesh
-from shardwright.planner.pins import allowed, collect
-from shardwright.planner.preference import prefer_simple
+from shardwright.planner.pins import Requirement, allowed
+from shardwright.planner.preference import Preference
 from shardwright.planner.prices import Prices
-from shardwright.planner.solve import solve
+from shardwright.planner.program import Program
+from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, Mesh, Plan
+from shardwright.progress import PlanProgress
 
 #: Seconds the integer program may take on one mesh.
 TIME_LIMIT_S = 20.0
@@ -43,17 +44,6 @@ TIME_LIMIT_S = 20.0
 #: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
 #: parallelism: less is no difference that the cost model could tell.
 LEAST_GAIN = 1e-3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanProgress:
-    """How far planning is. phase: parse, rules, search or check; 0.0 where a figure is not known yet."""
-
-    phase: str
-    detail: str = ""
-    incumbent_s: float = 0.0
-    lower_bound_s: float = 0.0
-    elapsed_s: float = 0.0
 
 
 Listener = Callable[[PlanProgress], None]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 
 from shardwright.errors import InternalError
 from shardwright.hlo import (
@@ -56,6 +59,26 @@ def window(value: Window) -> Attribute:
         f"rhs_dilate={by_x(value.rhs_dilation)} rhs_reversal={by_x(map(int, value.reversal))}}}"
     )
     return attribute("window", text)
+
+
+def consistent(instruction: Instruction) -> Instruction:
+    """The instruction itself; InternalError where its attributes contradict its operands or its shape."""
+    found = problem(instruction)
+    if found is not None:
+        raise InternalError(f"a rewrite broke {instruction.name}: {found}")
+    return instruction
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection inside: a growing module is no garbage, and walking it again and again takes seconds."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Names:
@@ -122,15 +145,7 @@ def computation_of(source: Computation, instructions: list[Instruction], root: I
 
 
 def module_of(source: Module, computations: list[Computation]) -> Module:
-    """A module in place of `source`, its header following the entry's new shapes.
-
-    Raises InternalError where an instruction contradicts itself.
-    """
-    for computation in computations:
-        for instruction in computation:
-            found = problem(instruction)
-            if found is not None:
-                raise InternalError(f"a rewrite broke {instruction.name}: {found}")
+    """A module in place of `source`, its header following the entry's new shapes."""
     (entry,) = (computation for computation in computations if computation.is_entry)
     header = dict(source.header)
     if "entry_computation_layout" in header:
@@ -146,18 +161,22 @@ def flat_aliases(module: Module) -> dict[int, int]:
     first = [0]
     for parameter in module.entry.parameters:
         first.append(first[-1] + len(parameter.shape.leaves))
+    starts: dict[int, list[int]] = {}
     found = {}
     for alias in module.aliases:
-        output = _flat_index(module.entry.root.shape, alias.output_index)
+        output = _flat_index(module.entry.root.shape, alias.output_index, starts)
         parameter = module.entry.parameters[alias.parameter_number]
-        found[output] = first[alias.parameter_number] + _flat_index(parameter.shape, alias.parameter_index)
+        found[output] = first[alias.parameter_number] + _flat_index(parameter.shape, alias.parameter_index, starts)
     return found
 
 
-def _flat_index(shape: Shape, path: tuple[int, ...]) -> int:
+def _flat_index(shape: Shape, path: tuple[int, ...], starts: dict[int, list[int]]) -> int:
+    """Number of the first array leaf behind an index. starts: of each tuple's elements, by its id, filled here."""
     flat = 0
     for step in path:
         assert isinstance(shape, TupleShape)
-        flat += sum(len(element.leaves) for element in shape.elements[:step])
+        if id(shape) not in starts:
+            starts[id(shape)] = [0, *accumulate(len(element.leaves) for element in shape.elements)]
+        flat += starts[id(shape)][step]
         shape = shape.elements[step]
     return flat

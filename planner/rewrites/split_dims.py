@@ -61,13 +61,14 @@ def rewrite(module: Module, required: Required | None = None) -> Rewritten:
     required = checked(module, required or Required())
     notes: dict[str, None] = {}
     made = module
-    for _ in range(MOST_ROUNDS):
-        chosen = choose(made, required)
-        notes.update(dict.fromkeys(chosen.notes))
-        if not chosen.factors:
-            break
-        made = _Rewriter(made, Splits(factors=chosen.factors)).run()
-    made = bring_to(made, required)
+    with edit.uncollected():
+        for _ in range(MOST_ROUNDS):
+            chosen = choose(made, required)
+            notes.update(dict.fromkeys(chosen.notes))
+            if not chosen.factors:
+                break
+            made = _Rewriter(made, Splits(factors=chosen.factors)).run()
+        made = bring_to(made, required)
     return views_between(module, made, tuple(notes))
 
 
@@ -155,9 +156,9 @@ class _Rewriter:
         attributes = dict(old.attributes)
         if old.opcode in ATTRIBUTES:
             attributes.update({a.name: a for a in ATTRIBUTES[old.opcode](self.splits, old)})
-        return self._emit(
-            edit.copy_of(old, operands, shape=self.splits.shape(old), attributes=attributes, called=self._called(old))
-        )
+        shape = self.splits.shape(old)
+        made = edit.copy_of(old, operands, shape=shape, attributes=attributes, called=self._called(old))
+        return self._emit(edit.consistent(made))
 
     def _counts_along(self, iota: Instruction) -> bool:
         return (iota, 0, iota.get("iota_dimension")) in self.splits.factors
@@ -183,14 +184,14 @@ class _Rewriter:
         made = edit.copy_of(
             old, brought, shape=shape, attributes={**old.attributes, pieces.attribute.name: pieces.attribute}
         )
-        return self._shaped(self._emit(made), self.splits.dimensions(old), old)
+        return self._shaped(self._emit(edit.consistent(made)), self.splits.dimensions(old), old)
 
     def _shaped(self, value: Instruction, dimensions: tuple[int, ...], like: Instruction) -> Instruction:
         """The value in these dimensions: itself, or a reshape of it."""
         assert isinstance(value.shape, ArrayShape)
         if value.shape.dimensions == dimensions:
             return value
-        return self._emit(edit.reshape_to(value, dimensions, self.names.like(like.name, "split")))
+        return self._emit(edit.consistent(edit.reshape_to(value, dimensions, self.names.like(like.name, "split"))))
 
     def _emit(self, instruction: Instruction) -> Instruction:
         self.out.append(instruction)
