@@ -17,7 +17,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python;
 
 .PHONY: help
 help: ## This list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer (with venv) was not found: apt-get install python3.11-venv, or make PYTHON=/path/to/python setup" >&2; exit 1; }
@@ -71,6 +71,14 @@ bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with pla
 .PHONY: numbers
 numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-device JAX, for every kind of plan (10 minutes).
 	@$(BIN)/python benchmarks/check_numbers.py
+
+.PHONY: bench-planner
+bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, every model and budget (hours); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --timing --json build/bench-planner.json
+
+.PHONY: bench-planner-quick
+bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the whole budget (10 minutes).
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --quick --json build/bench-planner-quick.json
 
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.

@@ -6,18 +6,22 @@ parameter of a called computation, the result of a conditional, an annotated
 array). Tuples, their elements, loops and calls are no nodes: their leaves are
 followed through to the node that makes them.
 
-A computation that several call sites share is planned once, for all of them.
-Its nodes weigh as many executions as the sites together: trip counts of loops
-multiply, where the condition compares a counter with a constant.
+A computation that several call sites share is planned once, for all of them (`inlining`
+leaves few such). Its nodes weigh as many executions as the sites together: trip counts of
+loops multiply (`trips`), the branches of a conditional are taken equally often.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
-from shardwright.hlo import ArrayShape, Computation, Instruction, Module
+from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
+from shardwright.planner.collector import collector_paused
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
-from shardwright.planner.trips import trip_count
+from shardwright.planner.trips import UNKNOWN_TRIPS, TripCounter
 
 #: (node number, array leaf of its result).
 Leaf = tuple[int, int]
@@ -32,25 +36,53 @@ CONTROL_FLOW = {
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
 
+#: What is followed through instead of becoming a node.
+_FOLLOWED = frozenset({"get-tuple-element", *_TRANSPARENT, *CONTROL_FLOW})
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+
+class Rate(NamedTuple):
+    """How often something runs a step.
+
+    weight: expected executions, what costs are multiplied by: loops of unknown length are taken to run
+        `UNKNOWN_TRIPS` times, each of n branches once in n.
+    runs: executions that the partitioned program shows: a loop of unknown length and every branch count once.
+    """
+
+    weight: float
+    runs: int
+
+    def __add__(self, other: object) -> Rate:
+        assert isinstance(other, Rate)
+        return Rate(self.weight + other.weight, self.runs + other.runs)
+
+    def __mul__(self, other: object) -> Rate:
+        assert isinstance(other, Rate)
+        return Rate(self.weight * other.weight, self.runs * other.runs)
+
+
+_ONCE = Rate(1.0, 1)
+_NEVER = Rate(0.0, 0)
+
+
+class Use(NamedTuple):
     """An array that flows into operand leaf `position` of a node, `weight` times a step.
 
     hard: the two shardings must be equal (nothing can stand between them).
+    weight, runs: see `Rate`.
     """
 
     source: Leaf
     position: int
     weight: float
+    runs: int
     hard: bool = False
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """One decision: `instruction` computed (`is_value` false), or leaf `leaf` of its result handed on.
 
-    shapes: array leaves of the result. weight: executions a step.
+    shapes: array leaves of the result. weight, runs: see `Rate`.
     """
 
     index: int
@@ -58,6 +90,7 @@ class Node:
     computation: str
     shapes: tuple[ArrayShape, ...]
     weight: float
+    runs: int
     is_value: bool = False
     leaf: int = 0
     uses: list[Use] = field(default_factory=list)
@@ -90,125 +123,105 @@ class Dataflow:
 
 def build_dataflow(module: Module) -> Dataflow:
     """Flatten `module`; notes name loops whose trip count is unknown."""
-    return _Builder(module).build()
+    with collector_paused():
+        return _Builder(module).build()
 
 
 class _Builder:
     def __init__(self, module: Module) -> None:
         self._flow = Dataflow(module=module)
-        self._trips: dict[Instruction, int] = {}
-        self._weights: dict[Computation, float] = {}
+        self._offsets = _Offsets()
+        self._rates: dict[Computation, Rate] = {}
         self._entered: dict[Computation, tuple[Leaf, ...]] = {}  # parameter leaves of a planned computation
 
     def build(self) -> Dataflow:
         flow, entry = self._flow, self._flow.module.entry
-        self._weigh()
+        self._rates = _rates(entry, flow.notes)
         for parameter in sorted(entry.parameters, key=lambda p: p.index):
-            flow.leaves[parameter] = self._values(parameter, entry.name, 1.0)
+            flow.leaves[parameter] = self._values(parameter, entry.name, _ONCE)
             flow.parameters += [node for node, _ in flow.leaves[parameter]]
         self._enter(entry)
         self._outputs(entry)
         return flow
 
-    # ---- executions of each computation ----------------------------------
-    def _weigh(self) -> None:
-        """Executions a step per computation, over all call sites (computations form a DAG)."""
-        order = _called_order(self._flow.module.entry)
-        self._weights = dict.fromkeys(order, 0.0)
-        self._weights[self._flow.module.entry] = 1.0
-        for computation in order:
-            for instruction in computation:
-                if instruction.opcode not in CONTROL_FLOW:
-                    continue
-                times = self._times(instruction)
-                for name in CONTROL_FLOW[instruction.opcode]:
-                    for callee in instruction.called.get(name, ()):
-                        self._weights[callee] += times * self._weights[computation]
-
-    def _times(self, instruction: Instruction) -> int:
-        if instruction.opcode != "while":
-            return 1
-        count = trip_count(instruction)
-        if count is None:
-            self._flow.notes.append(f"{instruction.name}: trip count unknown, priced as one")
-        self._trips[instruction] = 1 if count is None else count
-        return self._trips[instruction]
-
     # ---- instructions ------------------------------------------------------
     def _enter(self, computation: Computation) -> None:
         self._flow.computations.append(computation)
-        for instruction in computation:
-            if instruction not in self._flow.leaves:
-                self._flow.leaves[instruction] = self._visit(instruction, computation)
+        leaves, rate, name = self._flow.leaves, self._rates[computation], computation.name
+        for instruction in computation.instructions:
+            if instruction.opcode in _FOLLOWED:
+                leaves[instruction] = self._follow(instruction, computation)
+            elif instruction not in leaves:
+                leaves[instruction] = self._compute(instruction, name, rate)
 
-    def _visit(self, instruction: Instruction, computation: Computation) -> tuple[Leaf, ...]:
+    def _compute(self, instruction: Instruction, computation: str, rate: Rate) -> tuple[Leaf, ...]:
+        leaves, nodes = self._flow.leaves, self._flow.nodes
+        weight, runs = rate
+        flat = [leaf for operand in instruction.operands for leaf in leaves[operand]]
+        uses = [Use(leaf, position, weight, runs) for position, leaf in enumerate(flat)]
+        shapes, index = instruction.shape.leaves, len(nodes)
+        annotated = instruction.opcode == "custom-call" and instruction.get("custom_call_target") in IDENTITY_TARGETS
+        is_value = annotated and len(flat) == 1
+        nodes.append(Node(index, instruction, computation, shapes, weight, runs, is_value, 0, uses))
+        return ((index, 0),) if len(shapes) == 1 else tuple([(index, leaf) for leaf in range(len(shapes))])
+
+    def _follow(self, instruction: Instruction, computation: Computation) -> tuple[Leaf, ...]:
         opcode, leaves = instruction.opcode, self._flow.leaves
-        weight = self._weights[computation]
         if opcode == "get-tuple-element":
-            elements = instruction.operands[0].shape.elements  # type: ignore[union-attr]
-            first = sum(len(element.leaves) for element in elements[: instruction.index])
+            first = self._offsets.leaf(instruction.operands[0].shape, (instruction.index,))
             return leaves[instruction.operands[0]][first : first + len(instruction.shape.leaves)]
         if opcode in _TRANSPARENT:
             flat = [leaf for operand in instruction.operands for leaf in leaves[operand]]
             return tuple(flat[: len(instruction.shape.leaves)])
+        rate = self._rates[computation]
         if opcode == "while":
-            return self._while(instruction, weight)
+            return self._while(instruction, rate)
         if opcode == "call":
-            return self._call(instruction, weight)
-        if opcode == "conditional":
-            return self._conditional(instruction, computation, weight)
-        return self._compute(instruction, computation, weight)
+            return self._call(instruction, rate)
+        return self._conditional(instruction, computation, rate)
 
-    def _compute(self, instruction: Instruction, computation: Computation, weight: float) -> tuple[Leaf, ...]:
-        flat = [leaf for operand in instruction.operands for leaf in self._flow.leaves[operand]]
-        annotated = instruction.opcode == "custom-call" and instruction.get("custom_call_target") in IDENTITY_TARGETS
-        node = self._node(instruction, computation.name, instruction.shape.leaves, weight)
-        node.is_value = annotated and len(flat) == 1
-        node.uses = [Use(source=leaf, position=i, weight=weight) for i, leaf in enumerate(flat)]
-        return tuple((node.index, i) for i in range(len(node.shapes)))
-
-    def _while(self, loop: Instruction, weight: float) -> tuple[Leaf, ...]:
+    def _while(self, loop: Instruction, rate: Rate) -> tuple[Leaf, ...]:
         (body,), (condition,) = loop.called["body"], loop.called["condition"]
-        carried = self._parameters(body, self._flow.leaves[loop.operands[0]], weight)
+        carried = self._parameters(body, self._flow.leaves[loop.operands[0]], rate)
         self._tie(condition, carried)
         self._flow.entering[loop] = carried
         if body.root not in self._flow.leaving:
             self._enter(condition)
             self._enter(body)
             self._flow.leaving[body.root] = carried
-            self._feed(body.root, carried, self._weights[body])
+            self._feed(body.root, carried, self._rates[body])
         return carried
 
-    def _call(self, call: Instruction, weight: float) -> tuple[Leaf, ...]:
+    def _call(self, call: Instruction, rate: Rate) -> tuple[Leaf, ...]:
         (callee,) = call.called["to_apply"]
-        flat = tuple(leaf for operand in call.operands for leaf in self._flow.leaves[operand])
+        flat = tuple([leaf for operand in call.operands for leaf in self._flow.leaves[operand]])
         first = callee not in self._entered
-        self._flow.entering[call] = self._parameters(callee, flat, weight)
+        self._flow.entering[call] = self._parameters(callee, flat, rate)
         if first:
             self._enter(callee)
         return self._flow.leaves[callee.root]
 
-    def _conditional(self, choice: Instruction, computation: Computation, weight: float) -> tuple[Leaf, ...]:
-        branches = [b for name in CONTROL_FLOW["conditional"] for b in choice.called.get(name, ())]
+    def _conditional(self, choice: Instruction, computation: Computation, rate: Rate) -> tuple[Leaf, ...]:
         operands: tuple[Leaf, ...] = self._flow.leaves[choice.operands[0]]
-        results = self._values(choice, computation.name, weight)
-        for branch, operand in zip(branches, choice.operands[1:], strict=True):
+        results = self._values(choice, computation.name, rate)
+        each = rate * _one_branch(choice)
+        for branch, operand in zip(_run_by(choice), choice.operands[1:], strict=True):
             first = branch not in self._entered
-            operands += self._parameters(branch, self._flow.leaves[operand], weight)
+            operands += self._parameters(branch, self._flow.leaves[operand], each)
             if first:
                 self._enter(branch)
             self._flow.leaving[branch.root] = results
-            self._feed(branch.root, results, weight)
+            self._feed(branch.root, results, each)
         self._flow.entering[choice] = operands
         return results
 
-    def _parameters(self, callee: Computation, fed: tuple[Leaf, ...], weight: float) -> tuple[Leaf, ...]:
+    def _parameters(self, callee: Computation, fed: tuple[Leaf, ...], rate: Rate) -> tuple[Leaf, ...]:
         """The leaves of a called computation's parameters, fed from one more call site."""
         if callee not in self._entered:
-            own = [self._values(p, callee.name, 0.0) for p in sorted(callee.parameters, key=lambda p: p.index)]
+            own = [self._values(p, callee.name, _NEVER) for p in sorted(callee.parameters, key=lambda p: p.index)]
             self._tie(callee, tuple(leaf for leaves in own for leaf in leaves))
         for (node, _), source in zip(self._entered[callee], fed, strict=True):
-            self._flow.nodes[node].uses.append(Use(source=source, position=0, weight=weight))
+            self._flow.nodes[node].uses.append(Use(source, 0, *rate))
         return self._entered[callee]
 
     def _tie(self, computation: Computation, parameters: tuple[Leaf, ...]) -> None:
@@ -218,73 +231,124 @@ class _Builder:
             count = len(parameter.shape.leaves)
             self._flow.leaves[parameter], rest = rest[:count], rest[count:]
 
-    def _feed(self, root: Instruction, targets: tuple[Leaf, ...], weight: float) -> None:
+    def _feed(self, root: Instruction, targets: tuple[Leaf, ...], rate: Rate) -> None:
         """The leaves of a computation's root flow into `targets`; only a tuple can reshard on the way."""
         for source, (node, _) in zip(self._flow.leaves[root], targets, strict=True):
             if source[0] != node:
-                use = Use(source=source, position=0, weight=weight, hard=root.opcode != "tuple")
-                self._flow.nodes[node].uses.append(use)
+                self._flow.nodes[node].uses.append(Use(source, 0, *rate, hard=root.opcode != "tuple"))
 
     # ---- nodes -------------------------------------------------------------
-    def _node(self, instruction: Instruction, computation: str, shapes: tuple[ArrayShape, ...], weight: float) -> Node:
-        node = Node(
-            index=len(self._flow.nodes), instruction=instruction, computation=computation, shapes=shapes, weight=weight
-        )
-        self._flow.nodes.append(node)
-        return node
-
-    def _values(self, instruction: Instruction, computation: str, weight: float) -> tuple[Leaf, ...]:
+    def _values(self, instruction: Instruction, computation: str, rate: Rate) -> tuple[Leaf, ...]:
         """A bare value per array leaf of `instruction`'s result."""
-        made = []
-        for i, shape in enumerate(instruction.shape.leaves):
-            node = self._node(instruction, computation, (shape,), weight)
-            node.is_value, node.leaf = True, i
-            made.append((node.index, 0))
-        return tuple(made)
+        return tuple(
+            [
+                (self._value(instruction, computation, shape, i, rate), 0)
+                for i, shape in enumerate(instruction.shape.leaves)
+            ]
+        )
+
+    def _value(self, instruction: Instruction, computation: str, shape: ArrayShape, leaf: int, rate: Rate) -> int:
+        nodes = self._flow.nodes
+        nodes.append(Node(len(nodes), instruction, computation, (shape,), *rate, is_value=True, leaf=leaf))
+        return len(nodes) - 1
 
     def _outputs(self, entry: Computation) -> None:
         """One value per output leaf; an output that may reuse an argument's buffer is that argument's value."""
         flow, root = self._flow, entry.root
-        flow.aliases = _flat_aliases(flow.module)
+        flow.aliases = _flat_aliases(flow.module, self._offsets)
         made = flow.leaves[root]
         targets: list[Leaf] = []
         for i, shape in enumerate(root.shape.leaves):
             if i in flow.aliases:
                 targets.append((flow.parameters[flow.aliases[i]], 0))
             else:
-                node = self._node(root, entry.name, (shape,), 1.0)
-                node.is_value, node.leaf = True, i
-                targets.append((node.index, 0))
+                targets.append((self._value(root, entry.name, shape, i, _ONCE), 0))
         for source, (node_index, _) in zip(made, targets, strict=True):
             if source[0] != node_index:
-                flow.nodes[node_index].uses.append(Use(source=source, position=0, weight=1.0))
+                flow.nodes[node_index].uses.append(Use(source, 0, *_ONCE))
         flow.outputs = [node for node, _ in targets]
         flow.leaving[root] = tuple(targets)
 
 
-def _flat_aliases(module: Module) -> dict[int, int]:
+# ---- executions of each computation ----------------------------------------
+
+
+def _rates(entry: Computation, notes: list[str]) -> dict[Computation, Rate]:
+    """Executions a step per computation, over all call sites (computations form a DAG); `notes` are added to."""
+    order = _called_order(entry)
+    sites: dict[Computation, list[Instruction]] = {computation: [] for computation in order}
+    for computation in order:
+        for instruction in computation.instructions:
+            if instruction.opcode in CONTROL_FLOW:
+                for callee in _run_by(instruction):
+                    sites[callee].append(instruction)
+    counter = TripCounter(sites)
+    rates = dict.fromkeys(order, _NEVER)
+    rates[entry] = _ONCE
+    for computation in order:
+        for instruction in computation.instructions:
+            if instruction.opcode in CONTROL_FLOW:
+                rate = rates[computation] * _times(instruction, counter, notes)
+                for callee in _run_by(instruction):
+                    rates[callee] += rate
+    return rates
+
+
+def _times(instruction: Instruction, counter: TripCounter, notes: list[str]) -> Rate:
+    """Executions of the computations that control flow names, each time that it runs itself."""
+    if instruction.opcode == "while":
+        trips = counter.trips(instruction)
+        if trips is None:
+            notes.append(f"{instruction.name}: trip count unknown, priced as {UNKNOWN_TRIPS} trips")
+            return Rate(UNKNOWN_TRIPS, 1)
+        if not trips.is_exact:
+            notes.append(f"{instruction.name}: may end early, priced as its limit of {trips.count} trips")
+            return Rate(trips.count, 1)
+        return Rate(trips.count, trips.count)
+    if instruction.opcode == "conditional":
+        return _one_branch(instruction)
+    return _ONCE
+
+
+def _one_branch(choice: Instruction) -> Rate:
+    return Rate(1.0 / len(_run_by(choice)), 1)
+
+
+def _run_by(instruction: Instruction) -> list[Computation]:
+    """The computations that control flow runs, in the order of its operands."""
+    return [callee for name in CONTROL_FLOW[instruction.opcode] for callee in instruction.called.get(name, ())]
+
+
+class _Offsets:
+    """Where the elements of tuple shapes start among their array leaves."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, list[int]] = {}  # by identity: shapes are interned, and outlive the builder
+
+    def leaf(self, shape: Shape, path: Sequence[int]) -> int:
+        """The first leaf of the element at `path`."""
+        first = 0
+        for step in path:
+            assert isinstance(shape, TupleShape)
+            starts = self._starts.get(id(shape))
+            if starts is None:
+                starts = list(accumulate((len(element.leaves) for element in shape.elements), initial=0))
+                self._starts[id(shape)] = starts
+            first += starts[step]
+            shape = shape.elements[step]
+        return first
+
+
+def _flat_aliases(module: Module, offsets: _Offsets) -> dict[int, int]:
     """Output leaf → parameter leaf, both counted flat over all arrays."""
     parameters = sorted(module.entry.parameters, key=lambda p: p.index)
-    first = [0]
-    for parameter in parameters:
-        first.append(first[-1] + len(parameter.shape.leaves))
-    found = {}
-    for alias in module.aliases:
-        output = _flat_index(module.entry.root.shape, alias.output_index)
-        argument = first[alias.parameter_number] + _flat_index(
-            parameters[alias.parameter_number].shape, alias.parameter_index
-        )
-        found[output] = argument
-    return found
-
-
-def _flat_index(shape: object, path: tuple[int, ...]) -> int:
-    flat = 0
-    for step in path:
-        elements = shape.elements  # type: ignore[attr-defined]
-        flat += sum(len(element.leaves) for element in elements[:step])
-        shape = elements[step]
-    return flat
+    first = list(accumulate((len(parameter.shape.leaves) for parameter in parameters), initial=0))
+    root = module.entry.root.shape
+    return {
+        offsets.leaf(root, alias.output_index): first[alias.parameter_number]
+        + offsets.leaf(parameters[alias.parameter_number].shape, alias.parameter_index)
+        for alias in module.aliases
+    }
 
 
 def _called_order(entry: Computation) -> list[Computation]:
@@ -303,9 +367,5 @@ def _called_order(entry: Computation) -> list[Computation]:
 
 def _callees(computation: Computation) -> list[Computation]:
     return [
-        callee
-        for instruction in computation
-        if instruction.opcode in CONTROL_FLOW
-        for name in CONTROL_FLOW[instruction.opcode]
-        for callee in instruction.called.get(name, ())
+        callee for instruction in computation if instruction.opcode in CONTROL_FLOW for callee in _run_by(instruction)
     ]

@@ -16,12 +16,17 @@ from itertools import product
 from math import prod
 
 from shardwright.config import ANNOTATION_TARGET, Pin, PlanOptions
-from shardwright.errors import AnnotationError, OptionError
+from shardwright.errors import AnnotationError, OptionError, UnsupportedProgramError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignSharding, ForeignShardingError, meshes_of, sharding_of
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
+
+#: custom calls at the border of what is written for one device.
+_MANUAL_TARGETS = frozenset(
+    {"SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,11 @@ Requirements = dict[int, list[Requirement]]
 
 
 def collect(flow: Dataflow, options: PlanOptions) -> Requirements:
-    """Pins by node: annotations and shardings in the program, and exact axes of arguments and outputs."""
+    """Pins by node: annotations and shardings in the program, and exact axes of arguments and outputs.
+
+    Raises AnnotationError for one that cannot be read, OptionError, and UnsupportedProgramError for `shard_map`.
+    """
+    refuse_manual(flow)
     found: Requirements = {}
     meshes = meshes_of(flow.module)
     for node in flow.nodes:
@@ -106,6 +115,18 @@ def collect(flow: Dataflow, options: PlanOptions) -> Requirements:
         for index, requirement in _exact(flow, option, axes_by_number, nodes, options):
             found.setdefault(index, []).append(requirement)
     return {index: requirements for index, requirements in found.items() if requirements}
+
+
+def refuse_manual(flow: Dataflow) -> None:
+    """Raises UnsupportedProgramError for computations that the program writes for one device (`shard_map`)."""
+    for node in flow.nodes:
+        target = node.instruction.get("custom_call_target")
+        if target in _MANUAL_TARGETS:
+            raise UnsupportedProgramError(
+                f"the program holds computations written for one device ({target}; shard_map or the like)",
+                where=str(flow.module.source(node.instruction) or node.instruction.name),
+                remedy="hand over the step without shard_map: the planner shards it",
+            )
 
 
 def named_axes(requirements: Requirements) -> tuple[str, ...]:

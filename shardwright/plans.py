@@ -329,10 +329,22 @@ class Plan:
 
     def shardings(self, devices: Any = None) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
         """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`),
-        for the user's own `jax.jit`. Raises PlanError where too few devices are there."""
+        for the user's own `jax.jit`. Raises PlanError where too few devices are there, or where the plan is
+        not `portable`."""
         from shardwright.xla import named_shardings
 
+        self._require_portable()
         return named_shardings(self, devices)
+
+    def _require_portable(self) -> None:
+        for variable in (*self.parameters, *self.outputs):
+            if variable.view_of is not None:
+                raise PlanError(
+                    f"{variable.name} is stored as {list(variable.shape)}, not as {list(variable.user_shape)}: no "
+                    "sharding of the function's own arrays says how it lies",
+                    where=self.module_name,
+                    remedy='plan with rewrites="none", or compile plan.emit()',
+                )
 
     def require_hlo(self) -> str:
         if self.hlo_text is None:

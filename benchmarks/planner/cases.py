@@ -1,4 +1,4 @@
-"""A training step as a case of the benchmark: the function, the shapes of its arguments, and names for their dimensions.
+"""A training step as a case of the benchmark: the function, and shapes and names of dimensions of its arguments.
 
 No array is ever made: everything is `jax.ShapeDtypeStruct`.
 """

@@ -34,11 +34,12 @@ KINDS = {
     "collective-broadcast": "collective-permute",
 }  # fmt: skip
 
-#: Views and bookkeeping: no kernel, no bytes. A transpose becomes part of what reads it; copies are left by constraints.
+#: Views and bookkeeping: no kernel, no bytes. What reads a transpose takes it in; copies are left by constraints.
 _FREE = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "reshape", "after-all",
     "add-dependency", "opt-barrier", "optimization-barrier", "partition-id", "replica-id", "domain",
-    "all-reduce-done", "all-gather-done", "collective-permute-done", "while", "call", "conditional", "copy", "transpose",
+    "all-reduce-done", "all-gather-done", "collective-permute-done", "while", "call", "conditional",
+    "copy", "transpose",
 })  # fmt: skip
 
 #: Kernels of their own: they read whole operands from memory.

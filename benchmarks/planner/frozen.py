@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from benchmarks.planner.counter import Counted, count
 from benchmarks.planner.judge import MACHINES, judge
 from benchmarks.planner.models.registry import MODELS
-from benchmarks.planner.partition import DOES_NOT_APPLY, PartitionError, Partitioned, partition
+from benchmarks.planner.partition import DOES_NOT_APPLY, Partitioned, PartitionError, partition
 from benchmarks.planner.suite import Entry, entries
 
 FOLDER = Path(__file__).parent / "experts" / "frozen"
@@ -29,7 +30,7 @@ def path_of(entry: Entry) -> Path:
 def read(entry: Entry) -> dict[str, Any]:
     """Frozen experts of a case: name → figures, as `figures` gives them. FileNotFoundError where none are."""
     data = json.loads(path_of(entry).read_text())
-    if data["changes"] != dict(entry.changes):
+    if data["changes"] != json.loads(json.dumps(entry.changes)):
         raise FileNotFoundError(f"{path_of(entry)} is of {data['changes']}: make it again")
     experts: dict[str, Any] = data["experts"]
     return experts
@@ -62,7 +63,7 @@ def figures(partitioned: Partitioned, counted: Counted) -> dict[str, Any]:
 
 def _short(group: tuple[int, ...]) -> str:
     """`0:64:8` for 0, 8, …, 56; else the devices."""
-    steps = {after - before for before, after in zip(group, group[1:], strict=False)}
+    steps = {after - before for before, after in itertools.pairwise(group)}
     if len(group) > 2 and len(steps) == 1:
         return f"{group[0]}:{group[-1] + 1}:{steps.pop()}"
     return ",".join(map(str, group))

@@ -52,7 +52,7 @@ MACHINES = {
         ports_latency_s=8e-6,
         link_efficiency=0.8,
     ),
-    # Server CPUs, one device a socket: 2 Tflop/s single precision, 200 GB/s, 20 GB/s between sockets, 10 Gbit/s Ethernet.
+    # Server CPUs, one device a socket: 2 Tflop/s single precision, 200 GB/s, 20 GB/s between them, 10 Gbit/s Ethernet.
     "cpu": Machine(
         devices_per_node=8,
         product_flops_per_s={"f32": 2e12, "bf16": 2e12},
@@ -100,10 +100,8 @@ def kernel_s(kernel: Kernel, machine: Machine) -> float:
 def collective_s(collective: Collective, machine: Machine) -> float:
     """Seconds of one run of a collective, all its groups side by side."""
     n = collective.group_size
-    if collective.kind == "collective-permute":
-        steps = 1
-    else:
-        steps = (n - 1) * (2 if collective.kind == "all-reduce" else 1)
+    rounds = 2 if collective.kind == "all-reduce" else 1
+    steps = 1 if collective.kind == "collective-permute" else rounds * (n - 1)
     crosses = any(len(_nodes(group, machine)) > 1 for group in collective.groups)
     latency_s = machine.ports_latency_s if crosses else machine.inside_latency_s
     seconds = collective.wire_bytes / (machine.inside * machine.link_efficiency)
@@ -132,5 +130,5 @@ def _bytes_out_of_a_node(collective: Collective, machine: Machine) -> float:
             for node, count in members.items():
                 leaving[node] += sent * count * (len(group) - count) / others
         else:  # a ring leaves each node once, with what one device sends
-            leaving.update({node: sent for node in members})
+            leaving.update(dict.fromkeys(members, sent))
     return max(leaving.values(), default=0.0)

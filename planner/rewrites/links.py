@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from shardwright.config import ANNOTATION_TARGET
 from shardwright.hlo import Computation, Instruction, TupleShape, Window
 from shardwright.planner.dataflow import CONTROL_FLOW
 from shardwright.planner.rules.data_movement import reshape_groups
@@ -244,6 +245,22 @@ def _sort(builder: _Builder, instruction: Instruction) -> None:
             builder.tie(*((number, 0, dim) for number in arrays), *((-1, leaf, dim) for leaf in arrays))
 
 
+def _annotation(builder: _Builder, instruction: Instruction) -> None:
+    """`shardwright.annotate` hands its operand on; a dimension that it splits is the user's to speak of."""
+    if instruction.get("custom_call_target") != ANNOTATION_TARGET:
+        return
+    pins = annotated_pins(instruction)
+    for dim in range(len(builder.dims(-1))):
+        if pins.get(dim, "-") == "-":
+            builder.tie((0, 0, dim), (-1, 0, dim))
+
+
+def annotated_pins(instruction: Instruction) -> dict[int, str]:
+    """The pins of an annotation as they are written: `0:data,1:-`; none where they cannot be read."""
+    items = [item.partition(":") for item in str(instruction.get("backend_config") or "").split(",")]
+    return {int(dim): pin for dim, _, pin in items if dim.isdecimal()}
+
+
 # ---- moving data -------------------------------------------------------------
 
 
@@ -381,6 +398,7 @@ _RULES: dict[str, _Rule] = {
     "call": _call,
     "concatenate": _concatenate,
     "conditional": _conditional,
+    "custom-call": _annotation,
     "dot": _dot,
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from shardwright.hlo import ArrayShape, Attribute, Instruction, Shape, Window
+from shardwright.hlo import ArrayShape, Attribute, Instruction, Shape, Window, format_shape
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.links import Dim
+from shardwright.planner.rewrites.links import Dim, annotated_pins
 
 #: New positions of each old dimension.
 Positions = list[tuple[int, ...]]
@@ -171,8 +171,20 @@ def _index_vector_dim(instruction: Instruction, positions: Positions) -> Attribu
     return edit.attribute("index_vector_dim", str(position))
 
 
+def _annotation(splits: Splits, instruction: Instruction) -> list[Attribute]:
+    """The pins in the new numbering; both parts of a dimension that stays whole stay whole."""
+    positions = splits.positions(instruction)
+    pins = [f"{at}:{pin}" for dim, pin in annotated_pins(instruction).items() for at in positions[dim]]
+    made = [edit.attribute("backend_config", '"' + ",".join(pins) + '"')]
+    if "operand_layout_constraints" in instruction.attributes:
+        shape = format_shape(splits.shape(instruction.operands[0]))
+        made.append(edit.attribute("operand_layout_constraints", f"{{{shape}}}"))
+    return made
+
+
 ATTRIBUTES: dict[str, AttributeRule] = {
     "broadcast": _broadcast,
+    "custom-call": _annotation,
     "dot": _dot,
     "dynamic-slice": _dynamic_slice,
     "gather": _gather,

@@ -15,7 +15,7 @@ from shardwright.planner.rules.base import (
 )
 
 #: custom-call targets that hand their operand on: sharding annotations, ours and JAX's.
-IDENTITY_TARGETS = (ANNOTATION_TARGET, "Sharding")
+IDENTITY_TARGETS = (ANNOTATION_TARGET, "Sharding", "xla.sdy.FuncResultSharding")
 
 
 @strategy_rule("parameter", "constant", "iota")

@@ -7,15 +7,14 @@ each element only for the same element of its result; a loop's carried values ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from shardwright.cost.fusion import Kernels, Program, fuse
 from shardwright.cost.inline import first_leaf
 from shardwright.cost.opcodes import ELEMENTWISE
 from shardwright.cost.profiles import Compiler
-from shardwright.cost.schedule import schedule
+from shardwright.cost.schedule import Step, schedule
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import TupleShape
 
@@ -28,34 +27,34 @@ _WRITES_OVER = ELEMENTWISE | {"bitcast", "reshape", "copy"}
 
 @dataclass(slots=True, kw_only=True)
 class Buffers:
-    """Storage of one computation; positions are those of its schedule.
+    """Storage of one computation; positions are those of `order`.
 
     owners: (node, leaf) whose value each buffer holds. size_bytes: 0 where somebody else pays (parameters, results).
     starts / ends: first and last position at which it is live; `ends` is before `starts` where the
         value lies in another's memory.
+    follows: the buffer that each one lies in whose value is written over another's.
     where: per node, the buffer of each leaf; nodes that are not kept have none.
-    positions: the kept nodes in the order they run.
     """
 
-    order: list[int]
+    order: list[Step]
     owners: list[tuple[int, int]] = field(default_factory=list)
     size_bytes: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    follows: dict[int, int] = field(default_factory=dict)
     where: list[tuple[int, ...]] = field(default_factory=list)
 
-    def live_bytes(self, transient: Mapping[int, int] | None = None) -> list[int]:
-        """Bytes at each position, with what single nodes need only while they run."""
-        change = [0] * (len(self.order) + 1)
-        for size, start, end in zip(self.size_bytes, self.starts, self.ends, strict=True):
-            if size and start <= end:
-                change[start] += size
-                change[end + 1] -= size
-        live = list(accumulate(change))[:-1]
-        if transient:
-            for position, node in enumerate(self.order):
-                live[position] += transient.get(node, 0)
-        return live
+    def lifetimes(self) -> Iterator[tuple[int, int, int]]:
+        """(bytes, first, last position) of each piece of memory, whatever values follow one another in it."""
+        starts: dict[int, int] = {}
+        written_over = set(self.follows.values())
+        for buffer, size in enumerate(self.size_bytes):
+            if not size:
+                continue
+            before = self.follows.get(buffer)
+            starts[buffer] = self.starts[buffer] if before is None else starts[before]
+            if buffer not in written_over:
+                yield size, starts[buffer], self.ends[buffer]
 
 
 def buffers_of(program: Program, compiler: Compiler) -> Buffers:
@@ -65,7 +64,7 @@ def buffers_of(program: Program, compiler: Compiler) -> Buffers:
     return allocate(program, kernels, schedule(program, kernels, compiler.schedule, together))
 
 
-def _independent_all_reduces(program: Program) -> list[list[int]]:
+def _independent_all_reduces(program: Program) -> list[Step]:
     """Groups of all-reduces of which none depends on another."""
     depth = [0] * len(program.opcodes)
     groups: dict[int, list[int]] = {}
@@ -74,24 +73,24 @@ def _independent_all_reduces(program: Program) -> list[list[int]]:
         if program.opcodes[node] == "all-reduce":
             groups.setdefault(depth[node], []).append(node)
             depth[node] += 1
-    return [members for members in groups.values() if len(members) > 1]
+    return [tuple(members) for members in groups.values() if len(members) > 1]
 
 
-def allocate(program: Program, kernels: Kernels, order: list[int]) -> Buffers:
+def allocate(program: Program, kernels: Kernels, order: list[Step]) -> Buffers:
     """Buffers of a computation whose parameters and results its caller pays for."""
     buffers = Buffers(order=order, where=[()] * len(program.opcodes))
-    position = {node: i for i, node in enumerate(order)}
+    position = {node: i for i, step in enumerate(order) for node in step}
     for node, is_kept in enumerate(kernels.is_kept):
         if is_kept:
             _place(program, kernels, buffers, node, position[node])
-    for node in order:
+    for node, i in position.items():
         for source in kernels.reads[node]:
             for buffer in buffers.where[source]:
-                buffers.ends[buffer] = max(buffers.ends[buffer], position[node])
+                buffers.ends[buffer] = max(buffers.ends[buffer], i)
     _free_callers_buffers(program, buffers)
-    for node in order:
+    for node, i in position.items():
         if not kernels.is_view[node]:
-            _write_over(program, kernels, buffers, node, position[node])
+            _write_over(program, kernels, buffers, node, i)
     return buffers
 
 
@@ -140,6 +139,7 @@ def _write_over(program: Program, kernels: Kernels, buffers: Buffers, node: int,
         if old is not None:
             reusable.remove(old)
             buffers.ends[old] = position - 1
+            buffers.follows[buffer] = old
 
 
 def _reusable(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> Iterator[int]:

@@ -161,7 +161,15 @@ class _Fusion:
         opcode = self.program.opcodes[node]
         if opcode in ("divide", "remainder"):
             return not self._is_constant(self.program.operands[node][1])
+        if opcode == "convert":
+            return self._is_rounding_to_bf16(node)
         return opcode in _EXPENSIVE
+
+    def _is_rounding_to_bf16(self, node: int) -> bool:
+        """From two bytes an element more: f32 to bf16 needs tests for NaN, all other conversions are simple."""
+        program = self.program
+        (size,), (before,) = program.sizes_bytes[node], program.sizes_bytes[program.operands[node][0]]
+        return size == 2 * program.elements[node] and before == 2 * size
 
     def _is_constant(self, node: int) -> bool:
         while self.program.opcodes[node] in ("broadcast", "convert"):

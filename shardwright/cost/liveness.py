@@ -23,6 +23,7 @@ from shardwright.cost.fusion import Program
 from shardwright.cost.inline import inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
+from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
 from shardwright.plans import Mesh
 
@@ -112,7 +113,7 @@ class _Maker:
         ]
         owners = [buffers.owners[i] for i in kept]
         return Liveness(
-            order=tuple(program.instructions[node].name for node in buffers.order),
+            order=tuple(program.instructions[step[0]].name for step in buffers.order),
             names=tuple(program.instructions[node].name for node, _ in owners),
             leaves=_array([leaf for _, leaf in owners]),
             sizes_bytes=_array([buffers.size_bytes[i] for i in kept]),
@@ -121,8 +122,8 @@ class _Maker:
             bodies=tuple(self._bodies(program, buffers.order)),
         )
 
-    def _bodies(self, program: Program, order: Sequence[int]) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
-        for position, node in enumerate(order):
+    def _bodies(self, program: Program, order: Sequence[Step]) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
+        for position, (node, *_) in enumerate(order):
             called = program.instructions[node].called
             found = [body for name in BODIES.get(program.opcodes[node], ()) for body in called.get(name, ())]
             if found:

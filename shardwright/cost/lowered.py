@@ -1,17 +1,19 @@
-"""The program that one device runs under a plan, as far as memory is concerned: shards, and what a plan adds.
+"""The program that one device runs under a plan, as far as memory is concerned: shards, and what is added.
 
 A plan adds collectives and slices: where an operand is used in another layout than it has, and where
-a partial result is reduced. A value brought to one layout for several readers is brought there once.
+a partial result is reduced. Compilers add conversions and copies (`Compiler` in the hardware profile).
+What several readers need the same way is made once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import prod
 
 from shardwright.cost.fusion import Program
 from shardwright.cost.inline import FlatComputation
-from shardwright.cost.opcodes import MARKER_TARGETS
+from shardwright.cost.opcodes import COMPUTING, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.reshard import reshard
 from shardwright.hlo import Instruction
@@ -19,7 +21,9 @@ from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding
 
 #: Opcode of what a device cuts out of a value that it holds.
-SLICE = "dynamic-slice"
+_SLICE = "dynamic-slice"
+
+_REDUCING = frozenset({"all-reduce", "reduce-scatter"})
 
 
 class Lowering:
@@ -30,109 +34,145 @@ class Lowering:
     """
 
     def __init__(self, mesh: Mesh, plans: Mapping[str, InstructionPlan], profile: HardwareProfile) -> None:
-        self._mesh = mesh
-        self._plans = plans
-        self._reduce_scatter_runs_as = profile.reduce_scatter_runs_as
-        self._copies_dot_operands = profile.compiler.copies_dot_operands
-        self._shard_sizes: dict[tuple[ArrayShape, TensorSharding], tuple[int, int]] = {}
+        self.mesh = mesh
+        self.plans = plans
+        self.profile = profile
+        self._shards: dict[tuple[ArrayShape, TensorSharding], tuple[int, int]] = {}
 
     def program(self, flat: FlatComputation) -> Program:
         """What one device runs of a computation."""
-        program = Program()
-        made: list[int] = []  # the node that holds each node's final result
-        moved: dict[tuple[int, ValueSharding], int] = {}
-        copies: dict[tuple[int, tuple[int, ...]], int] = {}
-        for node, instruction in enumerate(flat.instructions):
-            plan = self._plans.get(instruction.name)
-            operands = flat.operands[node]
-            used = [made[operand] for operand in operands]
-            if plan is not None and instruction.opcode not in ("parameter", "get-tuple-element"):
-                for i, (operand, wanted) in enumerate(zip(operands, plan.operands, strict=True)):
-                    have = self._result_of(flat.instructions[operand])
-                    if have == wanted:
-                        continue
-                    key = (operand, wanted)
-                    if key not in moved:
-                        moved[key] = self._moved(program, flat.instructions[operand], made[operand], have, wanted)
-                    used[i] = moved[key]
-            if instruction.opcode == "dot" and self._copies_dot_operands:
-                for i, order in enumerate(_operand_orders(instruction)):
-                    if order is not None:
-                        turned = (used[i], order)
-                        if turned not in copies:
-                            copies[turned] = self._copy(program, instruction.operands[i], used[i])
-                        used[i] = copies[turned]
-            made.append(self._computed(program, instruction, tuple(used), plan))
-            if instruction.opcode == "parameter":
-                program.parameters.append(made[-1])
-        program.root = made[flat.root]
-        return program
+        return _Lowered(self, flat).run()
 
-    def _computed(
-        self, program: Program, instruction: Instruction, operands: tuple[int, ...], plan: InstructionPlan | None
-    ) -> int:
-        opcode = instruction.opcode
-        if opcode == "custom-call" and instruction.get("custom_call_target") in MARKER_TARGETS:
-            opcode = "bitcast"
-        result = self._result_of(instruction)
-        local = result
-        if plan is not None and plan.partial:
-            local = tuple(_before_reduction(sharding, plan.partial) for sharding in result)
-        node = self._add(program, opcode, instruction, operands, local)
-        if local is not result:
-            unreduced = tuple(TensorSharding(s.dims, plan.partial) for s in local) if plan is not None else local
-            node = self._moved(program, instruction, node, unreduced, result)
-        return node
-
-    def _moved(
-        self, program: Program, instruction: Instruction, node: int, have: ValueSharding, wanted: ValueSharding
-    ) -> int:
-        """The node that holds a value in another layout."""
-        leaves = instruction.shape.leaves
-        if len(leaves) != 1:
-            return self._add(program, "all-gather", instruction, (node,), wanted)
-        (shape,), (source,), (target,) = leaves, have, wanted
-        for move in reshard(shape.element_type, shape.dimensions, source, target, self._mesh):
-            kind = self._reduce_scatter_runs_as if move.kind == "reduce-scatter" else move.kind
-            size = move.payload_bytes
-            if kind == "reduce-scatter":
-                size //= move.group_size
-            elements = size * 8 // ELEMENT_BITS[shape.element_type]
-            node = program.add(kind, instruction, (node,), (size,), elements)
-        if program.sizes_bytes[node] != (self._shard(shape, target)[0],):
-            node = self._add(program, SLICE, instruction, (node,), wanted)
-        return node
-
-    def _add(
-        self,
-        program: Program,
-        opcode: str,
-        instruction: Instruction,
-        operands: tuple[int, ...],
-        shardings: ValueSharding,
-    ) -> int:
-        shards = [self._shard(*pair) for pair in zip(instruction.shape.leaves, shardings, strict=True)]
-        sizes = tuple(size for size, _ in shards)
-        return program.add(opcode, instruction, operands, sizes, sum(elements for _, elements in shards))
-
-    def _copy(self, program: Program, instruction: Instruction, node: int) -> int:
-        """A copy with its dimensions in another order."""
-        return program.add("transpose", instruction, (node,), program.sizes_bytes[node], program.elements[node])
-
-    def _result_of(self, instruction: Instruction) -> ValueSharding:
-        plan = self._plans.get(instruction.name)
+    def result_of(self, instruction: Instruction) -> ValueSharding:
+        """How an instruction's result lies."""
+        plan = self.plans.get(instruction.name)
         if plan is not None:
             return plan.result
         return tuple(TensorSharding.replicated(leaf.rank) for leaf in instruction.shape.leaves)
 
-    def _shard(self, shape: ArrayShape, sharding: TensorSharding) -> tuple[int, int]:
+    def shard(self, shape: ArrayShape, sharding: TensorSharding) -> tuple[int, int]:
         """Bytes and elements of one device's shard."""
         key = (shape, sharding)
-        found = self._shard_sizes.get(key)
+        found = self._shards.get(key)
         if found is None:
-            elements = prod(sharding.shard_shape(shape.dimensions, self._mesh))
-            found = self._shard_sizes[key] = ((elements * ELEMENT_BITS[shape.element_type] + 7) // 8, elements)
+            elements = prod(sharding.shard_shape(shape.dimensions, self.mesh))
+            found = self._shards[key] = ((elements * ELEMENT_BITS[shape.element_type] + 7) // 8, elements)
         return found
+
+
+class _Lowered:
+    """One computation on its way to a device's program."""
+
+    def __init__(self, lowering: Lowering, flat: FlatComputation) -> None:
+        self.lowering = lowering
+        self.flat = flat
+        self.compiler = lowering.profile.compiler
+        self.program = Program()
+        self.made: list[int] = []  # the node of the program that holds each node's final result
+        self.added: dict[object, int] = {}
+
+    def run(self) -> Program:
+        for node, instruction in enumerate(self.flat.instructions):
+            self.made.append(self._result(instruction, self._operands(node, instruction)))
+            if instruction.opcode == "parameter":
+                self.program.parameters.append(self.made[-1])
+        self.program.root = self.made[self.flat.root]
+        return self.program
+
+    def _once(self, key: object, make: Callable[[], int]) -> int:
+        """The node added for `key`, made by the first who needs it."""
+        if key not in self.added:
+            self.added[key] = make()
+        return self.added[key]
+
+    # ---- operands ----------------------------------------------------------------
+
+    def _operands(self, node: int, instruction: Instruction) -> tuple[int, ...]:
+        operands = self.flat.operands[node]
+        used = [self.made[operand] for operand in operands]
+        plan = self.lowering.plans.get(instruction.name)
+        if plan is not None and instruction.opcode not in ("parameter", "get-tuple-element"):
+            for i, (operand, wanted) in enumerate(zip(operands, plan.operands, strict=True)):
+                source = self.flat.instructions[operand]
+                have = self.lowering.result_of(source)
+                if have != wanted:
+                    move = partial(self._moved, source, self.made[operand], have, wanted)
+                    used[i] = self._once((operand, wanted), move)
+        if self._is_widened(instruction):
+            pairs = zip(operands, used, strict=True)
+            used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
+        if instruction.opcode == "dot" and self.compiler.copies_dot_operands:
+            for i, (opcode, order) in enumerate(_rearranged(instruction)):
+                if opcode:
+                    source = self.flat.instructions[operands[i]]
+                    used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i]))
+        return tuple(used)
+
+    def _is_widened(self, instruction: Instruction) -> bool:
+        return (
+            self.compiler.computes_bf16_in_f32
+            and instruction.opcode in COMPUTING
+            and any(_is_bf16(each) for each in (instruction, *instruction.operands))
+        )
+
+    def _wide(self, instruction: Instruction, node: int) -> int:
+        if not _is_bf16(instruction):
+            return node
+        return self._once((node, "f32"), partial(self._like, "convert", instruction, node, 2))
+
+    def _like(self, opcode: str, instruction: Instruction, node: int, factor: float = 1) -> int:
+        """A value of as many elements as a node's, each `factor` times as wide."""
+        sizes = tuple(int(size * factor) for size in self.program.sizes_bytes[node])
+        return self.program.add(opcode, instruction, (node,), sizes, self.program.elements[node])
+
+    # ---- results -----------------------------------------------------------------
+
+    def _result(self, instruction: Instruction, operands: tuple[int, ...]) -> int:
+        opcode = instruction.opcode
+        if opcode == "custom-call" and instruction.get("custom_call_target") in MARKER_TARGETS:
+            opcode = "bitcast"
+        result = self.lowering.result_of(instruction)
+        plan = self.lowering.plans.get(instruction.name)
+        summed = plan.partial if plan is not None else ()
+        local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
+        node = self._add(opcode, instruction, operands, local)
+        if self._is_widened(instruction) and _is_bf16(instruction):
+            self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
+            node = self._like("convert", instruction, node, 0.5)
+        if summed:
+            unreduced = tuple(TensorSharding(sharding.dims, summed) for sharding in local)
+            node = self._moved(instruction, node, unreduced, result)
+        return node
+
+    def _moved(self, instruction: Instruction, node: int, have: ValueSharding, wanted: ValueSharding) -> int:
+        """The node that holds a value in another layout."""
+        leaves = instruction.shape.leaves
+        if len(leaves) != 1:
+            return self._add("all-gather", instruction, (node,), wanted)
+        (shape,), (source,), (target,) = leaves, have, wanted
+        for move in reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh):
+            kind = self.lowering.profile.reduce_scatter_runs_as if move.kind == "reduce-scatter" else move.kind
+            size = move.payload_bytes // (move.group_size if kind == "reduce-scatter" else 1)
+            elements = size * 8 // ELEMENT_BITS[shape.element_type]
+            wide = kind in _REDUCING and self.compiler.computes_bf16_in_f32 and _is_bf16(instruction)
+            if wide:
+                node = self._like("convert", instruction, node, 2)
+            node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)
+            if wide:
+                node = self._like("convert", instruction, node, 0.5)
+        if self.program.sizes_bytes[node] != (self.lowering.shard(shape, target)[0],):
+            node = self._add(_SLICE, instruction, (node,), wanted)
+        return node
+
+    def _add(self, opcode: str, instruction: Instruction, operands: tuple[int, ...], shardings: ValueSharding) -> int:
+        shards = [self.lowering.shard(*pair) for pair in zip(instruction.shape.leaves, shardings, strict=True)]
+        sizes = tuple(size for size, _ in shards)
+        return self.program.add(opcode, instruction, operands, sizes, sum(elements for _, elements in shards))
+
+
+def _is_bf16(instruction: Instruction) -> bool:
+    shape = instruction.shape
+    return isinstance(shape, ArrayShape) and shape.element_type == "bf16"
 
 
 def _before_reduction(result: TensorSharding, partial: tuple[str, ...]) -> TensorSharding:
@@ -140,17 +180,18 @@ def _before_reduction(result: TensorSharding, partial: tuple[str, ...]) -> Tenso
     return TensorSharding(tuple(tuple(axis for axis in dim if axis not in partial) for dim in result.dims))
 
 
-def _operand_orders(dot: Instruction) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """The order of dimensions that XLA's DotDecomposer copies each operand into; None where it need not."""
-    orders = []
-    for side, contracted_first in (("lhs", False), ("rhs", True)):
-        rank = dot.operands[0 if side == "lhs" else 1].shape.leaves[0].rank
+def _rearranged(dot: Instruction) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """What XLA's DotDecomposer makes of each operand: `transpose`, `bitcast` where dimensions only become one, or
+    nothing, and the order it needs them in."""
+    for side, operand in zip(("lhs", "rhs"), dot.operands, strict=True):
         batch = tuple(dot.get(f"{side}_batch_dims", ()))
         contracted = tuple(dot.get(f"{side}_contracting_dims", ()))
-        free = tuple(dim for dim in range(rank) if dim not in batch and dim not in contracted)
-        order = (*batch, *contracted, *free) if contracted_first else (*batch, *free, *contracted)
-        turned = (*batch, *free, *contracted) if contracted_first else (*batch, *contracted, *free)
-        natural = tuple(range(rank))
-        can_turn = len(free) == len(contracted) == 1 and turned == natural
-        orders.append(None if order == natural or can_turn else order)
-    return orders[0], orders[1]
+        natural = tuple(range(operand.shape.leaves[0].rank))
+        free = tuple(dim for dim in natural if dim not in batch and dim not in contracted)
+        order = (batch, contracted, free) if side == "rhs" else (batch, free, contracted)
+        turned = (batch, free, contracted) if side == "rhs" else (batch, contracted, free)
+        is_matrix = len(free) <= 1 and len(contracted) <= 1
+        if natural == sum(order, ()) or (is_matrix and natural == sum(turned, ())):
+            yield "" if is_matrix else "bitcast", order
+        else:
+            yield "transpose", order

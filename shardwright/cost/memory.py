@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from shardwright.cost.buffers import buffers_of
 from shardwright.cost.fusion import Program
+from shardwright.cost.heap import Interval, heap_bytes
 from shardwright.cost.inline import inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
@@ -57,28 +58,42 @@ class _Estimate:
     def __init__(self, mesh: Mesh, plans: dict[str, InstructionPlan], profile: HardwareProfile) -> None:
         self._lowering = Lowering(mesh, plans, profile)
         self._profile = profile
-        self._peaks: dict[Computation, int] = {}
+        self._known: dict[Computation, tuple[list[Interval], int]] = {}
 
     def peak_bytes(self, computation: Computation, carried: bool) -> int:
-        """Most bytes of intermediate values at once; parameters and results are the caller's.
+        """Bytes of intermediate values; parameters and results are the caller's."""
+        intervals, _ = self._intervals(computation, carried)
+        return heap_bytes(intervals)
+
+    def _intervals(self, computation: Computation, carried: bool) -> tuple[list[Interval], int]:
+        """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes.
 
         carried: whether the results are written over the parameters, as in a loop's body.
         """
         program = self._lowering.program(inlined(computation))
         buffers = buffers_of(program, self._profile.compiler)
-        return max(buffers.live_bytes(self._transient(program)), default=0)
+        found: list[Interval] = []
+        begins = [0]  # time of each position; what runs a body takes as long as that
+        for step in buffers.order:
+            duration = 1
+            for node in step:
+                for body, is_loop in _bodies(program, node):
+                    inner, takes = self._body(body, is_loop)
+                    found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
+                    duration = max(duration, takes)
+            begins.append(begins[-1] + duration)
+        found += [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in buffers.lifetimes()]
+        return found, begins[-1]
 
-    def _transient(self, program: Program) -> dict[int, int]:
-        """What instructions with bodies need while they run."""
-        transient = {}
-        for node, opcode in enumerate(program.opcodes):
-            if opcode in _BODIES:
-                called = program.instructions[node].called
-                bodies = [computation for name in _BODIES[opcode] for computation in called.get(name, ())]
-                transient[node] = max((self._body_peak(body, opcode == "while") for body in bodies), default=0)
-        return transient
+    def _body(self, computation: Computation, carried: bool) -> tuple[list[Interval], int]:
+        if computation not in self._known:
+            self._known[computation] = self._intervals(computation, carried)
+        return self._known[computation]
 
-    def _body_peak(self, computation: Computation, carried: bool) -> int:
-        if computation not in self._peaks:
-            self._peaks[computation] = self.peak_bytes(computation, carried)
-        return self._peaks[computation]
+
+def _bodies(program: Program, node: int) -> Iterator[tuple[Computation, bool]]:
+    """The computations that a node runs, and whether each is a loop's."""
+    opcode = program.opcodes[node]
+    for name in _BODIES.get(opcode, ()):
+        for computation in program.instructions[node].called.get(name, ()):
+            yield computation, opcode == "while"

@@ -18,6 +18,9 @@ ELEMENTWISE = EXPENSIVE_ELEMENTWISE | {
     "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "map",
 }  # fmt: skip
 
+#: Arithmetic, which a device may only have for some element types; the others only move or choose elements.
+COMPUTING = (ELEMENTWISE - {"convert", "select", "reduce-precision"}) | {"dot", "convolution", "reduce"}
+
 #: Re-indexing that XLA computes inside the kernel that reads it.
 INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "copy"})
 
@@ -30,4 +33,6 @@ TUPLE_VIEWS = frozenset({
 })  # fmt: skip
 
 #: Custom calls that only mark a value (annotations and constraints): identities.
-MARKER_TARGETS = frozenset({"Sharding", "shardwright.annotate", "SPMDFullToShardShape", "SPMDShardToFullShape"})
+MARKER_TARGETS = frozenset({
+    "Sharding", "shardwright.annotate", "xla.sdy.FuncResultSharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
+})  # fmt: skip

@@ -35,6 +35,7 @@ class Compiler:
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects.
+    computes_bf16_in_f32: whether arithmetic on bfloat16 is done by instructions on float32 and converted back.
     """
 
     schedule: str
@@ -42,6 +43,7 @@ class Compiler:
     repeats_cheap: bool
     merges_all_reduces: bool
     copies_dot_operands: bool
+    computes_bf16_in_f32: bool
 
 
 @dataclass(frozen=True, kw_only=True)

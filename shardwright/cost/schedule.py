@@ -16,42 +16,43 @@ from shardwright.cost.fusion import Kernels, Program
 SCHEDULES = ("breadth-first", "program")
 
 
-def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[Sequence[int]] = ()) -> list[int]:
+#: Nodes that run as one.
+Step = tuple[int, ...]
+
+
+def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[Step] = ()) -> list[Step]:
     """Kept nodes in the order they run.
 
     together: groups of nodes that run as one, once the last of them can.
     """
     kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
-    return kept if name == "program" else _breadth_first(program, kernels, kept, together)
+    if name == "program":
+        return [(node,) for node in kept]
+    return _breadth_first(kernels, kept, together)
 
 
-def _breadth_first(
-    program: Program, kernels: Kernels, kept: Sequence[int], together: Sequence[Sequence[int]]
-) -> list[int]:
-    group = {node: members for members in together for node in members}
+def _breadth_first(kernels: Kernels, kept: Sequence[int], together: Sequence[Step]) -> list[Step]:
+    step_of: dict[int, Step] = {node: members for members in together for node in members}
     users: dict[int, list[int]] = {node: [] for node in kept}
     waiting = dict.fromkeys(kept, 0)
     for node in kept:
         for source in kernels.reads[node]:
             users[source].append(node)
             waiting[node] += 1
-    still = {members[0]: len(members) for members in together}
-    queue = deque(node for node in kept if not waiting[node])
-    order: list[int] = []
+    missing = {members: len(members) for members in together}
+    queue: deque[Step] = deque((node,) for node in kept if not waiting[node])
+    order: list[Step] = []
     while queue:
-        node = queue.popleft()
-        order.append(node)
-        for user in users[node]:
-            waiting[user] -= 1
-            if waiting[user]:
-                continue
-            members = group.get(user)
-            if members is None:
-                queue.append(user)
-                continue
-            still[members[0]] -= 1
-            if not still[members[0]]:
-                queue.extend(members)
-    if len(order) < len(kept):  # groups that wait for one another: they cannot run as one
-        return _breadth_first(program, kernels, kept, ())
+        order.append(queue.popleft())
+        for node in order[-1]:
+            for user in users[node]:
+                waiting[user] -= 1
+                if waiting[user]:
+                    continue
+                step = step_of.get(user, (user,))
+                missing[step] = missing.get(step, 1) - 1
+                if not missing[step]:
+                    queue.append(step)
+    if together and sum(map(len, order)) < len(kept):  # steps that wait for one another cannot be
+        return _breadth_first(kernels, kept, ())
     return order

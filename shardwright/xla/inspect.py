@@ -14,7 +14,8 @@ from shardwright import hlo
 from shardwright.hlo import Computation, Instruction, Module
 from shardwright.plans import COLLECTIVE_KINDS
 from shardwright.xla.compiled import ObservedCollective
-from shardwright.xla.scatter import Users, is_scattered, reduced_before
+from shardwright.xla.offsets import slice_offsets
+from shardwright.xla.scatter import Users, kept_slices, reduced_before
 
 _OPCODES = {
     **{kind: kind for kind in COLLECTIVE_KINDS},
@@ -70,9 +71,9 @@ def _observe(instruction: Instruction, times: _Times, device_count: int, users: 
     size, count, groups = _groups(instruction, device_count)
     operand_bytes = sum(operand.shape.size_bytes for operand in instruction.operands)
     payload = operand_bytes * size if kind == "all-gather" else operand_bytes
-    if kind == "all-reduce" and is_scattered(instruction, users):
+    if kind == "all-reduce" and _is_scattered(instruction, device_count, users):
         kind = "reduce-scatter"
-        payload //= _split_before(instruction, device_count)
+        payload //= _split_before(instruction, device_count, users)
     return ObservedCollective(
         kind=kind,
         payload_bytes=payload,
@@ -87,12 +88,30 @@ def _observe(instruction: Instruction, times: _Times, device_count: int, users: 
     )
 
 
-def _split_before(scattered: Instruction, device_count: int) -> int:
+def _is_scattered(all_reduce: Instruction, device_count: int, users: Users) -> bool:
+    """Whether each device keeps a slice of its own of what its group sums."""
+    slices = kept_slices(all_reduce, users)
+    return bool(slices) and all(_differ_in_groups(all_reduce, each, device_count, users) for each in slices)
+
+
+def _differ_in_groups(all_reduce: Instruction, dynamic_slice: Instruction, device_count: int, users: Users) -> bool:
+    """Whether no two devices of a group take the same slice."""
+    attribute = all_reduce.attributes.get("replica_groups")
+    groups = attribute.value if attribute is not None and attribute.value else [range(device_count)]
+    offsets = slice_offsets(dynamic_slice, device_count, users)
+    if offsets is not None:
+        return all(len({offsets[device] for device in group}) == len(group) for group in groups)
+    parts = dynamic_slice.operands[0].shape.size_bytes // max(1, dynamic_slice.shape.size_bytes)
+    return parts % max(map(len, groups)) == 0
+
+
+def _split_before(scattered: Instruction, device_count: int, users: Users) -> int:
     """Into how many parts the reduce-scatters before this one in a chain have split the array."""
     parts = 1
     before = reduced_before(scattered)
     while before is not None:
-        parts *= _groups(before, device_count)[0]
+        if _is_scattered(before, device_count, users):
+            parts *= _groups(before, device_count)[0]
         before = reduced_before(before)
     return parts
 

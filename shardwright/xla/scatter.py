@@ -37,9 +37,10 @@ class Users:
                     self.loop.update(dict.fromkeys(instruction.called["body"], instruction))
 
 
-def is_scattered(all_reduce: Instruction, users: Users) -> bool:
-    """Whether every device keeps only its own slice of the all-reduce."""
-    return _all_sliced(all_reduce, users)
+def kept_slices(all_reduce: Instruction, users: Users) -> list[Instruction]:
+    """The dynamic-slices, at offsets that depend on the device, in which every use of an all-reduce ends;
+    none where some use takes all of it."""
+    return _all_sliced(all_reduce, users) or []
 
 
 def reduced_before(all_reduce: Instruction) -> Instruction | None:
@@ -50,30 +51,35 @@ def reduced_before(all_reduce: Instruction) -> Instruction | None:
     return value if value.opcode == "all-reduce" and value is not all_reduce else None
 
 
-def _all_sliced(value: Instruction, users: Users) -> bool:
+def _all_sliced(value: Instruction, users: Users) -> list[Instruction] | None:
     following = users.of.get(value, [])
     is_fusion_root = value.is_root and users.home[value] in users.fusion
     ends_here = not following or value.is_root
     if ends_here and not is_fusion_root:
-        return False
-    inside = all(_slices(value, user, users) for user in following)
-    return inside and (not is_fusion_root or _all_sliced(users.fusion[users.home[value]], users))
+        return None
+    found: list[Instruction] = []
+    outside = [_all_sliced(users.fusion[users.home[value]], users)] if is_fusion_root else []
+    for slices in [*(_slices(value, user, users) for user in following), *outside]:
+        if slices is None:
+            return None
+        found += slices
+    return found
 
 
-def _slices(value: Instruction, user: Instruction, users: Users) -> bool:
+def _slices(value: Instruction, user: Instruction, users: Users) -> list[Instruction] | None:
+    if user.operands.count(value) != 1:
+        return None
     if user.opcode == "dynamic-slice":
-        return user.operands[0] is value and any(_by_partition(index, users) for index in user.operands[1:])
+        is_sliced = user.operands[0] is value and any(_by_partition(index, users) for index in user.operands[1:])
+        return [user] if is_sliced else None
     if user.opcode in _PASSING or (user.opcode == "all-reduce" and len(user.operands) == 1):
-        return user.operands[0] is value and _all_sliced(user, users)
+        return _all_sliced(user, users) if user.operands[0] is value else None
     if user.opcode in ("fusion", "call"):
         called = (*user.called.get("calls", ()), *user.called.get("to_apply", ()))
-        inner = [
-            parameter
-            for parameter in called[0].parameters
-            if parameter.index < len(user.operands) and user.operands[parameter.index] is value
-        ]
-        return all(_all_sliced(parameter, users) for parameter in inner)
-    return False
+        place = user.operands.index(value)
+        parameter = next((parameter for parameter in called[0].parameters if parameter.index == place), None)
+        return None if parameter is None else _all_sliced(parameter, users)
+    return None
 
 
 def _by_partition(offset: Instruction, users: Users) -> bool:
@@ -83,13 +89,13 @@ def _by_partition(offset: Instruction, users: Users) -> bool:
         value = pending.pop()
         if value.opcode == "partition-id":
             return True
-        sources = _sources(value, users)
-        pending += [source for source in sources if source not in seen]
-        seen.update(sources)
+        before = sources(value, users)
+        pending += [source for source in before if source not in seen]
+        seen.update(before)
     return False
 
 
-def _sources(value: Instruction, users: Users) -> list[Instruction]:
+def sources(value: Instruction, users: Users) -> list[Instruction]:
     """What a value is computed from, looking out of fusions and of loops that only carry it."""
     home = users.home[value]
     if value.opcode == "parameter" and home in users.fusion:

@@ -13,7 +13,7 @@ from shardwright.config import ANNOTATION_TARGET
 from shardwright.errors import UnsupportedProgramError
 
 #: custom-calls that only say how their operand should lie.
-ANNOTATIONS = frozenset({"Sharding", ANNOTATION_TARGET})
+ANNOTATIONS = frozenset({"Sharding", ANNOTATION_TARGET, "xla.sdy.FuncResultSharding"})
 
 #: custom-calls that enclose computations written for one device: not ours to partition.
 MANUAL = frozenset(

@@ -1,4 +1,4 @@
-"""Dataflow, strategies and coarsening: against brute force over all strategies of small programs."""
+"""Strategies and coarsening: against brute force over all strategies of small programs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.cost import hardware_profile
-from shardwright.hlo import Module, parse
+from shardwright.hlo import parse
 from shardwright.planner import plan
 from shardwright.planner.dataflow import Dataflow, build_dataflow
 from shardwright.planner.graph import FINE_NODES, Graph, build_graph
 from shardwright.planner.prices import Prices
 from shardwright.planner.solve import solve
 from shardwright.planner.strategies import StrategyBuilder, even_shardings
-from shardwright.planner.trips import trip_count
 from shardwright.plans import Mesh
 from tests.planner.programs import PROGRAMS, lower
 
@@ -87,101 +86,8 @@ def test_coarsening_loses_at_most_three_percent(name: str, mesh: Mesh) -> None:
     assert best.value - 1e-12 <= found.value <= 1.03 * best.value
 
 
-# ---- dataflow -------------------------------------------------------------------
-
-
-def loop(condition: str, step: str, first: int = 0, limit: int = 12) -> Module:
-    return parse(f"""HloModule loop, entry_computation_layout={{(f32[16])->f32[16]}}
-
-cond {{
-  p = (s32[], f32[16]) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  limit = s32[] constant({limit})
-  ROOT test = pred[] {condition}
-}}
-
-body {{
-  q = (s32[], f32[16]) parameter(0)
-  j = s32[] get-tuple-element(q), index=0
-  one = s32[] constant(1)
-  next = s32[] {step}
-  v = f32[16] get-tuple-element(q), index=1
-  w = f32[16] tanh(v)
-  ROOT out = (s32[], f32[16]) tuple(next, w)
-}}
-
-ENTRY main {{
-  x = f32[16] parameter(0)
-  start = s32[] constant({first})
-  init = (s32[], f32[16]) tuple(start, x)
-  run = (s32[], f32[16]) while(init), condition=cond, body=body
-  ROOT r = f32[16] get-tuple-element(run), index=1
-}}
-""")
-
-
-@pytest.mark.parametrize(
-    ("condition", "step", "first", "limit", "expected"),
-    [
-        ("compare(i, limit), direction=LT", "add(j, one)", 0, 12, 12),
-        ("compare(i, limit), direction=LE", "add(one, j)", 0, 12, 13),
-        ("compare(limit, i), direction=GT", "add(j, one)", 2, 12, 10),
-        ("compare(i, limit), direction=GT", "subtract(j, one)", 5, 0, 5),
-        ("compare(i, limit), direction=NE", "add(j, one)", 0, 7, 7),
-        ("compare(i, limit), direction=LT", "add(j, one)", 12, 3, 0),
-        ("compare(i, limit), direction=LT", "multiply(j, one)", 0, 12, None),
-        ("compare(i, limit), direction=GT", "add(j, one)", 0, 12, None),
-        ("compare(i, limit), direction=EQ", "add(j, one)", 0, 12, None),
-    ],
-)
-def test_trip_counts(condition: str, step: str, first: int, limit: int, expected: int | None) -> None:
-    module = loop(condition, step, first, limit)
-    run = next(i for i in module.entry if i.opcode == "while")
-    assert trip_count(run) == expected
-
-
 def node_named(flow: Dataflow, name: str) -> int:
     return next(node.index for node in flow.nodes if node.instruction.name == name)
-
-
-def test_loop_bodies_weigh_their_trips_and_carry_one_value() -> None:
-    flow = build_dataflow(loop("compare(i, limit), direction=LT", "add(j, one)"))
-    body = flow.nodes[node_named(flow, "w")]
-    assert body.weight == 12
-    (carried,) = {use.source[0] for use in body.uses}
-    assert flow.nodes[carried].is_value
-    sources = {flow.nodes[use.source[0]].instruction.name: use.weight for use in flow.nodes[carried].uses}
-    assert sources == {"x": 1.0, "w": 12.0}
-
-
-def test_unknown_trip_count_is_noted() -> None:
-    flow = build_dataflow(loop("compare(i, limit), direction=LT", "multiply(j, one)"))
-    assert flow.notes == ["run: trip count unknown, priced as one"]
-    assert flow.nodes[node_named(flow, "w")].weight == 1
-
-
-def test_a_computation_called_twice_is_planned_once() -> None:
-    flow = build_dataflow(
-        parse("""HloModule twice, entry_computation_layout={(f32[16], f32[16])->(f32[16], f32[16])}
-
-half {
-  p = f32[16] parameter(0)
-  ROOT t = f32[16] tanh(p)
-}
-
-ENTRY main {
-  a = f32[16] parameter(0)
-  b = f32[16] parameter(1)
-  c = f32[16] call(a), to_apply=half
-  d = f32[16] call(b), to_apply=half
-  ROOT r = (f32[16], f32[16]) tuple(c, d)
-}
-""")
-    )
-    tanh = flow.nodes[node_named(flow, "t")]
-    assert tanh.weight == 2
-    (parameter,) = (use.source[0] for use in tanh.uses)
-    assert [flow.nodes[use.source[0]].instruction.name for use in flow.nodes[parameter].uses] == ["a", "b"]
 
 
 def test_conditionals_and_nested_tuples_plan_end_to_end() -> None:

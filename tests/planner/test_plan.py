@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardwright.cluster import Cluster
 from shardwright.config import ANNOTATION_TARGET, PlanOptions
-from shardwright.errors import AnnotationError, HloSyntaxError, OptionError
+from shardwright.errors import AnnotationError, HloSyntaxError, OptionError, UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner import PlanProgress, plan
 from shardwright.plans import Plan, TensorSharding
@@ -336,11 +336,22 @@ CORPUS = sorted((Path(__file__).parents[1] / "hlo" / "corpus").glob("*.hlo"))
 #: Programs whose own sharding constraints put arrays on single devices, or split them over more than there are.
 PINNED = {"shardings", "tokens"}
 
+#: Programs with computations written for one device.
+MANUAL = {"jax_collectives", "jax_ragged_exchange", "torch_xla_style"}
 
-@pytest.mark.parametrize("path", [path for path in CORPUS if path.stem not in PINNED], ids=lambda path: path.stem)
+
+@pytest.mark.parametrize(
+    "path", [path for path in CORPUS if path.stem not in PINNED | MANUAL], ids=lambda path: path.stem
+)
 def test_no_program_breaks_the_planner(path: Path) -> None:
     """Every opcode that jaxlib prints is planned, and the plan passes the checker."""
     assert plan(path.read_text(), EIGHT).mesh.device_count == 8
+
+
+@pytest.mark.parametrize("path", [path for path in CORPUS if path.stem in MANUAL], ids=lambda path: path.stem)
+def test_programs_written_for_one_device_are_refused(path: Path) -> None:
+    with pytest.raises(UnsupportedProgramError, match="shard_map"):
+        plan(path.read_text(), EIGHT)
 
 
 @pytest.mark.parametrize("path", [path for path in CORPUS if path.stem in PINNED], ids=lambda path: path.stem)

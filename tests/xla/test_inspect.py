@@ -208,3 +208,41 @@ def test_predicted_beside_observed():
     assert reduced.observed_only == ("dot.9",)
     assert (gathered.kind, gathered.observed_count, gathered.agrees) == ("all-gather", 0, False)
     assert gathered.predicted_only == ("mul.2",)
+
+
+@pytest.mark.parametrize(
+    ("groups", "offsets", "kind"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", "0, 25, 50, 75, 0, 25, 50, 75", "reduce-scatter"),
+        ("{{0,4},{1,5},{2,6},{3,7}}", "0, 25, 50, 75, 0, 25, 50, 75", "all-reduce"),  # sliced over the other axis
+        ("{{0,1,2,3,4,5,6,7}}", "0, 25, 50, 75, 0, 25, 50, 75", "all-reduce"),  # two devices keep the same slice
+    ],
+)
+def test_only_groups_whose_devices_keep_different_slices_scatter(groups, offsets, kind):
+    found = only(
+        module(
+            "x = f32[100]{0} parameter(0)",
+            "p = u32[] partition-id()",
+            f"t = s32[8]{{0}} constant({{{offsets}}})",
+            "o1 = s32[1]{0} dynamic-slice(t, p), dynamic_slice_sizes={1}",
+            "o = s32[] reshape(o1)",
+            f"r = f32[100]{{0}} all-reduce(x), replica_groups={groups}, to_apply=add",
+            "ROOT s = f32[25]{0} dynamic-slice(r, o), dynamic_slice_sizes={25}",
+        )
+    )
+    assert (found.kind, found.payload_bytes) == (kind, 400)
+
+
+def test_offsets_are_computed_by_tables_and_arithmetic():
+    scaled = module(
+        "x = f32[100]{0} parameter(0)",
+        "p = u32[] partition-id()",
+        "four = u32[] constant(4)",
+        "row = u32[] remainder(p, four)",
+        "width = u32[] constant(25)",
+        "o = u32[] multiply(row, width)",
+        "r = f32[100]{0} all-reduce(x), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=add",
+        "ROOT s = f32[25]{0} dynamic-slice(r, o), dynamic_slice_sizes={25}",
+    )
+    assert only(scaled).kind == "reduce-scatter"
+    assert only(scaled.replace("remainder(", "divide(")).kind == "all-reduce"

@@ -4,36 +4,43 @@ data: data parallel. zero1, zero3: optimizer state, or parameters too, sharded o
 2020). tensorN: Megatron-LM (Shoeybi et al., 2019), N-way inside a node, data parallel outside; +seq with the residual
 stream sharded along the sequence (Korthikanti et al., 2022); +zero1, +zero3: state or parameters sharded over the
 data axis as well ("2D"). expertN: experts of a mixture N-way, everything else data parallel (GShard, Lepikhin et
-al., 2020); +zero1, +zero3 likewise.
+al., 2020); +zero1 likewise. rows, columns: large tables split so over all devices, the rest data parallel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.planner.experts.rules import Expert
 
 #: Dimensions that Megatron's tensor axis splits, in parameters and in activations.
 _TENSOR = ("heads", "kv_heads", "mlp", "vocabulary", "gates", "channels")
 
-#: Megatron shards projections of q, k and v one by one.
-_APART = {"fused": False}
+#: Ways a tensor axis is split: never wider than a node of eight.
+_TENSOR_WAYS = (2, 4, 8)
+
+_EXPERT_WAYS = (8, 16, 64)
 
 
-def experts(devices: int, *, tensor: bool, sequence: bool, mixture: int = 0, fused: bool = False) -> dict[str, Expert]:
+def experts(
+    devices: int, *, tensor: bool, sequence: bool, mixture: int, tables: bool, fused: bool
+) -> dict[str, Expert]:
     """Experts by name, those that make sense for a kind of model.
 
     tensor: it has heads or wide layers to split. sequence: its residual stream has a sequence to split.
-    mixture: number of experts of a mixture. fused: it has `fused=False` for projections apart.
+    mixture: the most experts of a mixture it has, or 0. tables: it has large embedding tables.
+    fused: it takes `fused=False` for projections of q, k and v that Megatron can shard.
     """
     found = dict(_data_parallel(devices))
-    apart = _APART if fused else {}
     if tensor:
-        for ways in (2, 4, 8):
-            found.update(_tensor_parallel(devices, ways, sequence, apart))
-    for ways in (2, 4, 8, 16, 32, 64):
-        if mixture and ways <= devices and mixture % ways == 0:
+        for ways in _TENSOR_WAYS:
+            found.update(_tensor_parallel(devices, ways, sequence, {"fused": False} if fused else {}))
+    for ways in _EXPERT_WAYS:
+        if ways <= min(devices, mixture):
             found.update(_expert_parallel(devices, ways))
+    if tables:
+        found.update(_split_tables(devices))
     return found
 
 
@@ -45,33 +52,34 @@ def _data_parallel(devices: int) -> Iterator[tuple[str, Expert]]:
     yield "zero3", Expert(mesh=mesh, activations=batch, shard_parameters=("data",))
 
 
-def _tensor_parallel(devices: int, ways: int, sequence: bool, apart: dict[str, bool]) -> Iterator[tuple[str, Expert]]:
+def _tensor_parallel(devices: int, ways: int, sequence: bool, changes: dict[str, Any]) -> Iterator[tuple[str, Expert]]:
     mesh = {"data": devices // ways, "model": ways}
-    split = {name: ("model",) for name in _TENSOR}
-    whole = {"batch": ("data",), **split}
-    layouts = {"": whole}
+    split = dict.fromkeys(_TENSOR, ("model",))
+    activations = {"batch": ("data",), **split}
+    keys: dict[str, Any] = {"mesh": mesh, "parameters": split, "changes": changes}
+    yield f"tensor{ways}", Expert(activations=activations, **keys)
+    best = f"tensor{ways}"
     if sequence:
-        layouts["+seq"] = {**whole, "residual_length": ("model",)}
-    for suffix, activations in layouts.items():
-        plain = Expert(mesh=mesh, activations=activations, parameters=split, changes=apart)
-        yield f"tensor{ways}{suffix}", plain
-        if devices == ways:
-            continue
-        for name, keys in (("zero1", {"shard_state": ("data",)}), ("zero3", {"shard_parameters": ("data",)})):
-            yield (
-                f"tensor{ways}{suffix}+{name}",
-                Expert(mesh=mesh, activations=activations, parameters=split, changes=apart, **keys),
-            )
+        best = f"tensor{ways}+seq"
+        activations = {**activations, "residual_length": ("model",)}
+        yield best, Expert(activations=activations, **keys)
+    if devices > ways:
+        yield f"{best}+zero1", Expert(activations=activations, shard_state=("data",), **keys)
+        yield f"{best}+zero3", Expert(activations=activations, shard_parameters=("data",), **keys)
 
 
 def _expert_parallel(devices: int, ways: int) -> Iterator[tuple[str, Expert]]:
-    mesh = {"data": devices // ways, "expert": ways}
     both = ("data", "expert")
-    keys = {
-        "mesh": mesh,
+    keys: dict[str, Any] = {
+        "mesh": {"data": devices // ways, "expert": ways},
         "activations": {"batch": both, "experts": ("expert",), "expert_batch": ("data",)},
         "parameters": {"experts": ("expert",)},
     }
     yield f"expert{ways}", Expert(**keys)
     yield f"expert{ways}+zero1", Expert(**keys, shard_state=both)
-    yield f"expert{ways}+zero3", Expert(**keys, shard_parameters=both)
+
+
+def _split_tables(devices: int) -> Iterator[tuple[str, Expert]]:
+    mesh = {"data": devices}
+    for dimension in ("rows", "columns"):
+        yield dimension, Expert(mesh=mesh, activations={"batch": ("data",)}, parameters={dimension: ("data",)})

@@ -30,8 +30,8 @@ _REQUIRED = frozenset({"batch", "heads", "mlp", "experts", "length", "residual_l
 class Expert:
     """mesh: size of each axis, major first. parameters, activations: name of a dimension → mesh axes.
 
-    shard_parameters, shard_state: axes that also split each parameter with its optimizer state, or the state alone, over
-        one dimension more: ZeRO-3 and ZeRO-1 (Rajbhandari et al., 2020).
+    shard_parameters, shard_state: axes that also split each parameter with its optimizer state, or the state alone,
+        over one dimension more: ZeRO-3 and ZeRO-1 (Rajbhandari et al., 2020).
     changes: how this expert writes the model (arguments of `build`), e.g. query, key and value apart.
     """
 
@@ -98,7 +98,7 @@ def spec_of(
 
 
 def parameter_spec(leaf: Leaf, expert: Expert, extra: tuple[str, ...]) -> PartitionSpec:
-    """The rules' layout of a parameter, and one dimension more over `extra`: "embed" where it divides, else the largest."""
+    """The rules' layout of a parameter, and one more dimension over `extra`: "embed" if it divides, or the largest."""
     spec = spec_of(leaf.shape, leaf.axes, expert.parameters, expert.mesh)
     taken = {axis for part in spec if part for axis in part}
     extra = tuple(axis for axis in extra if axis not in taken)

@@ -1,30 +1,199 @@
-"""Splitting dimensions: which are found, and that the program computes the same."""
+"""Splitting dimensions: which are found, what is kept, and that the program computes the same."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.hlo import parse
-from shardwright.planner.rewrites import rewrite
+from shardwright.config import ANNOTATION_TARGET, PlanOptions
+from shardwright.errors import PlanError
+from shardwright.hlo import Module, parse
+from shardwright.planner.rewrites import Required, Rewritten, rewrite, rewrite_for
 from shardwright.xla import private
-from tests.planner.programs import lower
+from tests.planner.programs import lower, mlp
 from tests.planner.rewrites.rewrite_programs import REWRITTEN, run
 
+#: Per program: how many arguments get which dimensions.
+VIEWS = {
+    "gpt2": {(3, 32): 2, (32, 3, 32): 2},
+    "lstm": {(4, 16): 2, (16, 4, 16): 4},
+    "glu": {(16, 2, 24): 2},
+    "gqa": {(16, 4, 8): 2},
+    "stacked": {(3, 3, 16): 2, (3, 16, 3, 16): 2},
+    "nested": {(16, 2, 2, 8): 2},
+    "joined": {(3, 16, 8): 2},
+}
 
-@pytest.mark.parametrize("name", REWRITTEN)
-def test_rewritten_program_computes_the_same(name: str) -> None:
-    program = REWRITTEN[name]()
-    arguments = [np.asarray(leaf) for leaf in jax.tree.leaves(program[1])]
-    text = lower(program)
-    made = rewrite(parse(text))
-    assert made.changed, made.notes
-    new_text = made.module.to_text()
-    private.canonical_hlo(new_text)
-    expected = run(text, arguments)
-    viewed = [a.reshape(made.parameters.get(n, a.shape)) for n, a in enumerate(arguments)]
-    found = run(new_text, viewed)
+
+def lowered(function: Any, *arguments: Any) -> Module:
+    return parse(str(jax.jit(function).lower(*arguments).as_text("hlo")))
+
+
+def assert_same(module: Module, made: Rewritten, arguments: list[np.ndarray]) -> None:
+    """Both programs give the same numbers on one device, in the dimensions that the rewrite states."""
+    text = made.module.to_text()
+    private.canonical_hlo(text)  # XLA reads it
+    expected = run(module.to_text(), arguments)
+    found = run(text, [a.reshape(made.parameters.get(n, a.shape)) for n, a in enumerate(arguments)])
     for number, (e, f) in enumerate(zip(expected, found, strict=True)):
         assert f.shape == made.outputs.get(number, e.shape)
         np.testing.assert_allclose(f.reshape(e.shape), e, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_fused_weights_are_split_and_compute_the_same(name: str) -> None:
+    program = REWRITTEN[name]()
+    module = parse(lower(program))
+    made = rewrite(module)
+    views = list(made.parameters.values())
+    assert {view: views.count(view) for view in views} == VIEWS[name]
+    assert_same(module, made, [np.asarray(leaf) for leaf in jax.tree.leaves(program[1])])
+
+
+def test_instructions_keep_names_metadata_and_tables() -> None:
+    module = parse(lower(REWRITTEN["gpt2"]()))
+    made = rewrite(module).module
+    after = {instruction.name: instruction for instruction in made.instructions()}
+    assert len(after) == sum(1 for _ in made.instructions())
+    for old in module.instructions():
+        new = after.pop(old.name)
+        assert (new.opcode, new.op_name) == (old.opcode, old.op_name)
+        assert made.source(new) == module.source(old)
+    assert {instruction.opcode for instruction in after.values()} == {"reshape"}
+
+
+def test_program_without_fused_dimensions_is_given_back() -> None:
+    module = parse(lower(mlp()))
+    made = rewrite(module)
+    assert made.module is module
+    assert not made.changed
+
+
+def annotated(pins: str) -> Module:
+    return parse(f"""HloModule m
+
+ENTRY main {{
+  x = f32[4,32]{{1,0}} parameter(0)
+  pinned = f32[4,32]{{1,0}} custom-call(x), custom_call_target="{ANNOTATION_TARGET}",
+    operand_layout_constraints={{f32[4,32]{{1,0}}}}, api_version=API_VERSION_STATUS_RETURNING, backend_config="{pins}"
+  y = f32[4,32]{{1,0}} add(x, pinned)
+  a = f32[4,16]{{1,0}} slice(y), slice={{[0:4], [0:16]}}
+  b = f32[4,16]{{1,0}} slice(y), slice={{[0:4], [16:32]}}
+  ROOT z = f32[4,16]{{1,0}} add(a, b)
+}}
+""")
+
+
+def test_annotated_dimension_stays_as_the_user_speaks_of_it() -> None:
+    module = annotated("0:data,1:model")
+    made = rewrite(module)
+    assert made.module is module
+    assert made.notes == ("y: dimension 1 holds 2 blocks of 16 but stays whole: custom-call pinned takes no split",)
+
+
+def test_annotation_of_other_dimensions_is_renumbered() -> None:
+    made = rewrite(annotated("0:data,1:-"))
+    assert made.parameters == {0: (4, 2, 16)}
+    (pinned,) = (i for i in made.module.instructions() if i.opcode == "custom-call")
+    assert pinned.get("backend_config") == "0:data,1:-,2:-"
+    assert pinned.attributes["operand_layout_constraints"].text == "{f32[4,2,16]{2,1,0}}"
+    private.canonical_hlo(made.module.to_text())
+
+
+# ---- variables that lie already ----------------------------------------------
+
+
+def halves(x: Any, w: Any) -> Any:
+    a, b = jnp.split(x @ w, 2, axis=-1)
+    return a * b, w + 1
+
+
+ARGUMENTS = [np.random.default_rng(n).normal(size=size).astype(np.float32) for n, size in enumerate([(4, 8), (8, 32)])]
+
+
+def test_argument_that_lies_as_written_stays() -> None:
+    module = lowered(halves, *ARGUMENTS)
+    made = rewrite(module, Required(parameters={1: (8, 32)}))
+    assert made.module is module
+    assert "stored otherwise already" in made.notes[0]
+
+
+def test_argument_that_lies_in_the_view_is_taken_so() -> None:
+    module = lowered(halves, *ARGUMENTS)
+    made = rewrite(module, Required(parameters={1: (8, 2, 16)}))
+    assert made.parameters == {1: (8, 2, 16)}
+    assert made.outputs == {1: (8, 2, 16)}
+    assert_same(module, made, ARGUMENTS)
+
+
+def test_coarser_view_than_the_program_would_choose() -> None:
+    def quarters(x: Any, w: Any) -> Any:
+        return tuple(jnp.split(x @ w, 4, axis=-1))
+
+    module = lowered(quarters, *ARGUMENTS)
+    assert rewrite(module).parameters == {1: (8, 4, 8)}
+    made = rewrite(module, Required(parameters={1: (8, 2, 16)}))
+    assert made.parameters == {1: (8, 2, 16)}
+    assert_same(module, made, ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    "view", [(8, 4, 8), (2, 4, 32), (256,)], ids=["as the program cannot", "another dimension", "flat"]
+)
+def test_argument_in_a_foreign_view_is_reshaped_where_it_enters(view: tuple[int, ...]) -> None:
+    def thirds(x: Any, w: Any) -> Any:
+        y = jax.lax.cumsum(x @ w, 1)  # takes no split
+        return y, w * 2
+
+    module = lowered(thirds, *ARGUMENTS)
+    made = rewrite(module, Required(parameters={1: view}, outputs={1: view}))
+    assert made.parameters[1] == view
+    assert made.outputs == {1: view}
+    assert_same(module, made, ARGUMENTS)
+
+
+def test_output_shares_the_view_of_the_argument_whose_buffer_it_takes() -> None:
+    text = str(jax.jit(lambda w: w * 2, donate_argnums=0).lower(ARGUMENTS[1]).as_text("hlo"))
+    for required in (Required(parameters={0: (8, 2, 16)}), Required(outputs={0: (8, 2, 16)})):
+        made = rewrite(parse(text), required)
+        assert made.parameters == made.outputs == {0: (8, 2, 16)}
+        assert_same(parse(text), made, ARGUMENTS[1:])
+
+
+def test_initializer_makes_its_output_in_the_view() -> None:
+    module = lowered(lambda key: jax.random.normal(jax.random.wrap_key_data(key), (8, 32)), np.zeros(2, np.uint32))
+    made = rewrite(module, Required(outputs={0: (8, 2, 16)}))
+    assert made.outputs == {0: (8, 2, 16)}
+    assert_same(module, made, [np.array([1, 2], np.uint32)])
+
+
+def test_view_of_other_elements_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"argument 1 is \[8, 32\] in the program and cannot be stored as \[8, 3, 16\]"):
+        rewrite(lowered(halves, *ARGUMENTS), Required(parameters={1: (8, 3, 16)}))
+
+
+def test_options_say_what_must_stay() -> None:
+    module = lowered(halves, *ARGUMENTS)
+    free = rewrite_for(module, PlanOptions())
+    assert free.parameters == {1: (8, 2, 16)}
+    lying = PlanOptions(mesh={"data": 8}, argument_axes={1: ((), ("data",))})
+    assert rewrite_for(module, lying).module is module
+    viewed = PlanOptions(mesh={"data": 8}, argument_axes={1: ((), (), ("data",))}, argument_views={1: (8, 2, 16)})
+    assert rewrite_for(module, viewed).parameters == {1: (8, 2, 16)}
+    assert rewrite_for(module, PlanOptions(), pinned_arguments=[1]).module is module
+
+
+def test_no_rewrites_means_none_but_for_arrays_that_lie_in_a_view() -> None:
+    module = lowered(halves, *ARGUMENTS)
+    assert rewrite_for(module, PlanOptions(rewrites="none")).module is module
+    viewed = PlanOptions(
+        mesh={"data": 8}, argument_axes={1: ((), (), ("data",))}, argument_views={1: (8, 2, 16)}, rewrites="none"
+    )
+    made = rewrite_for(module, viewed)
+    assert made.parameters == {1: (8, 2, 16)}
+    assert not made.outputs
+    assert_same(module, made, ARGUMENTS)

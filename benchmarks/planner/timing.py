@@ -1,0 +1,28 @@
+"""Planning time against the time JAX takes to lower and print the same program, in one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.planner.partition import PartitionError
+from benchmarks.planner.planned import PlanningFailed, lower, plan
+from benchmarks.planner.suite import Entry
+
+#: Layers → the most that planning may take, as a multiple of lowering.
+BARS = {12: 2.0, 96: 1.0}
+
+
+def measure_timings(limit_s: float) -> list[dict[str, Any]]:
+    """GPT-2 124M with 12 and 96 layers on 8 devices: seconds, their ratio, and the planner's peak memory."""
+    return [_measure(layers, limit_s) for layers in BARS]
+
+
+def _measure(layers: int, limit_s: float) -> dict[str, Any]:
+    entry = Entry(model="gpt2", size="124M", devices=8, changes={"layers": layers})
+    lowered = lower(entry)
+    found: dict[str, Any] = {"layers": layers, "lower_s": lowered.lower_s, "as_text_s": lowered.as_text_s}
+    try:
+        said, _, _ = plan(lowered.hlo_text, entry, {}, limit_s=limit_s, judged=False)
+    except (PlanningFailed, PartitionError) as error:
+        return {**found, "error": str(error)}
+    return {**found, **said, "ratio": said["planning_s"] / lowered.seconds, "bar": BARS[layers]}

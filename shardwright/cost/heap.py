@@ -1,0 +1,76 @@
+"""Bytes that buffers take in one heap: what is live at once, and the gaps between.
+
+XLA packs the temporary buffers of a program into one allocation, the largest first, each at the offset where it
+fits best beside those that are live at the same time (GlobalDecreasingSizeBestFitHeap in
+xla/service/heap_simulator). It tries that in order of size and in order of lifetime, and takes the better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Part of all bytes that is packed; the many small buffers fill gaps.
+_PACKED = 0.995
+
+Ints = NDArray[np.int64]
+
+
+class Interval(NamedTuple):
+    """A buffer: its bytes, and the first and last time at which it is live."""
+
+    size_bytes: int
+    start: int
+    end: int
+
+
+def live_bytes(intervals: Sequence[Interval]) -> int:
+    """The most bytes that are live at one time."""
+    if not intervals:
+        return 0
+    sizes, starts, ends = (np.array(column, dtype=np.int64) for column in zip(*intervals, strict=True))
+    change = np.zeros(int(ends.max()) + 2, dtype=np.int64)
+    np.add.at(change, starts, sizes)
+    np.subtract.at(change, ends + 1, sizes)
+    return int(np.cumsum(change).max())
+
+
+def heap_bytes(intervals: Sequence[Interval]) -> int:
+    """Bytes of the heap that XLA packs the buffers into."""
+    by_size = sorted(intervals, key=lambda each: (-each.size_bytes, each.start - each.end, each.start))
+    total = sum(each.size_bytes for each in intervals)
+    packed = 0
+    count = 0
+    while count < len(by_size) and packed < _PACKED * total:
+        packed += by_size[count].size_bytes
+        count += 1
+    large = by_size[:count]
+    by_lifetime = sorted(large, key=lambda each: (each.start - each.end, -each.size_bytes, each.start))
+    return max(min(_pack(large), _pack(by_lifetime)), live_bytes(intervals))
+
+
+def _pack(intervals: Sequence[Interval]) -> int:
+    """The highest byte used when each interval in turn takes the smallest gap it fits into."""
+    starts, ends, bottoms, tops = (np.zeros(len(intervals), dtype=np.int64) for _ in range(4))
+    for count, (size, start, end) in enumerate(intervals):
+        beside = np.flatnonzero((starts[:count] <= end) & (ends[:count] >= start))
+        beside = beside[np.argsort(bottoms[beside], kind="stable")]
+        offset = _best_gap(size, bottoms[beside], tops[beside])
+        starts[count], ends[count], bottoms[count], tops[count] = start, end, offset, offset + size
+    return int(tops.max(initial=0))
+
+
+def _best_gap(size: int, bottoms: Ints, tops: Ints) -> int:
+    """Offset of the smallest gap of at least `size` between chunks in order of their bottoms; else above them all."""
+    if not len(bottoms):
+        return 0
+    reached = np.maximum.accumulate(tops)
+    gaps = bottoms - np.concatenate(([0], reached[:-1]))
+    fitting = np.flatnonzero(gaps >= size)
+    if not len(fitting):
+        return int(reached[-1])
+    best = fitting[np.argmin(gaps[fitting])]
+    return int(bottoms[best] - gaps[best])

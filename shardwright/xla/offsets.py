@@ -1,0 +1,77 @@
+"""Where each device slices: the offsets of a dynamic-slice as numbers, one per device.
+
+The partitioner computes offsets from `partition-id` with tables and integer arithmetic; both are evaluated
+here for all devices at once.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+
+from shardwright.hlo import Instruction
+from shardwright.xla.scatter import Users, sources
+
+#: One value per device, or None where the expression is not understood.
+PerDevice = list[int] | None
+
+_SAME = frozenset({"bitcast", "reshape", "copy", "convert", "broadcast", "get-tuple-element", "parameter"})
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.floordiv,
+    "remainder": operator.mod,
+    "minimum": min,
+    "maximum": max,
+}
+_INTEGER = re.compile(r"-?\d+")
+
+#: Operations to follow before giving up on an offset.
+_DEPTH = 60
+
+
+def slice_offsets(dynamic_slice: Instruction, device_count: int, users: Users) -> list[tuple[int, ...]] | None:
+    """Per device, the offsets of a dynamic-slice in elements; None where they are not a matter of the device alone."""
+    columns = []
+    for index in dynamic_slice.operands[1:]:
+        column = _evaluate(index, device_count, users, _DEPTH)
+        if column is None:
+            return None
+        columns.append(column)
+    return list(zip(*columns, strict=True)) if columns else None
+
+
+def _evaluate(value: Instruction, device_count: int, users: Users, depth: int) -> PerDevice:
+    if depth == 0:
+        return None
+    if value.opcode == "partition-id":
+        return list(range(device_count))
+    if value.opcode == "constant":
+        numbers = _numbers(value)
+        return numbers * device_count if len(numbers) == 1 else None
+    operands = sources(value, users)
+    if value.opcode in _SAME and len(operands) == 1:
+        return _evaluate(operands[0], device_count, users, depth - 1)
+    if value.opcode == "dynamic-slice" and value.operands[0].opcode == "constant":
+        return _looked_up(value, device_count, users, depth)
+    if value.opcode in _ARITHMETIC and len(operands) == 2:
+        left, right = (_evaluate(operand, device_count, users, depth - 1) for operand in operands)
+        if left is None or right is None or (value.opcode in ("divide", "remainder") and 0 in right):
+            return None
+        return [_ARITHMETIC[value.opcode](a, b) for a, b in zip(left, right, strict=True)]
+    return None
+
+
+def _looked_up(value: Instruction, device_count: int, users: Users, depth: int) -> PerDevice:
+    """One element of a constant table."""
+    table = _numbers(value.operands[0])
+    index = _evaluate(value.operands[1], device_count, users, depth - 1) if len(value.operands) == 2 else None
+    if index is None or value.shape.size_bytes != value.operands[0].shape.size_bytes // max(1, len(table)):
+        return None
+    return [table[min(max(i, 0), len(table) - 1)] for i in index]
+
+
+def _numbers(constant: Instruction) -> list[int]:
+    return [int(number) for number in _INTEGER.findall(str(constant.payload))]

@@ -1,0 +1,44 @@
+"""Packing of buffers: against hand-made layouts and an exhaustive search for the least heap."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from shardwright.cost.heap import Interval, heap_bytes, live_bytes
+
+
+def test_buffers_that_do_not_meet_share_memory() -> None:
+    assert heap_bytes([Interval(8, 0, 1), Interval(8, 2, 3)]) == 8
+    assert heap_bytes([Interval(8, 0, 2), Interval(8, 2, 3)]) == 16
+    assert heap_bytes([]) == 0
+
+
+def least_heap(intervals: list[Interval]) -> int:
+    """First fit in every order: one of them is optimal."""
+    best = sum(each.size_bytes for each in intervals)
+    for order in permutations(intervals):
+        placed: list[tuple[Interval, int]] = []
+        for each in order:
+            beside = sorted((o, o + p.size_bytes) for p, o in placed if p.start <= each.end and each.start <= p.end)
+            offset = 0
+            for bottom, top in beside:
+                if offset + each.size_bytes <= bottom:
+                    break
+                offset = max(offset, top)
+            placed.append((each, offset))
+        best = min(best, max(o + p.size_bytes for p, o in placed))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_heap_is_never_less_than_possible_and_seldom_much_more(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    intervals = []
+    for _ in range(6):
+        start, length = random.integers(0, 8), random.integers(0, 4)
+        intervals.append(Interval(int(random.integers(1, 9)), int(start), int(start + length)))
+    least = least_heap(intervals)
+    assert live_bytes(intervals) <= least <= heap_bytes(intervals) <= 1.5 * least
