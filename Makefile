@@ -96,6 +96,10 @@ validate-rules: $(VENV)/.stamp-dev ## Hold every strategy rule against XLA, in e
 probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which collectives XLA makes of it.
 	@$(BIN)/python benchmarks/probe_moves.py
 
+.PHONY: verify-truth
+verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (15 minutes).
+	@$(BIN)/python benchmarks/check_truth.py --explain
+
 .PHONY: measure-cpu
 measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.
 	@$(BIN)/python benchmarks/measure_cpu_profile.py

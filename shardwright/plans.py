@@ -15,12 +15,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardwright.errors import PlanError
 
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding
+
+    from shardwright.report.proof import Proof
 
 #: What XLA inserts to move or reduce data between devices.
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -326,6 +328,30 @@ class Plan:
         from shardwright.xla import emit_stablehlo
 
         return emit_stablehlo(self.require_hlo(), self)
+
+    def prove(
+        self,
+        *,
+        tolerance: float = 0.02,
+        inspect: Literal["compiled", "partition-pass"] = "partition-pass",
+        deadline_s: float | None = None,
+    ) -> Proof:
+        """Whether XLA's program has the collectives of `self.collectives`: matched one by one, with source lines.
+
+        tolerance: part of the bytes that may differ. inspect: read what XLA's partitioner leaves (seconds), or the
+        program compiled to the end. XLA runs in a child process, on CPU devices of this machine.
+
+        Raises PlanError where the HLO text is absent, CompilationError where XLA refuses the program,
+        DeadlineError after `deadline_s` seconds.
+        """
+        from shardwright.report.proof import prove
+        from shardwright.xla import CompileService
+
+        with CompileService(self.mesh.device_count) as service:
+            program = service.compile(
+                self.require_hlo(), self, want_executable=False, inspect=inspect, deadline_s=deadline_s
+            )
+        return prove(self, program.collectives, tolerance=tolerance)
 
     def shardings(self, devices: Any = None) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
         """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`),

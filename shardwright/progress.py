@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -37,3 +39,36 @@ class PlanProgress:
         if self.gap is not None:
             parts.append(f"gap {self.gap:.1%}")
         return "  ".join(part for part in parts if part)
+
+
+class Paced:
+    """Hands reports on, but not more often than anybody can read; `flush` hands on the last one that was held back.
+
+    A search that finds a better plan a thousand times a second would else spend its time on telling so.
+    """
+
+    def __init__(
+        self,
+        listener: Callable[[PlanProgress], None],
+        *,
+        interval_s: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener = listener
+        self._interval_s = interval_s
+        self._clock = clock
+        self._told_s = -float("inf")
+        self._held: PlanProgress | None = None
+
+    def __call__(self, report: PlanProgress) -> None:
+        now_s = self._clock()
+        if now_s - self._told_s < self._interval_s:
+            self._held = report
+            return
+        self._told_s, self._held = now_s, None
+        self._listener(report)
+
+    def flush(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._listener(held)

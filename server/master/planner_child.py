@@ -13,6 +13,7 @@ import sys
 from typing import Any, BinaryIO
 
 from shardwright import wire
+from shardwright.progress import Paced, PlanProgress
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.processes import die_with_parent
 from shardwright.xla.messages import read_message, write_message
@@ -36,10 +37,12 @@ def _plan(planner: Any, blobs: list[bytes], replies: BinaryIO) -> None:
     cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
     options = wire.plan_options(master_pb2.PlanProgramRequest.FromString(blobs[1]))
 
-    def progress(step: Any) -> None:
-        write_message(replies, {"kind": "progress"}, [wire.plan_progress(step).SerializeToString()])
+    def tell(report: PlanProgress) -> None:
+        write_message(replies, {"kind": "progress"}, [wire.plan_progress(report).SerializeToString()])
 
+    progress = Paced(tell)
     plan = planner.plan(blobs[2].decode(), cluster, options, progress=progress)
+    progress.flush()
     write_message(replies, {"kind": "plan"}, [plan.to_json().encode()])
 
 

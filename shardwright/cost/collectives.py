@@ -5,12 +5,23 @@ Collective Communication Operations in MPICH", 2005): all-gather and
 reduce-scatter send (n-1)/n of the whole array in n-1 steps, an all-reduce is
 one of each. An all-to-all sends (n-1)/n of a device's own shard, a permute all
 of it.
+
+Groups that lie across nodes, as NCCL runs them (src/graph/tuning.cc, src/graph/rings.cc):
+
+- A ring enters and leaves each node once. Every member has a link of its own to other nodes, and as many rings run
+  side by side as the smallest node has members; each carries its part. So a node sends at the pace of all
+  its members' links together, but no member faster than inside the node.
+- Of a ring's n-1 rounds, one less than there are nodes wait for a link between nodes, the others for one inside. An
+  all-reduce of few bytes goes up and down a tree over nodes instead: whichever waits less.
+- All-to-alls and permutes go straight to their receiver: what leaves the node goes over the sender's own link.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from math import ceil, log2
 from typing import TYPE_CHECKING
 
 from shardwright.cost.profiles import HardwareProfile, Link
@@ -96,36 +107,56 @@ def collective_time_s(
     n = mesh.size(axes) if group_size is None else group_size
     if n <= 1:
         return 0.0
-    bandwidth, latency_s = _slowest_link(axes, mesh, topology)
-    waits = n if topology.latency_counts == "members" else _ring_steps(kind, n)
-    return waits * latency_s + wire_bytes(kind, payload_bytes, n) / (bandwidth * topology.efficiency)
+    return max(
+        _latency_s(kind, n, spread, topology) + _transfer_s(kind, payload_bytes, n, spread, topology)
+        for spread in _spreads(axes, mesh, topology.devices_per_node)
+    )
 
 
-def _ring_steps(kind: str, group_size: int) -> int:
-    if kind == "all-reduce":
-        return 2 * (group_size - 1)
-    return 1 if kind == "collective-permute" else group_size - 1
+#: Members of one group per node, the most first.
+Spread = tuple[int, ...]
+
+
+def _latency_s(kind: str, n: int, spread: Spread, topology: Topology) -> float:
+    inside_s, between_s = topology.intra_node.latency_s, topology.inter_node.latency_s
+    nodes = len(spread)
+    if topology.latency_counts == "members":
+        return n * (inside_s if nodes == 1 else between_s)
+    if kind == "collective-permute":
+        return inside_s if nodes == 1 else between_s
+    if kind == "all-to-all":
+        alone = n - min(spread) if nodes > 1 else 0
+        return (n - 1 - alone) * inside_s + alone * between_s
+    rounds_s = max(0, n - nodes) * inside_s + (nodes - 1) * between_s
+    if kind != "all-reduce":
+        return rounds_s
+    tree_s = (max(spread) - 1) * inside_s + ceil(log2(nodes)) * between_s
+    return 2 * (rounds_s if nodes == 1 else min(rounds_s, tree_s))
+
+
+def _transfer_s(kind: str, payload_bytes: int, n: int, spread: Spread, topology: Topology) -> float:
+    inside = topology.intra_node.bandwidth_bytes_per_s * topology.efficiency
+    between = topology.inter_node.bandwidth_bytes_per_s * topology.efficiency
+    sent = wire_bytes(kind, payload_bytes, n)
+    if len(spread) == 1:
+        return sent / inside
+    if kind == "collective-permute":
+        return sent / min(inside, between)
+    if kind == "all-to-all":
+        most_between, most_inside = n - min(spread), max(spread) - 1
+        return payload_bytes / n * max(most_between / between, most_inside / inside)
+    return sent / min(inside, min(spread) * between)
 
 
 @cache
-def _slowest_link(axes: tuple[str, ...], mesh: Mesh, topology: Topology) -> tuple[float, float]:
-    """(bytes a second, latency) that one device of the slowest group over `axes` sees.
-
-    A ring through several nodes leaves each node once; its devices there use their
-    links side by side (as NCCL's channels do), so m devices of a node in one group
-    have m times one device's bandwidth to other nodes, but no more than inside the node.
-    """
-    node_of = [node for node, count in enumerate(topology.devices_per_node) for _ in range(count)]
-    fewest: int | None = None
+def _spreads(axes: tuple[str, ...], mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
+    """How the groups over `axes` lie in nodes, each way once; devices beyond the last node count as one more."""
+    node_of = [node for node, count in enumerate(devices_per_node) for _ in range(count)]
+    found: dict[Spread, None] = {}
     for group in device_groups(axes, mesh):
-        nodes = [node_of[device] if device < len(node_of) else -1 for device in group]
-        if len(set(nodes)) > 1:
-            members = min(nodes.count(node) for node in set(nodes))
-            fewest = members if fewest is None else min(fewest, members)
-    intra, inter = topology.intra_node, topology.inter_node
-    if fewest is None:
-        return intra.bandwidth_bytes_per_s, intra.latency_s
-    return min(intra.bandwidth_bytes_per_s, fewest * inter.bandwidth_bytes_per_s), inter.latency_s
+        members = Counter(node_of[device] if device < len(node_of) else -1 for device in group)
+        found[tuple(sorted(members.values(), reverse=True))] = None
+    return tuple(found)
 
 
 @cache

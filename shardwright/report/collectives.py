@@ -1,32 +1,29 @@
-"""Collectives that the plan predicted beside those that XLA put into the partitioned program."""
+"""Collectives that the plan predicted beside those that XLA put into the partitioned program, as text and data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from shardwright.plans import Plan
+from shardwright.report.groups import joined_name
+from shardwright.report.proof import Observed, Proof, ProofLine, observed_items, planned_items, prove
 from shardwright.report.text import plain_table, plain_text
 from shardwright.report.units import format_bytes
 
+#: Rows of a table before the rest is summed up in one.
+_SHOWN = 16
 
-class Observed(Protocol):
-    """What is known of a collective in a partitioned program; bytes of one execution."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def payload_bytes(self) -> int: ...
-    @property
-    def wire_bytes(self) -> int: ...
-    @property
-    def group_size(self) -> int: ...
-    @property
-    def count(self) -> int: ...
+_NUMBER = re.compile(r"\d+")
+_SUFFIX = re.compile(r"(?<=[A-Za-z_\-])(\.\d+)+\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +41,18 @@ class Comparison:
 
 
 def compare_collectives(plan: Plan, observed: Iterable[Observed]) -> list[Comparison]:
-    """One row per kind and group size, the most observed bytes first.
+    """One row per kind and group size, the most observed bytes first; a permute's group is not told apart.
 
     Counts differ without harm where XLA merges collectives; bytes should not.
     """
     totals: dict[tuple[str, int], list[int]] = {}
-
-    def add(kind: str, group_size: int, at: int, count: int, wire_bytes: int, payload_bytes: int) -> None:
-        row = totals.setdefault((kind, group_size), [0] * 6)
-        row[at] += count
-        row[at + 2] += wire_bytes * count
-        row[at + 4] += payload_bytes * count
-
-    for planned in plan.collectives:
-        size = plan.mesh.size(planned.axes)
-        add(planned.kind, size, 0, planned.count, planned.wire_bytes, planned.payload_bytes)
-    for seen in observed:
-        add(seen.kind, seen.group_size, 1, seen.count, seen.wire_bytes, seen.payload_bytes)
+    for side, items in enumerate((planned_items(plan), observed_items(plan, observed))):
+        for item in items:
+            group_size = 0 if item.kind == "collective-permute" else item.group_size
+            row = totals.setdefault((item.kind, group_size), [0] * 6)
+            row[side] += item.count
+            row[side + 2] += item.wire_bytes * item.count
+            row[side + 4] += item.payload_bytes * item.count
     rows = [
         Comparison(
             kind=kind,
@@ -77,40 +69,146 @@ def compare_collectives(plan: Plan, observed: Iterable[Observed]) -> list[Compar
     return sorted(rows, key=lambda row: (-row.observed_wire_bytes, -row.predicted_wire_bytes, row.kind))
 
 
-def comparison_table(rows: Iterable[Comparison]) -> Table:
-    """The comparison as a rich table."""
+def as_dict(rows: Iterable[Comparison]) -> list[dict[str, Any]]:
+    """The comparison as plain data."""
+    return [dataclasses.asdict(row) for row in rows]
+
+
+def explain_collectives(plan: Plan, observed: Iterable[Observed], *, width: int = 110) -> str:
+    """The proof of a plan by the collectives of its program, as plain text."""
+    return explain_proof(prove(plan, observed), width=width)
+
+
+# ---- proofs ----------------------------------------------------------------------
+def explain_proof(proof: Proof, *, everything: bool = False, width: int = 110) -> str:
+    """Verdict, totals by kind, axes and cause, and what differs, as plain text; every line with `everything`."""
+    return plain_text(render_proof(proof, everything=everything), width)
+
+
+def render_proof(proof: Proof, *, everything: bool = False) -> Group:
+    """The same as something that rich prints."""
+    return Group(*_verdict(proof), *_totals(proof), *_differences(proof), *(_every_line(proof) if everything else ()))
+
+
+def proof_as_dict(proof: Proof) -> dict[str, Any]:
+    """A proof as plain data for `--json`; bytes of one device a step."""
+    return {
+        "module": proof.module_name,
+        "mesh": proof.mesh.sizes,
+        "holds": proof.holds,
+        "tolerance": proof.tolerance,
+        "predicted_wire_bytes": proof.predicted_wire_bytes,
+        "observed_wire_bytes": proof.observed_wire_bytes,
+        "lines": [{**dataclasses.asdict(line), "axes": list(line.axes)} for line in proof.lines],
+    }
+
+
+def _verdict(proof: Proof) -> list[RenderableType]:
+    said = "has the predicted collectives" if proof.holds else "does not have the predicted collectives"
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("mesh", str(proof.mesh)),
+        ("predicted", f"{format_bytes(proof.predicted_wire_bytes)} a device sends a step"),
+        ("in the program", f"{format_bytes(proof.observed_wire_bytes)}{_percent(proof)}"),
+        ("lines that differ", f"{len(proof.differences)} of {len(proof.lines)}, tolerance {proof.tolerance:.1%}"),
+    ):
+        table.add_row(Text(label), Text(value))
+    title = Text(f"XLA's program of {proof.module_name} {said}", style="bold" if proof.holds else "bold red")
+    return [title, Padding(table, (0, 0, 1, 2))]
+
+
+def _percent(proof: Proof) -> str:
+    if not proof.predicted_wire_bytes:
+        return ""
+    return f" ({proof.observed_wire_bytes / proof.predicted_wire_bytes - 1:+.2%})"
+
+
+def _totals(proof: Proof) -> list[RenderableType]:
+    if not proof.lines:
+        return [Text("No collectives on either side."), Text("")]
+    table = plain_table(
+        [("collective", "left"), ("over", "left"), ("why", "left"), ("plan", "right"), ("program", "right")],
+        fold=("why",),
+    )
+    groups = _grouped(proof.lines)
+    for lines in groups[:_SHOWN]:
+        _add(table, [lines[0].kind, _over(lines[0]), _why(lines)], lines)
+    if len(groups) > _SHOWN:
+        rest = [line for lines in groups[_SHOWN:] for line in lines]
+        _add(table, ["", "", f"{len(groups) - _SHOWN} more groups"], rest)
+    table.add_section()
+    _add(table, ["all", "", ""], proof.lines)
+    title = Text("Bytes that one device sends a step, and executions, by kind, axes and cause", style="bold")
+    return [title, Padding(table, (0, 0, 1, 2))]
+
+
+def _differences(proof: Proof) -> list[RenderableType]:
+    groups = _grouped(proof.differences)
+    if not groups:
+        return []
     table = plain_table(
         [
+            ("", "left"),
             ("collective", "left"),
-            ("group", "right"),
-            ("predicted", "right"),
-            ("observed", "right"),
-            ("predicted wire", "right"),
-            ("observed wire", "right"),
-        ]
+            ("source", "left"),
+            ("why", "left"),
+            ("plan", "right"),
+            ("program", "right"),
+        ],
+        fold=("why",),
     )
-    total = [0, 0]
-    for row in rows:
-        cells = (
-            row.kind,
-            str(row.group_size),
-            str(row.predicted_count),
-            str(row.observed_count),
-            format_bytes(row.predicted_wire_bytes),
-            format_bytes(row.observed_wire_bytes),
-        )
-        table.add_row(*(Text(cell) for cell in cells))
-        total = [total[0] + row.predicted_wire_bytes, total[1] + row.observed_wire_bytes]
-    table.add_section()
-    table.add_row("all", "", "", "", *(format_bytes(each) for each in total))
-    return table
+    for lines in groups[:_SHOWN]:
+        _add(table, [lines[0].status, lines[0].kind, _sources(lines), _why(lines)], lines)
+    if len(groups) > _SHOWN:
+        rest = [line for lines in groups[_SHOWN:] for line in lines]
+        _add(table, ["", "", "", f"{len(groups) - _SHOWN} more groups"], rest)
+    return [Text("Differences", style="bold"), Padding(table, (0, 0, 1, 2))]
 
 
-def explain_collectives(plan: Plan, observed: Iterable[Observed], *, width: int = 120) -> str:
-    """The comparison as plain text."""
-    return plain_text(comparison_table(compare_collectives(plan, observed)), width)
+def _every_line(proof: Proof) -> list[RenderableType]:
+    table = plain_table(
+        [("instruction", "left"), ("source", "left"), ("collective", "left"), ("over", "left"), ("plan", "right"),
+         ("program", "right"), ("", "left")],
+        fold=("instruction", "source"),
+    )  # fmt: skip
+    for line in proof.lines:
+        status = "" if line.status == "agrees" else line.status
+        _add(table, [line.instruction, line.where, line.kind, _over(line)], [line], status)
+    return [Text("Every line", style="bold"), Padding(table, (0, 0, 1, 2))]
 
 
-def as_dict(rows: Iterable[Comparison]) -> list[dict[str, Any]]:
-    """The comparison as plain data for `--json`."""
-    return [{name: getattr(row, name) for name in Comparison.__slots__} for row in rows]
+def _grouped(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:
+    """Lines that differ only in numbers of their cause, the most bytes first."""
+    groups: dict[tuple[object, ...], list[ProofLine]] = {}
+    for line in lines:
+        groups.setdefault((line.status, line.kind, line.axes, _NUMBER.sub("#", _cause(line))), []).append(line)
+    return sorted(groups.values(), key=lambda group: -max(_wire(group)))
+
+
+def _add(table: Table, cells: Sequence[str], lines: Sequence[ProofLine], *more: str) -> None:
+    predicted, observed = _wire(lines)
+    plan = f"{format_bytes(predicted)} in {sum(line.predicted_count for line in lines)}"
+    program = f"{format_bytes(observed)} in {sum(line.observed_count for line in lines)}"
+    table.add_row(*(Text(cell) for cell in (*cells, plan, program, *more)))
+
+
+def _wire(lines: Sequence[ProofLine]) -> tuple[int, int]:
+    return sum(line.predicted_wire_bytes for line in lines), sum(line.observed_wire_bytes for line in lines)
+
+
+def _over(line: ProofLine) -> str:
+    return "·".join(line.axes) or f"{line.group_size} devices"
+
+
+def _why(lines: Sequence[ProofLine]) -> str:
+    return joined_name([_cause(line) for line in lines])
+
+
+def _cause(line: ProofLine) -> str:
+    return _SUFFIX.sub("", line.cause) or (f"nothing in the plan, at {line.where or line.instruction}")
+
+
+def _sources(lines: Sequence[ProofLine]) -> str:
+    """The first source line, and how many others there are."""
+    found = list(dict.fromkeys(line.where for line in lines if line.where))
+    return found[0] + (f" +{len(found) - 1}" if len(found) > 1 else "") if found else ""

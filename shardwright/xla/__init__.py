@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwright.xla.compare import CollectiveComparison, compare_collectives
     from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
     from shardwright.xla.emit import emit_stablehlo
     from shardwright.xla.inspect import observed_collectives
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BoundaryArray": "runtime",
-    "CollectiveComparison": "compare",
     "CompileService": "service",
     "CompiledMemory": "compiled",
     "CompiledProgram": "compiled",
@@ -29,7 +27,6 @@ _HOME = {
     "ObservedCollective": "compiled",
     "canonical_hlo": "private",
     "check_platform": "private",
-    "compare_collectives": "compare",
     "emit_stablehlo": "emit",
     "jax_mesh": "layouts",
     "load_program": "runtime",
@@ -41,7 +38,6 @@ _HOME = {
 
 __all__ = [
     "BoundaryArray",
-    "CollectiveComparison",
     "CompileService",
     "CompiledMemory",
     "CompiledProgram",
@@ -49,7 +45,6 @@ __all__ = [
     "ObservedCollective",
     "canonical_hlo",
     "check_platform",
-    "compare_collectives",
     "emit_stablehlo",
     "jax_mesh",
     "load_program",

@@ -7,14 +7,18 @@ so a decision about `dot.5` lands on the operation named `dot.5`. What is put:
 2. After each operation, a `sdy.sharding_constraint` of its result. Where a sum lies scattered, one of the
    whole sum comes first: asked for the scattered result at once, XLA adds permutes and gathers wherever
    another mesh axis is idle; the two together become one reduce-scatter.
-3. Before an operation, a constraint of its own for each operand **use** that differs
-   from how the value lies. A constraint on the result alone does not fix how an
-   operation is computed (XLA would gather a contracted operand instead of summing
-   partial products). Uses that agree stay bare: the value's own constraint holds for
-   them, which is why every array value has one.
+3. Before an operation, a constraint for operand **uses** that differ from how the value
+   lies. A constraint on the result alone does not fix how an operation is computed (XLA
+   would gather a contracted operand instead of summing partial products). Uses that agree
+   stay bare: the value's own constraint holds for them, which is why every array value has
+   one.
 4. Padding of variables that their axes do not divide, explicitly: the argument
    comes padded and is sliced, the output is padded with zeros. XLA would
    silently change such a boundary sharding instead.
+
+Partial sums: a value that the plan leaves partial is marked `unreduced` where it is made, and so is every value
+on its way, for XLA believes the mark: one value left out is a sum scaled by the size of the axis. A sum that is made
+and reduced in one place needs no mark, unless its operands are partial already.
 
 Steps: strip the user's own shardings → collect how values lie and are used →
 insert constraints → pad → set aliases.
@@ -86,7 +90,7 @@ class _Value:
     value: Any
     lies: TensorSharding | None
     pinned: bool  # put a constraint where it is defined
-    reduced: TensorSharding | None = None  # lies so before it is scattered
+    steps: tuple[TensorSharding, ...] = ()  # how it lies ahead of that
     uses: list[_Use] = field(default_factory=list)
 
 
@@ -173,11 +177,10 @@ class _Emitter:
         from_scalars = all(operand.type.rank == 0 for _, operand in _tensors(operation.operands))
         for number, (_, result) in enumerate(_tensors(operation.results)):
             lies = _fitting(shardings[number], result) if number < len(shardings) else None
+            steps = _steps_of_sum(entry, lies, self.plan.mesh) if entry and lies else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
-            idle = result.type.rank == 0 and from_scalars and not (lies and lies.unreduced)
-            self._define(result, lies, pinned=lies is not None and not idle)
-            if entry is not None and lies is not None and set(entry.partial) & set(lies.axes):
-                self.values[result].reduced = _without(lies, entry.partial)
+            idle = from_scalars and _is_whole_scalar(lies) and not steps
+            self._define(result, lies, pinned=lies is not None and not idle, steps=steps)
 
     def _walk_regions(self, operation: Any, entry: InstructionPlan | None) -> None:
         handed_on = list(entry.result) if entry is not None else None
@@ -186,7 +189,7 @@ class _Emitter:
             block = region.blocks[0]
             for index, (_, argument) in enumerate(_tensors(block.arguments)):
                 lies = handed_on[index] if handed_on is not None and index < len(handed_on) else None
-                self._define(argument, _fitting(lies, argument), pinned=lies is not None and argument.type.rank > 0)
+                self._define(argument, _fitting(lies, argument), pinned=not _is_whole_scalar(lies))
             is_condition = carried and number == 0
             self._walk_block(block, None if is_condition else handed_on)
 
@@ -206,11 +209,13 @@ class _Emitter:
             lies = parameter.result[leaf] if parameter and leaf < len(parameter.result) else None
             if lies is None and index < len(wanted):
                 lies = wanted[index]
-            self._define(argument, _fitting(lies, argument), pinned=lies is not None and argument.type.rank > 0)
+            self._define(argument, _fitting(lies, argument), pinned=not _is_whole_scalar(lies))
         self._walk_block(function.body.blocks[0], entry.result if entry is not None else None)
 
-    def _define(self, value: Any, lies: TensorSharding | None, *, pinned: bool) -> None:
-        self.values[value] = _Value(value, lies, pinned)
+    def _define(
+        self, value: Any, lies: TensorSharding | None, *, pinned: bool, steps: tuple[TensorSharding, ...] = ()
+    ) -> None:
+        self.values[value] = _Value(value, lies, pinned, steps)
 
     def _use(self, operation: Any, index: int, operand: Any, wanted: TensorSharding | None) -> None:
         value = self.values.get(operand)
@@ -240,13 +245,23 @@ class _Emitter:
         source = value.value
         if value.pinned and value.lies is not None:
             source = self._constrain_definition(value)
+        brought: dict[tuple[Any, TensorSharding], Any] = {}  # once per block: it stands before the first use there
         for use in value.uses:
             operand = source
             if use.wanted is not None and use.wanted != value.lies:
-                with self.ir.InsertionPoint(use.operation):
-                    operand = self._constraint(source, use.wanted, use.operation.location)
+                key = (use.operation.operation.block, use.wanted)
+                if key not in brought:
+                    brought[key] = self._bring(source, value.lies, use)
+                operand = brought[key]
             if operand is not value.value:
                 use.operation.operands[use.index] = operand
+
+    def _bring(self, source: Any, lies: TensorSharding | None, use: _Use) -> Any:
+        assert use.wanted is not None
+        with self.ir.InsertionPoint(use.operation):
+            for step in (*_steps_to(lies, use.wanted), use.wanted):
+                source = self._constraint(source, step, use.operation.location)
+        return source
 
     def _constrain_definition(self, value: _Value) -> Any:
         owner = value.value.owner
@@ -254,9 +269,11 @@ class _Emitter:
             point, location = self.ir.InsertionPoint.at_block_begin(owner), owner.owner.location
         else:
             point, location = self.ir.InsertionPoint.after(owner), owner.location
+        source = value.value
         with point:
-            source = value.value if value.reduced is None else self._constraint(value.value, value.reduced, location)
-            return self._constraint(source, value.lies, location)
+            for step in (*value.steps, value.lies):
+                source = self._constraint(source, step, location)
+        return source
 
     def _constraint(self, value: Any, lies: TensorSharding | None, location: Any) -> Any:
         assert lies is not None
@@ -279,9 +296,36 @@ def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorShardi
     return tuple(leaf for value in shardings for leaf in value)
 
 
-def _without(sharding: TensorSharding, axes: Sequence[str]) -> TensorSharding:
-    dims = tuple(tuple(axis for axis in dim if axis not in axes) for dim in sharding.dims)
-    return TensorSharding(dims, sharding.unreduced)
+def _steps_of_sum(entry: InstructionPlan, lies: TensorSharding, mesh: Mesh) -> tuple[TensorSharding, ...]:
+    """How a result that is summed where it is made lies on its way: as summands, where its operands
+    are partial already, and as the whole sum, where it ends scattered."""
+    if not entry.partial:
+        return ()
+    steps = []
+    whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
+    handed_on = {axis for used in _flat(entry.operands) for axis in used.unreduced} & set(entry.partial)
+    if handed_on:
+        unreduced = tuple(axis for axis in mesh.sizes if axis in handed_on or axis in lies.unreduced)
+        steps.append(TensorSharding(whole.dims, unreduced))
+    if whole != lies:
+        steps.append(whole)
+    return tuple(steps)
+
+
+def _steps_to(lies: TensorSharding | None, wanted: TensorSharding) -> tuple[TensorSharding, ...]:
+    """How a partial value lies on its way to a use that moves it too: as the whole sum."""
+    if lies is None or lies.dims == wanted.dims or set(lies.unreduced) <= set(wanted.unreduced):
+        return ()
+    return (TensorSharding(lies.dims, tuple(axis for axis in lies.unreduced if axis in wanted.unreduced)),)
+
+
+def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(axis for axis in dim if axis not in axes) for dim in dims)
+
+
+def _is_whole_scalar(lies: TensorSharding | None) -> bool:
+    """Whether there is nothing to say of how a value lies: of a scalar, or of no array at all."""
+    return lies is None or not (lies.dims or lies.unreduced)
 
 
 def _fitting(sharding: TensorSharding | None, value: Any) -> TensorSharding | None:

@@ -119,9 +119,17 @@ def test_a_loop_counts_its_trips():
     assert counted.product_flops == pytest.approx(5 * 2 * 2 * 64 * 128 * 128 / 8, rel=0.01)
 
 
-def test_a_loop_of_unknown_length_is_refused():
+@pytest.mark.parametrize(
+    ("goes_on", "body"),
+    [
+        (lambda state: state[1].sum() < 100, lambda state: (state[0], state[1] * 2)),
+        (lambda state: state[0] < 100, lambda state: (state[0] + 2, state[1] * 2)),
+    ],
+    ids=["by its values", "in steps of two"],
+)
+def test_a_loop_that_is_not_counted_by_ones_is_refused(goes_on, body):
     def function(a):
-        return jax.lax.while_loop(lambda x: x.sum() < 100, lambda x: x * 2, a)
+        return jax.lax.while_loop(goes_on, body, (0, a))[1]
 
     with pytest.raises(CountingError, match="loop"):
         count(partitioned(function, [("x",)], [(64,)]), 8)
@@ -141,10 +149,9 @@ def test_convolution_flops_as_xla_counts_them(stride, padding, dilation):
     """The weight gradient and the input gradient are convolutions with dilated operands and negative padding."""
 
     def loss(x, w):
-        y = jax.lax.conv_general_dilated(
+        return jax.lax.conv_general_dilated(
             x, w, (stride, stride), padding, rhs_dilation=(dilation,) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        return y
 
     def step(x, w, g):
         return jax.vjp(loss, x, w)[1](g)

@@ -114,6 +114,25 @@ def test_explain_refuses_another_program(step_hlo: Path, capsys: pytest.CaptureF
     assert "--hlo FILE" in capsys.readouterr().err
 
 
+def test_verify_holds_a_plan_against_xlas_program(step_hlo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "step.hlo", "--cluster", "8", "--force", "data", "--out", "plan.json"]) == 0
+    command = ["verify", "plan.json", "--hlo", "step.hlo"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "has the predicted collectives" in text
+    assert "gradient of w" in text
+    plan = json.loads(Path("plan.json").read_text())
+    plan["collectives"] = [each for each in plan["collectives"] if "gradient" not in each["cause"]]
+    Path("plan.json").write_text(json.dumps(plan))
+    assert main([*command, "--json"]) == 3
+    proof = output(capsys)
+    (extra,) = [line for line in proof["lines"] if line["status"] != "agrees"]
+    assert (extra["kind"], extra["status"], extra["observed_count"]) == ("all-reduce", "not in the plan", 1)
+    assert extra["where"].startswith("usermodel.py:")
+    assert main([*command, "--tolerance", "-1"]) == 1
+    assert "--tolerance" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -146,7 +165,7 @@ def test_wrong_usage_exits_2(command: list[str], capsys: pytest.CaptureFixture[s
     assert "usage: shardwright" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["plan", "lower", "explain", "serve", "doctor"])
+@pytest.mark.parametrize("command", ["plan", "lower", "explain", "verify", "serve", "doctor"])
 def test_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([command, "--help"])

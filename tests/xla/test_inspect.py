@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from shardwright.cost import wire_bytes
-from shardwright.plans import PlannedCollective
-from shardwright.xla import compare_collectives, observed_collectives
+from shardwright.xla import observed_collectives
 from shardwright.xla.compiled import ObservedCollective
-from tests.xla.hand import lower, plan
 
 REDUCER = "add {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n\n"
 
@@ -180,34 +176,6 @@ def test_against_what_stock_jax_compiles():
     found = observed_collectives(gradient.lower(p, x).compile().as_text(), 8)
     assert sum(c.payload_bytes * c.count for c in found) == 4 * (32 * 16 + 16)
     assert {(c.kind, c.group_size) for c in found} == {("all-reduce", 8)}
-
-
-def test_predicted_beside_observed():
-    x = np.zeros((8, 8), np.float32)
-    planned = plan(lower(lambda x: x + 1, x), {"x": 4, "y": 2})
-    collectives = (
-        PlannedCollective(
-            kind="all-reduce", axes=("x",), instruction="dot.1", cause="partial sum of dot.1",
-            payload_bytes=40_000, wire_bytes=60_000, count=2, time_s=0.0,
-        ),
-        PlannedCollective(
-            kind="all-gather", axes=("y",), instruction="mul.2", cause="", payload_bytes=16_000,
-            wire_bytes=8_000, count=1, time_s=0.0,
-        ),
-    )  # fmt: skip
-    planned = dataclasses.replace(planned, collectives=collectives)
-    text = module(
-        "x = f32[10000]{0} parameter(0)",
-        'a = f32[10000]{0} all-reduce(x), replica_groups=[2,4]<=[8], to_apply=add, metadata={op_name="f/dot.1"}',
-        'ROOT b = f32[10000]{0} all-reduce(a), replica_groups=[2,4]<=[8], to_apply=add, metadata={op_name="dot.9"}',
-    )
-    reduced, gathered = compare_collectives(planned, observed_collectives(text, 8))
-    assert (reduced.kind, reduced.predicted_groups, reduced.observed_groups) == ("all-reduce", (4,), (4,))
-    assert reduced.agrees
-    assert (reduced.predicted_count, reduced.observed_count) == (2, 2)
-    assert reduced.observed_only == ("dot.9",)
-    assert (gathered.kind, gathered.observed_count, gathered.agrees) == ("all-gather", 0, False)
-    assert gathered.predicted_only == ("mul.2",)
 
 
 @pytest.mark.parametrize(

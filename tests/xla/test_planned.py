@@ -7,7 +7,8 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.xla import CompileService, compare_collectives
+from shardwright.report.proof import prove
+from shardwright.xla import CompileService
 from tests.planner.programs import PROGRAMS, lower
 
 
@@ -21,12 +22,10 @@ def service():
 def test_predicted_collectives_are_what_xla_inserts(service, program, force):
     text = lower(PROGRAMS[program]())
     planned = plan(text, Cluster.local(8), PlanOptions(force=force))
-    observed = service.compile(text, planned, inspect="partition-pass").collectives
-    rows = compare_collectives(planned, observed)
-    predicted, seen = (sum(getattr(row, f"{side}_wire_bytes") for row in rows) for side in ("predicted", "observed"))
-    assert predicted > 0
-    assert seen == pytest.approx(predicted, rel=0.05), rows
-    assert all(row.agrees for row in rows), rows
+    proof = prove(planned, service.compile(text, planned, inspect="partition-pass").collectives)
+    assert proof.predicted_wire_bytes > 0
+    assert proof.holds, proof.explain()
+    assert not proof.differences, proof.explain()
 
 
 def test_arguments_take_the_memory_that_was_predicted(service):

@@ -1,0 +1,66 @@
+"""`shardwright verify`: does the program that XLA partitions have the collectives that the plan predicts?"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+
+from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_text
+from shardwright.errors import OptionError
+
+#: Columns that the tables need to stay readable.
+_LEAST_WIDTH = 110
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        commands,
+        common,
+        "verify",
+        summary="hold a plan's collectives against those of XLA's partitioned program",
+        description=(
+            "Emit a plan, have XLA partition it (on CPU devices of this machine, in a child process), and compare the "
+            "collectives of the program with the plan's lines: kinds, axes, executions, bytes. A collective without a "
+            "line of the plan, or differences over the tolerance, are a failure."
+        ),
+        examples=(
+            "shardwright verify plan.json --hlo step.hlo",
+            "shardwright verify plan.json --hlo step.hlo --all",
+            "shardwright verify plan.json --hlo step.hlo --json | jq '.lines[] | select(.status != \"agrees\")'",
+        ),
+    )
+    parser.add_argument("file", metavar="PLAN.json", help="a plan, or - for standard input")
+    parser.add_argument("--hlo", metavar="FILE", required=True, help="the program the plan was made for")
+    parser.add_argument(
+        "--tolerance",
+        metavar="PART",
+        type=float,
+        default=0.02,
+        help="part of the bytes that may differ (0.02)",
+    )
+    parser.add_argument("--compiled", action="store_true", help="compile to the end: minutes for deep models")
+    parser.add_argument("--deadline", metavar="SECONDS", type=float, help="give up after this long")
+    parser.add_argument("--all", action="store_true", help="print every line, not only differences")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.tolerance < 0:
+        raise OptionError(f"{arguments.tolerance} is below 0", where="--tolerance", remedy="write a part, such as 0.02")
+
+    from shardwright.plans import Plan
+    from shardwright.report.collectives import proof_as_dict
+
+    plan = Plan.from_json(read_text(arguments.file), hlo_text=read_text(arguments.hlo))
+    proof = plan.prove(
+        tolerance=arguments.tolerance,
+        inspect="compiled" if arguments.compiled else "partition-pass",
+        deadline_s=arguments.deadline,
+    )
+    if arguments.json:
+        print_json(proof_as_dict(proof))
+    else:
+        width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
+        print(proof.explain(everything=arguments.all, width=width))
+    return EXIT_OK if proof.holds else EXIT_UNHEALTHY

@@ -1,0 +1,297 @@
+"""A plan's collectives held against those that XLA put into the partitioned program, one by one.
+
+XLA names a collective after the planned instruction it was made for, so the two are matched
+
+1. by instruction and kind: what one instruction needs may be one line of the plan and two collectives (XLA
+   reduces scalars over one axis after the other), or the reverse;
+2. what is left over, by kind, group and bytes: a value that several instructions want alike is moved once, for
+   whichever of them XLA met first.
+
+An all-reduce of which every device keeps a slice counts as the reduce-scatter that GPU and TPU make of the pair,
+unless the plan has an all-reduce there: then it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from shardwright.cost import wire_bytes
+from shardwright.hlo import parse
+from shardwright.plans import Mesh, Plan
+
+#: Part of the bytes by which prediction and program may differ.
+TOLERANCE = 0.02
+
+#: Payload of one collective that is not worth a line of the plan: reductions of scalars, loop conditions.
+SMALL_BYTES = 256
+
+Status = Literal["agrees", "differs", "not in the plan", "not in the program"]
+
+
+class Observed(Protocol):
+    """What is known of a collective in a partitioned program; bytes of one execution."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def payload_bytes(self) -> int: ...
+    @property
+    def wire_bytes(self) -> int: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One collective of either side; bytes of one execution."""
+
+    kind: str
+    group_size: int
+    payload_bytes: int
+    wire_bytes: int
+    count: int
+    instruction: str
+    cause: str = ""
+    axes: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> tuple[str, int, int, int]:
+        """What equal collectives share; bytes on the wire tell groups apart, too."""
+        return (self.kind, self.payload_bytes, self.wire_bytes, self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofLine:
+    """What one instruction needs of one kind, on both sides; executions and bytes that one device sends, a step.
+
+    where: the user's source line, `model.py:63`, where the program says so.
+    group_size: devices of XLA's largest group, of the plan's where the program has none.
+    axes: of the plan's lines; empty where the plan has none.
+    payload_bytes: of the largest collective, once.
+    """
+
+    status: Status
+    kind: str
+    group_size: int
+    axes: tuple[str, ...]
+    instruction: str
+    cause: str
+    where: str
+    payload_bytes: int
+    predicted_count: int
+    observed_count: int
+    predicted_wire_bytes: int
+    observed_wire_bytes: int
+
+    @property
+    def difference_bytes(self) -> int:
+        return self.observed_wire_bytes - self.predicted_wire_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Whether XLA's program has the collectives of a plan, and which not. `lines` come in the plan's order."""
+
+    module_name: str
+    mesh: Mesh
+    tolerance: float
+    lines: tuple[ProofLine, ...]
+
+    @property
+    def predicted_wire_bytes(self) -> int:
+        """Bytes one device sends a step, by the plan."""
+        return sum(line.predicted_wire_bytes for line in self.lines)
+
+    @property
+    def observed_wire_bytes(self) -> int:
+        return sum(line.observed_wire_bytes for line in self.lines)
+
+    @property
+    def differences(self) -> tuple[ProofLine, ...]:
+        """Lines that do not agree, the most bytes first."""
+        found = [line for line in self.lines if line.status != "agrees"]
+        return tuple(sorted(found, key=lambda line: (-abs(line.difference_bytes), line.instruction, line.kind)))
+
+    @property
+    def holds(self) -> bool:
+        """No collective without a line of the plan, and all differences together within the tolerance."""
+        if any(line.status == "not in the plan" for line in self.lines):
+            return False
+        larger = max(self.predicted_wire_bytes, self.observed_wire_bytes)
+        return sum(abs(line.difference_bytes) for line in self.differences) <= self.tolerance * larger
+
+    def explain(self, *, everything: bool = False, width: int = 110) -> str:
+        """The comparison for people: totals by kind, axes and cause, then the differences, or every line."""
+        from shardwright.report.collectives import explain_proof
+
+        return explain_proof(self, everything=everything, width=width)
+
+
+def prove(plan: Plan, observed: Iterable[Observed], *, tolerance: float = TOLERANCE) -> Proof:
+    """Match the plan's collectives with those of its partitioned program.
+
+    Where the plan came without its HLO text, lines have no source.
+    """
+    planned, seen = planned_items(plan), observed_items(plan, observed)
+    where = _source_lines(plan, {item.instruction for item in (*planned, *seen)})
+    lines = [
+        _line(left, right, where.get((left or right)[0].instruction, ""), tolerance)
+        for left, right in _matched(planned, seen)
+    ]
+    return Proof(module_name=plan.module_name, mesh=plan.mesh, tolerance=tolerance, lines=tuple(lines))
+
+
+# ---- the two sides ---------------------------------------------------------------
+def planned_items(plan: Plan) -> list[Item]:
+    """The plan's collectives that move anything."""
+    return [
+        Item(
+            kind=each.kind,
+            group_size=plan.mesh.size(each.axes),
+            payload_bytes=each.payload_bytes,
+            wire_bytes=each.wire_bytes,
+            count=each.count,
+            instruction=each.instruction,
+            cause=each.cause,
+            axes=each.axes,
+        )
+        for each in plan.collectives
+        if each.wire_bytes
+    ]
+
+
+def observed_items(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
+    """The program's collectives over more than one device, reductions read as the plan has them."""
+    kinds: dict[str, set[str]] = {}
+    for each in plan.collectives:
+        kinds.setdefault(each.instruction, set()).add(each.kind)
+    items = [_observed_item(each) for each in observed if each.group_size > 1]
+    return [_as_planned(item, kinds.get(item.instruction, set())) for item in items]
+
+
+def _observed_item(seen: Observed) -> Item:
+    name = getattr(seen, "op_name", "") or getattr(seen, "instruction", "")
+    return Item(
+        kind=seen.kind,
+        group_size=seen.group_size,
+        payload_bytes=seen.payload_bytes,
+        wire_bytes=seen.wire_bytes,
+        count=seen.count,
+        instruction=name,
+    )
+
+
+def _as_planned(item: Item, kinds: set[str]) -> Item:
+    if item.kind != "reduce-scatter" or "reduce-scatter" in kinds or "all-reduce" not in kinds:
+        return item
+    return _as_all_reduce(item)
+
+
+def _as_all_reduce(item: Item) -> Item:
+    return replace(item, kind="all-reduce", wire_bytes=wire_bytes("all-reduce", item.payload_bytes, item.group_size))
+
+
+# ---- matching --------------------------------------------------------------------
+_Pair = tuple[list[Item], list[Item]]
+
+
+def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
+    """Pairs of lists that belong together; one of them may be empty."""
+    cells: dict[tuple[str, str], _Pair] = {}
+    for side, items in enumerate((planned, seen)):
+        for item in items:
+            cells.setdefault((item.instruction, item.kind), ([], []))[side].append(item)
+    elsewhere: list[Item] = []  # what the program has beyond the plan's lines of its instruction
+    lacking: list[Item] = []
+    for left, right in cells.values():
+        missing, extra = _surplus(left, right), _surplus(right, left)
+        if missing and extra:  # the instruction has them, of another size
+            yield left, right
+            continue
+        lacking += missing
+        elsewhere += extra
+        if len(left) > len(missing):
+            yield _without(left, missing), _without(right, extra)
+    for item in lacking:
+        found = _take(elsewhere, item)
+        yield [item], [] if found is None else [found]
+    for item in elsewhere:
+        yield [], [item]
+
+
+def _surplus(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
+    """Items that have no equal among the others."""
+    rest = [other.signature for other in others]
+    found = []
+    for item in items:
+        if item.signature in rest:
+            rest.remove(item.signature)
+        else:
+            found.append(item)
+    return found
+
+
+def _without(items: Sequence[Item], gone: Sequence[Item]) -> list[Item]:
+    rest = list(gone)
+    kept = []
+    for item in items:
+        if item in rest:
+            rest.remove(item)
+        else:
+            kept.append(item)
+    return kept
+
+
+def _take(unplanned: list[Item], wanted: Item) -> Item | None:
+    """Take out the first collective that is what the plan wants, whatever instruction it is named after."""
+    for index, item in enumerate(unplanned):
+        for reading in (item, _as_all_reduce(item)) if item.kind == "reduce-scatter" else (item,):
+            if reading.signature == wanted.signature:
+                del unplanned[index]
+                return reading
+    return None
+
+
+def _line(left: Sequence[Item], right: Sequence[Item], where: str, tolerance: float) -> ProofLine:
+    items = [*left, *right]
+    line = ProofLine(
+        status="agrees",
+        kind=items[0].kind,
+        group_size=max(item.group_size for item in right or left),
+        axes=tuple(dict.fromkeys(axis for item in left for axis in item.axes)),
+        instruction=items[0].instruction,
+        cause=items[0].cause,
+        where=where,
+        payload_bytes=max(item.payload_bytes for item in items),
+        predicted_count=sum(item.count for item in left),
+        observed_count=sum(item.count for item in right),
+        predicted_wire_bytes=sum(item.wire_bytes * item.count for item in left),
+        observed_wire_bytes=sum(item.wire_bytes * item.count for item in right),
+    )
+    return replace(line, status=_status(line, tolerance))
+
+
+def _status(line: ProofLine, tolerance: float) -> Status:
+    larger = max(line.predicted_wire_bytes, line.observed_wire_bytes)
+    if abs(line.difference_bytes) <= tolerance * larger or line.payload_bytes <= SMALL_BYTES:
+        return "agrees"
+    if not line.predicted_count:
+        return "not in the plan"
+    return "differs" if line.observed_count else "not in the program"
+
+
+def _source_lines(plan: Plan, names: set[str]) -> dict[str, str]:
+    """`file:line` of the named instructions."""
+    if plan.hlo_text is None:
+        return {}
+    module = parse(plan.hlo_text)
+    found = {}
+    for computation in module.computations:
+        for instruction in computation:
+            if instruction.name in names and (source := module.source(instruction)) is not None:
+                found[instruction.name] = f"{source.file.rpartition('/')[2]}:{source.line}"
+    return found

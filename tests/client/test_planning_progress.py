@@ -1,0 +1,33 @@
+"""`parallelize(progress=…)`: the user's callback hears how planning goes, and may end it."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardwright as sw
+from shardwright.progress import PlanProgress
+
+
+def test_a_callback_hears_of_the_planning_once(session: sw.Session) -> None:
+    seen: list[PlanProgress] = []
+    step = session.parallelize(lambda x: jnp.tanh(x) @ x.T, progress=seen.append)
+    step.compile(np.ones((16, 8), np.float32))
+    assert [type(report) for report in seen] == [PlanProgress] * len(seen)
+    assert seen[-1].incumbent_s == pytest.approx(step.plan.cost.step_s)
+    assert [report.elapsed_s for report in seen] == sorted(report.elapsed_s for report in seen)
+    heard = len(seen)
+    step(np.ones((16, 8), np.float32))
+    assert len(seen) == heard  # planned already
+
+
+def test_a_callback_that_raises_ends_the_planning_and_the_session_goes_on(session: sw.Session) -> None:
+    def stop(report: PlanProgress) -> None:
+        raise RuntimeError(f"enough at {report.phase}")
+
+    step = session.parallelize(lambda x: jnp.cos(x).sum(), progress=stop)
+    with pytest.raises(RuntimeError, match="enough at"):
+        step(np.ones(8, np.float32))
+    other = session.parallelize(lambda x: jnp.cos(x).sum())
+    assert np.asarray(other(np.zeros(8, np.float32))) == 8

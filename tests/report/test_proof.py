@@ -1,0 +1,174 @@
+"""Matching a plan's collectives with those of its program: by instruction, by size, and what does not match."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from shardwright.cost import wire_bytes
+from shardwright.plans import CostSummary, MemorySummary, Mesh, Plan, PlannedCollective
+from shardwright.report.collectives import explain_proof, proof_as_dict
+from shardwright.report.proof import Proof, prove
+
+MESH = Mesh.of({"data": 4, "model": 2})
+KIB = 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    kind: str
+    payload_bytes: int
+    wire_bytes: int
+    group_size: int
+    count: int
+    op_name: str
+
+
+def seen(kind: str, group_size: int, payload_bytes: int, name: str, count: int = 1) -> Seen:
+    return Seen(
+        kind=kind,
+        payload_bytes=payload_bytes,
+        wire_bytes=wire_bytes(kind, payload_bytes, group_size),
+        group_size=group_size,
+        count=count,
+        op_name=name,
+    )
+
+
+def planned(kind: str, axes: str, payload_bytes: int, name: str, count: int = 1) -> PlannedCollective:
+    chosen = tuple(axes.split())
+    return PlannedCollective(
+        kind=kind,
+        axes=chosen,
+        instruction=name,
+        cause=f"gradient of params['{name}']",
+        payload_bytes=payload_bytes,
+        wire_bytes=wire_bytes(kind, payload_bytes, MESH.size(chosen)),
+        count=count,
+        time_s=1e-6,
+    )
+
+
+def plan(*collectives: PlannedCollective, **more: Any) -> Plan:
+    return Plan(
+        module_name="jit_step",
+        hlo_sha256="0" * 64,
+        mesh=MESH,
+        hardware="cpu",
+        origin="search",
+        instructions=(),
+        parameters=(),
+        outputs=(),
+        collectives=collectives,
+        cost=CostSummary(compute_s=1e-3, communication_s=0.0, lower_bound_s=0.0, bound_scope=""),
+        memory=MemorySummary(arguments_bytes=0, outputs_bytes=0, temporaries_bytes=0),
+        **more,
+    )
+
+
+def statuses(proof: Proof) -> list[tuple[str, str, str]]:
+    return [(line.instruction, line.kind, line.status) for line in proof.lines]
+
+
+def test_equal_collectives_agree_and_idle_ones_are_left_out() -> None:
+    proof = prove(
+        plan(planned("all-reduce", "data", 4 * KIB, "dot.1", count=3)),
+        [seen("all-reduce", 4, 4 * KIB, "dot.1", count=3), seen("all-gather", 1, KIB, "dot.1")],
+    )
+    assert statuses(proof) == [("dot.1", "all-reduce", "agrees")]
+    assert proof.holds
+    assert proof.predicted_wire_bytes == proof.observed_wire_bytes == 3 * 2 * 3 * KIB
+
+
+def test_a_collective_without_a_line_breaks_the_proof_whatever_its_size() -> None:
+    expected = plan(planned("all-reduce", "data", 1 << 20, "dot.1"))
+    proof = prove(expected, [seen("all-reduce", 4, 1 << 20, "dot.1"), seen("all-to-all", 2, KIB, "mul.2")])
+    assert statuses(proof)[1] == ("mul.2", "all-to-all", "not in the plan")
+    assert not proof.holds
+    scalar = prove(expected, [seen("all-reduce", 4, 1 << 20, "dot.1"), seen("all-reduce", 2, 4, "sum.2")])
+    assert scalar.holds
+
+
+@pytest.mark.parametrize(("observed_bytes", "holds"), [(1000 * KIB, True), (1015 * KIB, True), (1100 * KIB, False)])
+def test_bytes_may_differ_by_the_tolerance(observed_bytes: int, holds: bool) -> None:
+    proof = prove(
+        plan(planned("all-gather", "data", 1000 * KIB, "dot.1")), [seen("all-gather", 4, observed_bytes, "dot.1")]
+    )
+    assert proof.holds is holds
+    assert prove(plan(), [], tolerance=0.0).holds
+
+
+def test_differences_do_not_cancel() -> None:
+    proof = prove(
+        plan(planned("all-gather", "data", 100 * KIB, "a"), planned("all-gather", "data", 50 * KIB, "b")),
+        [seen("all-gather", 4, 50 * KIB, "a"), seen("all-gather", 4, 100 * KIB, "b")],
+    )
+    assert proof.predicted_wire_bytes == proof.observed_wire_bytes
+    assert [line.status for line in proof.lines] == ["differs", "differs"]
+    assert not proof.holds
+
+
+def test_a_move_that_several_readers_share_is_named_after_any_of_them() -> None:
+    proof = prove(
+        plan(planned("all-gather", "data", 4 * KIB, "first.1"), planned("collective-permute", "model", KIB, "p.1")),
+        [seen("all-gather", 4, 4 * KIB, "second.2"), seen("collective-permute", 8, KIB, "p.2")],
+    )
+    assert [status for *_, status in statuses(proof)] == ["agrees", "agrees"]
+
+
+def test_one_line_may_be_two_collectives() -> None:
+    """XLA sums a scalar over one axis after the other."""
+    proof = prove(
+        plan(planned("all-reduce", "data model", 4, "sum.1")),
+        [seen("all-reduce", 4, 4, "sum.1"), seen("all-reduce", 2, 4, "sum.1")],
+    )
+    (line,) = proof.lines
+    assert (line.predicted_count, line.observed_count, line.status) == (1, 2, "agrees")
+
+
+def test_an_all_reduce_and_slice_is_what_the_plan_says_it_is() -> None:
+    scattered = [seen("reduce-scatter", 4, 8 * KIB, "dot.1")]
+    assert prove(plan(planned("reduce-scatter", "data", 8 * KIB, "dot.1")), scattered).holds
+    whole = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), scattered)
+    assert whole.holds
+    assert whole.observed_wire_bytes == 12 * KIB
+    # Under another reader's name, too.
+    assert prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.9")), scattered).holds
+
+
+def test_what_xla_left_out_is_a_difference() -> None:
+    proof = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), [])
+    assert statuses(proof) == [("dot.1", "all-reduce", "not in the program")]
+    assert not proof.holds
+
+
+def test_lines_carry_the_users_source() -> None:
+    text = (
+        'HloModule m\n\nENTRY main {\n  x = f32[8]{0} parameter(0), metadata={op_name="x"}\n'
+        '  ROOT n.1 = f32[8]{0} negate(x), metadata={source_file="/home/me/model.py" source_line=12}\n}\n'
+    )
+    proof = prove(
+        plan(planned("all-reduce", "data", 8 * KIB, "n.1"), hlo_text=text), [seen("all-reduce", 4, 8 * KIB, "n.1")]
+    )
+    assert proof.lines[0].where == "model.py:12"
+    assert "model.py:12" in explain_proof(proof, everything=True)
+
+
+def test_the_text_says_totals_first_then_differences() -> None:
+    layers = [planned("all-reduce", "data", 8 * KIB, f"w{i}") for i in range(3)]
+    proof = prove(
+        plan(*layers, planned("all-gather", "model", 64 * KIB, "v")),
+        [*(seen("all-reduce", 4, 8 * KIB, f"w{i}") for i in range(3)), seen("all-to-all", 2, 16 * KIB, "z")],
+    )
+    text = proof.explain()
+    assert text.startswith("XLA's program of jit_step does not have the predicted collectives")
+    assert "params['w0..2']" in text  # one row for three layers
+    assert text.index("36.0 KiB in 3") < text.index("Differences") < text.index("not in the program")
+    assert "dot" not in text
+    assert "w1" in proof.explain(everything=True)
+    data = json.loads(json.dumps(proof_as_dict(proof)))
+    assert data["holds"] is False
+    assert [line["status"] for line in data["lines"]].count("agrees") == 3
