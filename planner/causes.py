@@ -18,6 +18,11 @@ _MAKERS = frozenset({"dot", "convolution", "reduce", "scatter", "gather", "dynam
 _WORDS = {"dot": "matmul", "reduce": "sum", "gather": "lookup", "broadcast": "broadcasting"}
 
 
+def is_backward(op_name: str) -> bool:
+    """Whether JAX made the operation by transposing one of the forward pass."""
+    return "transpose(" in op_name
+
+
 class Causes:
     """Describes the moves and reductions of one program; argument and output names are the user's."""
 
@@ -60,7 +65,7 @@ class Causes:
             words = {"while": "a loop", "parameter": "a called function"}.get(instruction.opcode, instruction.opcode)
         else:
             words = _WORDS.get(instruction.opcode, instruction.opcode)
-        backward = "backward " if "transpose(" in instruction.op_name else ""
+        backward = "backward " if is_backward(instruction.op_name) else ""
         line = self._line(instruction)
         return f"{backward}{words} ({line})" if line else f"{backward}{words} {instruction.name}"
 

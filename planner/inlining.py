@@ -136,11 +136,12 @@ class _Inliner:
                 for name, callees in instruction.called.items()
             }
             for name, callees in made.called.items():
-                made.attributes[name] = _renamed(instruction.attributes[name], callees)
+                made.attributes[name] = naming(instruction.attributes[name], callees)
         return made
 
 
-def _renamed(attribute: Attribute, computations: Sequence[Computation]) -> Attribute:
+def naming(attribute: Attribute, computations: Sequence[Computation]) -> Attribute:
+    """The attribute that names `computations` where this one names others (or the same)."""
     names = tuple(computation.name for computation in computations)
     if names == attribute.value:
         return attribute

@@ -14,6 +14,7 @@ from shardwright.plans import Plan
 if TYPE_CHECKING:
     from shardwright.planner import PlanProgress
 
+
 def plan(
     hlo_text: str,
     cluster: Cluster | str | PathLike[str] | int,
@@ -29,6 +30,7 @@ def plan(
     micro_batches: int | None = None,
     schedule: str | None = None,
     progress: Callable[[PlanProgress], None] | None = None,
+    cache: bool = True,
 ) -> Plan:
     """A checked plan for HLO text on a cluster.
 
@@ -36,17 +38,21 @@ def plan(
       hlo_text: what `step.lower(...)`, `shardwright lower` or a framework printed.
       cluster: a Cluster, the path of a cluster file, or a number of local CPU devices.
       progress: called as planning goes on, in this thread.
+      cache: answer from plans that this user made before, and keep this one; a folder in
+        `$SHARDWRIGHT_CACHE` is used instead of the platform's, `off` there is `cache=False`.
       mesh, force and the rest: as in `Session.parallelize`.
 
     Raises HloSyntaxError, ClusterConfigError, OptionError, AnnotationError or PlanError.
     """
-    from shardwright import planner
+    from shardwright.planner.cache import cached_plan
+    from shardwright.planner.store import default_store
 
     options = plan_options(
         mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
         mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
     )  # fmt: skip
-    return planner.plan(hlo_text, _cluster(cluster), options, progress=progress)
+    store = default_store("plans") if cache else None
+    return cached_plan(hlo_text, _cluster(cluster), options, store=store, progress=progress)
 
 
 def _cluster(cluster: Any) -> Cluster:

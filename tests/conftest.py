@@ -1,4 +1,4 @@
-"""Eight CPU devices for every test, set before anything imports JAX."""
+"""Eight CPU devices for every test, set before anything imports JAX; nothing is answered from plans of other runs."""
 
 from __future__ import annotations
 
@@ -9,3 +9,4 @@ _DEVICES = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+os.environ["SHARDWRIGHT_CACHE"] = "off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -19,7 +20,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class PlanningFailed(Exception):
-    """The planner raised, crashed or took too long; the message is its own."""
+    """The planner crashed or took too long."""
+
+
+class PlanRefused(PlanningFailed):
+    """The planner raised a typed error, e.g. that no plan fits the memory; the message is its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,24 +57,39 @@ def lower(entry: Entry) -> Lowered:
 
 
 def plan(
-    hlo_text: str, entry: Entry, options: dict[str, Any], *, limit_s: float, judged: bool = True
-) -> tuple[dict[str, Any], Partitioned | None, Counted | None]:
-    """(what the planner says, XLA's program, its count); the last two None unless `judged`.
+    hlo_text: str, entry: Entry, options: dict[str, Any], *, limit_s: float, emitted: Path | None = None
+) -> dict[str, Any]:
+    """What the planner says of its plan; the program it emits goes to `emitted`.
 
-    Raises PlanningFailed, PartitionError or CountingError.
+    Raises PlanningFailed or PlanRefused.
     """
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
-        source, emitted = Path(folder) / "step.hlo", Path(folder) / "step.mlir"
+        source = Path(folder) / "step.hlo"
         source.write_text(hlo_text)
         job = {
             "hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine), "options": options,
-            "stablehlo": str(emitted) if judged else None,
+            "stablehlo": None if emitted is None else str(emitted),
         }  # fmt: skip
-        said = _run(job, limit_s)
-        if not judged:
-            return said, None, None
-        partitioned = partition({"stablehlo": str(emitted), "devices": entry.devices}, entry.devices, limit_s=limit_s)
-    return said, partitioned, count(partitioned.hlo_text, entry.devices)
+        return _run(job, limit_s)
+
+
+class Judging:
+    """Partitions and counts emitted programs of one case, equal ones once."""
+
+    def __init__(self, entry: Entry, limit_s: float) -> None:
+        self._entry = entry
+        self._limit_s = limit_s
+        self._known: dict[str, tuple[Partitioned, Counted]] = {}
+
+    def __call__(self, emitted: Path) -> tuple[Partitioned, Counted]:
+        """XLA's program of a StableHLO file, and its count. Raises PartitionError or CountingError."""
+        key = hashlib.sha256(emitted.read_bytes()).hexdigest()
+        if key not in self._known:
+            devices = self._entry.devices
+            job = {"stablehlo": str(emitted), "devices": devices}
+            partitioned = partition(job, devices, limit_s=self._limit_s)
+            self._known[key] = partitioned, count(partitioned.hlo_text, devices)
+        return self._known[key]
 
 
 def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -86,5 +106,5 @@ def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
         raise PlanningFailed(said[-1][:400] if said else f"the planner ended with {child.returncode}")
     answer: dict[str, Any] = json.loads(lines[-1])
     if "error" in answer:
-        raise PlanningFailed(answer["error"])
+        raise PlanRefused(answer["error"])
     return answer

@@ -12,6 +12,23 @@ from rich.table import Table
 TOLERANCE = 0.01
 
 
+def ratio_of(outcome: dict[str, Any]) -> float | None:
+    """Our step time over the best expert's; None where there is none of one of them."""
+    if not outcome.get("expert") or "ours" not in outcome:
+        return None
+    return float(_step_s(outcome["ours"]) / _step_s(outcome["expert"]))
+
+
+def misses_the_bar(outcome: dict[str, Any]) -> bool:
+    """Whether a plan failed, is over its budget, or is slower than the best expert by more than the tolerance."""
+    ratio = ratio_of(outcome)
+    return "error" in outcome or not outcome.get("fits", True) or (ratio is not None and ratio > 1 + TOLERANCE)
+
+
+def _step_s(figures: dict[str, Any]) -> float:
+    return float(figures["judged"]["a100"]["step_s"])
+
+
 def print_outcomes(outcomes: Sequence[dict[str, Any]]) -> None:
     """One row a case and budget, and how many plans are faster and slower than the best expert."""
     table = Table(title="Judged from XLA's partitioned HLO (milliseconds a step, MB one device sends)")
@@ -26,40 +43,44 @@ def print_outcomes(outcomes: Sequence[dict[str, Any]]) -> None:
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
     head = [outcome["case"], f"{outcome['budget']:.0%}"]
-    if "error" in outcome:
-        return [*head, "[red]failed[/red]", "", outcome["error"][:60]]
+    if "ours" not in outcome:
+        said = outcome.get("error") or outcome["refused"]
+        return [*head, "[red]failed[/red]" if "error" in outcome else "refused", "", said[:60]]
     ours, expert, said = outcome["ours"], outcome["expert"], outcome["planner"]
     lowering_s = outcome["lower_s"] + outcome["as_text_s"]
     own = [f"{_ms(ours)}{'' if outcome['fits'] else ' (over)'}", _mb(ours)]
-    against = (
-        [outcome["best_expert"], _ms(expert), _mb(expert), _ratio(outcome)] if expert else ["none fits", "", "", ""]
-    )
+    against = ["none fits", "", "", ""]
+    if expert:
+        against = [outcome["best_expert"], _ms(expert), _mb(expert), _coloured(ratio_of(outcome))]
     return [*head, *own, *against, f"{said['gap']:.2%}", f"{said['planning_s'] / lowering_s:.1f}"]
 
 
 def _ms(figures: dict[str, Any]) -> str:
-    return f"{figures['judged']['a100']['step_s'] * 1e3:.2f}"
+    return f"{_step_s(figures) * 1e3:.2f}"
 
 
 def _mb(figures: dict[str, Any]) -> str:
     return f"{figures['wire_bytes'] / 1e6:.0f}"
 
 
-def _ratio(outcome: dict[str, Any]) -> str:
-    colour = "green" if outcome["ratio"] < 1 - TOLERANCE else "red" if outcome["ratio"] > 1 + TOLERANCE else "white"
-    return f"[{colour}]{outcome['ratio']:.3f}[/{colour}]"
+def _coloured(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    colour = "green" if ratio < 1 - TOLERANCE else "red" if ratio > 1 + TOLERANCE else "white"
+    return f"[{colour}]{ratio:.3f}[/{colour}]"
 
 
 def _summary(outcomes: Sequence[dict[str, Any]]) -> str:
-    ratios = [outcome["ratio"] for outcome in outcomes if outcome.get("ratio")]
-    alone = sum(1 for outcome in outcomes if "error" not in outcome and not outcome["expert"])
+    ratios = [ratio for outcome in outcomes if (ratio := ratio_of(outcome)) is not None]
+    alone = sum("ours" in outcome and not outcome["expert"] for outcome in outcomes)
+    refused = sum("refused" in outcome for outcome in outcomes)
     failed = sum("error" in outcome for outcome in outcomes)
     over = sum(not outcome.get("fits", True) for outcome in outcomes)
     return (
         f"{len(outcomes)} cases: faster than the best expert in {sum(r < 1 - TOLERANCE for r in ratios)}, "
         f"as fast within {TOLERANCE:.0%} in {sum(abs(r - 1) <= TOLERANCE for r in ratios)}, "
-        f"slower in {sum(r > 1 + TOLERANCE for r in ratios)}; no expert fits in {alone}; "
-        f"over the budget by XLA's count in {over}; failed {failed}"
+        f"slower in {sum(r > 1 + TOLERANCE for r in ratios)}; no expert fits in {alone}, neither plan nor expert in "
+        f"{refused}; over the budget by XLA's count in {over}; failed {failed}"
     )
 
 

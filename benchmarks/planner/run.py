@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.planner import frozen
 from benchmarks.planner.partition import PartitionError
 from benchmarks.planner.partitioned_text import CountingError
-from benchmarks.planner.planned import Lowered, PlanningFailed, lower, plan
-from benchmarks.planner.report import print_outcomes, print_timings
+from benchmarks.planner.planned import Judging, Lowered, PlanningFailed, PlanRefused, lower, plan
+from benchmarks.planner.report import misses_the_bar, print_outcomes, print_timings, ratio_of
 from benchmarks.planner.suite import BUDGETS, QUICK, Entry, entries
 from benchmarks.planner.timing import measure_timings
 
@@ -38,7 +38,7 @@ def main() -> None:
         report = {"outcomes": outcomes, "timings": timings}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
         print(f"written to {arguments.json}")
-    sys.exit(any("error" in outcome for outcome in outcomes))
+    sys.exit(any(misses_the_bar(outcome) for outcome in outcomes))
 
 
 def _arguments() -> argparse.Namespace:
@@ -70,44 +70,40 @@ def run_entry(entry: Entry, budgets: Sequence[float], deadline: float | None) ->
         lowered = lower(entry)
     except (OSError, ValueError) as error:
         return [{"case": entry.name, "budget": budget, "error": str(error)} for budget in budgets]
+    judging = Judging(entry, LIMIT_S)
     outcomes = []
     for budget in budgets:
-        outcome: dict[str, Any] = {"case": entry.name, "changes": dict(entry.changes), "budget": budget}
+        limit_bytes = round(experts["data"]["memory_bytes"] * budget)
+        best = _best_that_fits(experts, limit_bytes, entry)
+        outcome: dict[str, Any] = {
+            "case": entry.name, "changes": dict(entry.changes), "budget": budget, "budget_bytes": limit_bytes,
+            "lower_s": lowered.lower_s, "as_text_s": lowered.as_text_s,
+            "best_expert": best, "expert": experts[best] if best else None,
+        }  # fmt: skip
+        options = {"memory_budget": limit_bytes, **({} if deadline is None else {"deadline": deadline})}
         try:
-            outcome.update(_compare(entry, lowered, experts, budget, deadline))
+            outcome.update(_ours(entry, lowered, judging, options))
         except (PlanningFailed, PartitionError, CountingError) as error:
-            outcome["error"] = f"{type(error).__name__}: {error}"
+            kind = "refused" if isinstance(error, PlanRefused) and best is None else "error"
+            outcome[kind] = f"{type(error).__name__}: {error}"
         outcomes.append(outcome)
         print(_line(outcome), flush=True)
     return outcomes
 
 
-def _compare(
-    entry: Entry, lowered: Lowered, experts: dict[str, Any], budget: float, deadline: float | None
-) -> dict[str, Any]:
-    limit_bytes = round(experts["data"]["memory_bytes"] * budget)
-    fitting = {name: figures for name, figures in experts.items() if figures["memory_bytes"] <= limit_bytes}
-    best = min(fitting, key=lambda name: _step_s(fitting[name], entry), default=None)
-    options: dict[str, Any] = {"memory_budget": limit_bytes}
-    if deadline is not None:
-        options["deadline"] = deadline
-    started = time.perf_counter()
-    said, partitioned, counted = plan(lowered.hlo_text, entry, options, limit_s=LIMIT_S)
-    assert partitioned is not None
-    assert counted is not None
+def _best_that_fits(experts: dict[str, Any], limit_bytes: int, entry: Entry) -> str | None:
+    fitting = [name for name, figures in experts.items() if figures["memory_bytes"] <= limit_bytes]
+    return min(fitting, key=lambda name: _step_s(experts[name], entry), default=None)
+
+
+def _ours(entry: Entry, lowered: Lowered, judging: Judging, options: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
+        emitted = Path(folder) / "step.mlir"
+        said = plan(lowered.hlo_text, entry, options, limit_s=LIMIT_S, emitted=emitted)
+        partitioned, counted = judging(emitted)
     ours = frozen.figures(partitioned, counted)
-    return {
-        "budget_bytes": limit_bytes,
-        "lower_s": lowered.lower_s,
-        "as_text_s": lowered.as_text_s,
-        "planner": said,
-        "ours": ours,
-        "best_expert": best,
-        "expert": experts[best] if best else None,
-        "ratio": _step_s(ours, entry) / _step_s(experts[best], entry) if best else None,
-        "fits": ours["memory_bytes"] is None or ours["memory_bytes"] <= limit_bytes,
-        "seconds": time.perf_counter() - started,
-    }
+    fits = partitioned.memory_bytes is None or partitioned.memory_bytes <= options["memory_budget"]
+    return {"planner": said, "ours": ours, "fits": fits}
 
 
 def _step_s(figures: dict[str, Any], entry: Entry) -> float:
@@ -116,10 +112,11 @@ def _step_s(figures: dict[str, Any], entry: Entry) -> float:
 
 def _line(outcome: dict[str, Any]) -> str:
     head = f"{outcome['case']} at {outcome['budget']:.0%}:"
-    if "error" in outcome:
-        return f"{head} {outcome['error']}"
-    ratio = f"{outcome['ratio']:.3f} of {outcome['best_expert']}" if outcome["ratio"] else "no expert fits"
-    return f"{head} {ratio}, {outcome['ours']['wire_bytes'] / 1e6:.0f} MB on the wire"
+    if "ours" not in outcome:
+        return f"{head} {outcome.get('error') or outcome['refused']}"
+    ratio = ratio_of(outcome)
+    against = f"{ratio:.3f} of {outcome['best_expert']}" if ratio else "no expert fits"
+    return f"{head} {against}, {outcome['ours']['wire_bytes'] / 1e6:.0f} MB on the wire"
 
 
 if __name__ == "__main__":

@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from functools import partial
+from typing import BinaryIO
 
 from shardwright import wire
+from shardwright.plans import Plan
 from shardwright.progress import Paced, PlanProgress
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.processes import die_with_parent
@@ -23,17 +26,20 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a solver prints must not end up among the frames
-    from shardwright import planner  # loaded ahead of the first request
+    from shardwright.planner.cache import cached_plan  # loaded ahead of the first request
+    from shardwright.planner.store import default_store
+
+    plan = partial(cached_plan, store=default_store("plans"))
 
     while (message := read_message(requests.read)) is not None:
         try:
-            _plan(planner, message[1], replies)
+            _plan(plan, message[1], replies)
         except Exception as caught:
             error = wire.error_to_proto(wire.as_our_error(caught))
             write_message(replies, {"kind": "error"}, [error.SerializeToString()])
 
 
-def _plan(planner: Any, blobs: list[bytes], replies: BinaryIO) -> None:
+def _plan(plan: Callable[..., Plan], blobs: list[bytes], replies: BinaryIO) -> None:
     cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
     options = wire.plan_options(master_pb2.PlanProgramRequest.FromString(blobs[1]))
 
@@ -41,9 +47,9 @@ def _plan(planner: Any, blobs: list[bytes], replies: BinaryIO) -> None:
         write_message(replies, {"kind": "progress"}, [wire.plan_progress(report).SerializeToString()])
 
     progress = Paced(tell)
-    plan = planner.plan(blobs[2].decode(), cluster, options, progress=progress)
+    made = plan(blobs[2].decode(), cluster, options, progress=progress)
     progress.flush()
-    write_message(replies, {"kind": "plan"}, [plan.to_json().encode()])
+    write_message(replies, {"kind": "plan"}, [made.to_json().encode()])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     add_planning_options(parser)
     parser.add_argument("--out", metavar="PLAN.json", help="write the plan (schema: docs/plan-schema.json)")
     parser.add_argument("--emit", metavar="OUT.mlir", help="write StableHLO with the plan as Shardy constraints")
+    parser.add_argument("--no-cache", action="store_true", help="plan anew, even what was planned before")
     parser.add_argument("--explain", action="store_true", help="print the plan for people")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=run)
@@ -41,11 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = cluster_of(arguments.cluster)
     text = read_text(arguments.file)
 
-    from shardwright import planner
+    from shardwright.planner.cache import cached_plan
+    from shardwright.planner.store import default_store
 
+    store = None if arguments.no_cache else default_store("plans")
     try:
         with planning_progress() as progress:
-            plan = planner.plan(text, cluster, options, progress=progress)
+            plan = cached_plan(text, cluster, options, store=store, progress=progress)
     except HloSyntaxError as error:
         raise HloSyntaxError(error.message, where=f"{arguments.file}:{error.where}", remedy=error.remedy) from None
     if arguments.out:

@@ -1,0 +1,269 @@
+"""Plans that were made before: the same program, options and cluster are answered without a search.
+
+Programs are equal where they compute the same by the same instructions in the same order; what instructions,
+arguments and scopes are called and which source lines they come from does not count. A plan made under other names
+is said in the new ones (`labels`), checked again, and made anew where that cannot be done with certainty.
+
+An entry holds the plan's JSON, the labels of its program and the hash of its text. The hash of a text leads to its
+entry as well, so that the very same text is answered without being read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+import zlib
+from array import array
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import shardwright
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.errors import ShardwrightError
+from shardwright.hlo import Instruction, Module, format_shape, parse
+from shardwright.planner import PlanProgress
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.labels import CannotRelabelError, Labels, Relabelling
+from shardwright.planner.names import argument_names, output_names
+from shardwright.planner.search import plan as search
+from shardwright.planner.store import Store
+from shardwright.planner.verify import check_plan
+from shardwright.plans import Plan
+
+#: Part of its deadline after which a search counts as cut short: next time it may come further.
+_CUT_SHORT = 0.9
+
+#: What of a cluster decides no plan: names, addresses and who may connect.
+_NOT_PLANNED = frozenset({"name", "security", "insecure", "token", "index", "ip", "port", "data_port", "gpu_ids"})
+
+#: Names that the user gives to what is planned.
+_NAMES = frozenset({"argument_names", "output_names"})
+
+#: Packages and modules that make plans: entries made by other versions of them are not found.
+_SOURCES = ("planner", "cost", "hlo", "config.py", "layouts.py", "plan_json.py", "plans.py")
+
+
+def cached_plan(
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions | None = None,
+    *,
+    store: Store | None,
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> Plan:
+    """`plan(...)`, or what it answered before; `planning_s` is the time that this call took.
+
+    store: where plans are kept (`store.default_store("plans")`); None plans without. Plans that a deadline cut
+    short are not kept. Raises what `plan` raises.
+    """
+    options = options or PlanOptions()
+    if store is None:
+        return search(hlo_text, cluster, options, progress=progress)
+    cache = _PlanCache(store, cluster, options)
+    start = time.perf_counter()
+    found = cache.recall(hlo_text)
+    if found is not None:
+        elapsed_s = time.perf_counter() - start
+        if progress is not None:
+            step_s, bound_s = found.cost.step_s, found.cost.lower_bound_s
+            progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
+        return dataclasses.replace(found, planning_s=elapsed_s)
+    made = search(hlo_text, cluster, options, progress=progress)
+    if options.deadline_s is None or made.planning_s < _CUT_SHORT * options.deadline_s:
+        cache.remember(hlo_text, made)
+    return made
+
+
+class _PlanCache:
+    """The entries of one cluster under one set of options."""
+
+    def __init__(self, store: Store, cluster: Cluster, options: PlanOptions) -> None:
+        self._store = store
+        self._options = options
+        self._context = planner_version() + cluster_digest(cluster) + options_digest(options)
+
+    def recall(self, text: str) -> Plan | None:
+        direct = self._store.get(self._text_key(text))
+        entry = self._entry(direct) if direct is not None else None
+        if entry is not None and self._is_same(entry, text):
+            return entry.plan(text)
+        module = parse(text)
+        entry = self._entry(self._program_key(module))
+        if entry is None:
+            return None
+        if self._is_same(entry, text):
+            return entry.plan(text)
+        return self._relabelled(entry, module, text)
+
+    def remember(self, text: str, made: Plan) -> None:
+        module = parse(text)
+        names = [variable.name for variable in made.parameters], [variable.name for variable in made.outputs]
+        header = {
+            "sha256": _digest(text),
+            "given": self._names_given(),
+            "labels": Labels.of(module, *names).encode(),
+        }
+        key = self._program_key(module)
+        self._store.put(key, zlib.compress(f"{json.dumps(header)}\n{made.to_json()}".encode(), level=1))
+        self._store.put(self._text_key(text), key)
+
+    # ---- entries ---------------------------------------------------------------
+    def _entry(self, key: bytes) -> _Entry | None:
+        data = self._store.get(key)
+        try:
+            return None if data is None else _Entry(*zlib.decompress(data).decode().split("\n", 1))
+        except (ValueError, TypeError, zlib.error):
+            return None
+
+    def _is_same(self, entry: _Entry, text: str) -> bool:
+        return bool(entry.header["sha256"] == _digest(text) and entry.header["given"] == self._names_given())
+
+    def _names_given(self) -> list[list[str]]:
+        return [list(self._options.argument_names), list(self._options.output_names)]
+
+    def _relabelled(self, entry: _Entry, module: Module, text: str) -> Plan | None:
+        flow = build_dataflow(module)
+        arguments = argument_names(flow, self._options.argument_names)
+        outputs = output_names(flow, self._options.output_names)
+        try:
+            relabelling = Relabelling(Labels.decode(entry.header["labels"]), Labels.of(module, arguments, outputs))
+            plan = relabelling.plan(Plan.from_json(entry.plan_json), module, text)
+            check_plan(parse(plan.require_hlo()), plan)
+        except (CannotRelabelError, ShardwrightError):
+            return None
+        return plan
+
+    # ---- keys --------------------------------------------------------------------
+    def _text_key(self, text: str) -> bytes:
+        return sha256(b"text" + self._context + _hash(self._names_given()) + text.encode()).digest()
+
+    def _program_key(self, module: Module) -> bytes:
+        return sha256(b"program" + self._context + program_digest(module)).digest()
+
+
+class _Entry:
+    """What the store holds of one plan: a header, and the plan as JSON. Raises ValueError where it is not that."""
+
+    def __init__(self, header: str, plan_json: str) -> None:
+        self.header: dict[str, Any] = json.loads(header)
+        self.plan_json = plan_json
+
+    def plan(self, text: str) -> Plan:
+        """For the very text that it was made of."""
+        plan = Plan.from_json(self.plan_json)
+        return plan if plan.original_sha256 else dataclasses.replace(plan, hlo_text=text)
+
+
+# ---- what keys are made of ---------------------------------------------------------
+
+
+def program_digest(module: Module) -> bytes:
+    """Hash of what a module computes: opcodes, shapes, attributes, constants and who reads whom, in text order.
+
+    Left out: names of the module, of computations and instructions, metadata and the tables of source lines.
+    """
+    with collector_paused():
+        return _program_digest(module)
+
+
+def _program_digest(module: Module) -> bytes:
+    numbers: dict[Instruction, int] = {}
+    computations = {computation: number for number, computation in enumerate(module.computations)}
+    kinds = _Kinds()
+    rows = array("q")
+    for computation in module.computations:
+        rows.append(-1 - len(computation.instructions))
+        for instruction in computation.instructions:
+            numbers[instruction] = len(numbers)
+            rows.append(kinds.number(instruction))
+            rows.append(len(instruction.operands))
+            rows.extend([numbers[operand] for operand in instruction.operands])
+            for callees in instruction.called.values():
+                rows.append(len(callees))
+                rows.extend([computations[callee] for callee in callees])
+        rows.append(numbers[computation.root])
+    header = [(name, attribute.text) for name, attribute in sorted(module.header.items())]
+    entry = computations[module.entry]
+    return sha256(rows.tobytes() + _hash([header, entry, kinds.texts])).digest()
+
+
+class _Kinds:
+    """Numbers for instructions that differ in their operands at most, in order of first use."""
+
+    def __init__(self) -> None:
+        self._by_parts: dict[tuple[Any, ...], int] = {}  # attributes and shapes are interned: by identity
+        self._by_text: dict[str, int] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._by_text)
+
+    def number(self, instruction: Instruction) -> int:
+        attributes = [id(each) for name, each in instruction.attributes.items() if name != "metadata"]
+        parts = (instruction.opcode, id(instruction.shape), instruction.payload, instruction.index, *attributes)
+        found = self._by_parts.get(parts)
+        if found is None:
+            text = json.dumps(
+                [
+                    instruction.opcode,
+                    format_shape(instruction.shape),
+                    instruction.payload,
+                    instruction.index,
+                    [name if name in instruction.called else f"{name}={each.text}"
+                     for name, each in instruction.attributes.items() if name != "metadata"],
+                ]
+            )  # fmt: skip
+            found = self._by_parts[parts] = self._by_text.setdefault(text, len(self._by_text))
+        return found
+
+
+def options_digest(options: PlanOptions) -> bytes:
+    """Hash of what was asked for. Names count where options refer to arguments by name."""
+    left_out = frozenset() if isinstance(options.force, Mapping) else _NAMES
+    return _hash({field.name: _plain(getattr(options, field.name)) for field in dataclasses.fields(options)
+                  if field.name not in left_out})  # fmt: skip
+
+
+def cluster_digest(cluster: Cluster) -> bytes:
+    """Hash of devices, hardware, memory and links; names, addresses and security do not count."""
+    return _hash(_plain(cluster))
+
+
+@functools.cache
+def planner_version() -> bytes:
+    """Hash of the sources and data that make plans: put it into every key."""
+    root = Path(shardwright.__file__).parent
+    digest = sha256()
+    for source in _SOURCES:
+        path = root / source
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in found:
+            if file.suffix in {".py", ".toml"}:
+                digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.digest()
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and mappings as sorted lists that JSON can hold."""
+    if dataclasses.is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value) if field.name not in _NOT_PLANNED]
+        return [[name, _plain(getattr(value, name))] for name in fields]
+    if isinstance(value, Mapping):
+        return sorted(([_plain(key), _plain(each)] for key, each in value.items()), key=repr)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _hash(data: Any) -> bytes:
+    return sha256(json.dumps(data, sort_keys=True, default=str).encode()).digest()
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

@@ -1,0 +1,283 @@
+"""The plan cache: what counts as the same question, and answers in the words of who asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwright.cluster import Cluster, Link
+from shardwright.config import PlanOptions
+from shardwright.hlo import parse
+from shardwright.planner import PlanProgress, plan
+from shardwright.planner import cache as cache_module
+from shardwright.planner.cache import cached_plan, program_digest
+from shardwright.planner.inlining import inline_calls
+from shardwright.planner.labels import CannotRelabelError, Labels, Place, Relabelling
+from shardwright.planner.store import FileStore, MemoryStore
+from shardwright.planner.verify import check_plan
+from shardwright.plans import Plan
+
+CLUSTER = Cluster.local(8)
+
+
+def step(params: Any, x: Any) -> Any:
+    def loss(p: Any) -> Any:
+        hidden = jnp.tanh(x @ p["up"])
+        hidden = jnp.tanh(x @ p["up"]) + hidden
+        return jnp.mean((hidden @ p["down"]) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, params, gradients), value
+
+
+def text_of(function: Callable[..., Any] = step, width: int = 64, up: str = "up", batch: int = 32) -> str:
+    params = {up: jnp.ones((width, 4 * width)), "down": jnp.ones((4 * width, width))}
+    run = function if up == "up" else lambda p, x: function({"up": p[up], "down": p["down"]}, x)
+    lowered = jax.jit(run, donate_argnums=0).lower(params, jnp.ones((batch, width)))
+    return lowered.as_text("hlo", debug_info=True)
+
+
+TEXT = text_of()
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Texts that were really searched."""
+    found: list[str] = []
+
+    def counting(text: str, *arguments: Any, **more: Any) -> Plan:
+        found.append(text)
+        return plan(text, *arguments, **more)
+
+    monkeypatch.setattr(cache_module, "search", counting)
+    return found
+
+
+def same_but_for_time(one: Plan, other: Plan) -> bool:
+    return replace(one, planning_s=0) == replace(other, planning_s=0) and one.hlo_text == other.hlo_text
+
+
+def moved_lines(text: str, by: int = 7) -> str:
+    """The text as if lines had been put in front of the function."""
+    return re.sub(r"\b(line|end_line)=(\d+)", lambda found: f"{found[1]}={int(found[2]) + by}", text)
+
+
+# ---- what is asked again ---------------------------------------------------------
+
+
+def test_the_same_question_is_searched_once(searches: list[str], tmp_path: Path) -> None:
+    first = cached_plan(TEXT, CLUSTER, store=FileStore(tmp_path))
+    phases: list[PlanProgress] = []
+    again = cached_plan(TEXT, CLUSTER, store=FileStore(tmp_path), progress=phases.append)
+    assert len(searches) == 1
+    assert same_but_for_time(first, again)
+    assert [step.phase for step in phases] == ["cache"]
+    assert phases[0].incumbent_s == first.cost.step_s
+
+
+def test_without_a_store_everything_is_searched(searches: list[str]) -> None:
+    for _ in range(2):
+        cached_plan(TEXT, CLUSTER, store=None)
+    assert len(searches) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda ask: ask(text=text_of(width=128)),
+        lambda ask: ask(text=text_of(batch=64)),
+        lambda ask: ask(text=TEXT.replace("tanh(", "sine(", 1)),
+        lambda ask: ask(text=TEXT.replace("constant(0.1)", "constant(0.2)")),
+        lambda ask: ask(options=PlanOptions(mesh={"data": 8})),
+        lambda ask: ask(options=PlanOptions(force={"params*": {0: None}}, mesh={"data": 8})),
+        lambda ask: ask(cluster=Cluster.local(4)),
+        lambda ask: ask(cluster=replace(CLUSTER, intra_node=Link(bandwidth_bytes_per_s=1e9))),
+        lambda ask: ask(cluster=replace(CLUSTER, hardware="a100")),
+    ],
+)
+def test_another_question_is_searched(searches: list[str], other: Callable[[Callable[..., Any]], Any]) -> None:
+    store = MemoryStore()
+
+    def ask(text: str = TEXT, cluster: Cluster = CLUSTER, options: PlanOptions | None = None) -> None:
+        cached_plan(text, cluster, options, store=store)
+
+    ask()
+    other(ask)
+    assert len(searches) == 2
+
+
+def test_where_a_cluster_is_and_who_may_connect_does_not_count(searches: list[str]) -> None:
+    store = MemoryStore()
+    elsewhere = replace(
+        CLUSTER, name="elsewhere", token="secret", nodes=tuple(replace(n, ip="10.0.0.1", port=7) for n in CLUSTER.nodes)
+    )
+    for cluster in (CLUSTER, elsewhere):
+        cached_plan(TEXT, cluster, store=store)
+    assert len(searches) == 1
+
+
+def test_plans_of_other_planners_are_not_found(searches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    cached_plan(TEXT, CLUSTER, store=store)
+    monkeypatch.setattr(cache_module, "planner_version", lambda: b"newer")
+    cached_plan(TEXT, CLUSTER, store=store)
+    assert len(searches) == 2
+
+
+def test_what_a_deadline_cut_short_is_searched_again(searches: list[str]) -> None:
+    store = MemoryStore()
+    for _ in range(2):
+        cached_plan(TEXT, CLUSTER, PlanOptions(deadline_s=1e-6), store=store)
+    assert len(searches) == 2
+
+
+def test_damaged_entries_are_searched_again(searches: list[str]) -> None:
+    store = MemoryStore()
+    cached_plan(TEXT, CLUSTER, store=store)
+    for key in list(store._entries):
+        store.put(key, b"damaged")
+    cached_plan(TEXT, CLUSTER, store=store)
+    assert len(searches) == 2
+
+
+# ---- the same program in other words -----------------------------------------------
+
+#: Texts that differ from TEXT in names only.
+RELABELLED = {
+    "lines": moved_lines(TEXT),
+    "module": TEXT.replace("HloModule jit_step", "HloModule jit_train", 1),
+    "argument": text_of(up="first"),
+    "instructions": re.sub(r"\b(add|dot_general|tanh|multiply)\.(\d+)", r"\1.\g<2>77", TEXT),
+    "scope": TEXT.replace("jvp()", "jvp(model)"),
+}
+
+
+@pytest.mark.parametrize("name", RELABELLED)
+def test_answers_come_in_the_words_of_who_asks(name: str, searches: list[str]) -> None:
+    """As though the program had been planned itself: the oracle is the planner, asked directly."""
+    text, store = RELABELLED[name], MemoryStore()
+    assert text != TEXT
+    cached_plan(TEXT, CLUSTER, store=store)
+    answer = cached_plan(text, CLUSTER, store=store)
+    assert len(searches) == 1
+    expected = plan(text, CLUSTER)
+    assert same_but_for_time(answer, expected)
+    check_plan(parse(answer.require_hlo()), answer)
+
+
+def test_a_program_without_source_lines_is_searched_for_its_own_words(searches: list[str]) -> None:
+    store = MemoryStore()
+    cached_plan(TEXT, CLUSTER, store=store)
+    text = re.sub(r", metadata=\{[^{}]*\}", "", TEXT)
+    assert same_but_for_time(cached_plan(text, CLUSTER, store=store), plan(text, CLUSTER))
+    assert len(searches) == 2
+
+
+def inlining_plan(text: str, *arguments: Any, **more: Any) -> Plan:
+    """A planner that rewrites programs before it plans them."""
+    rewritten = inline_calls(parse(text)).to_text()
+    made = plan(rewritten, *arguments, **more)
+    return replace(made, original_sha256=sha256(text.encode()).hexdigest())
+
+
+def looped(params: Any, x: Any) -> Any:
+    """A step with functions that are called more than once, a loop and a conditional."""
+    smooth = jax.jit(lambda y: jnp.tanh(y) * 0.5)
+
+    def loss(p: Any) -> Any:
+        hidden = jax.lax.fori_loop(0, 3, lambda i, y: smooth(y @ p["up"]) @ p["down"], smooth(x))
+        return jnp.mean(jax.lax.cond(hidden[0, 0] > 0, smooth, jnp.sin, hidden) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, params, gradients), value
+
+
+@pytest.mark.parametrize("change", ["same", "lines", "argument", "instructions"])
+def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def search(text: str, *arguments: Any, **more: Any) -> Plan:
+        asked.append(text)
+        return inlining_plan(text, *arguments, **more)
+
+    monkeypatch.setattr(cache_module, "search", search)
+    text, store = text_of(looped), MemoryStore()
+    other = {
+        "same": text,
+        "lines": moved_lines(text),
+        "argument": text_of(looped, up="first"),
+        "instructions": re.sub(r"\b(mul|tanh)\.(\d+)", r"\1.\g<2>77", text),
+    }[change]
+    first = cached_plan(text, CLUSTER, store=store)
+    answer = cached_plan(other, CLUSTER, store=store)
+    assert len(asked) == 1
+    assert first.hlo_text != text
+    assert Plan.from_json(answer.to_json()) == answer
+    check_plan(parse(answer.require_hlo()), answer)
+    if change != "instructions":  # further copies of a function are numbered by what is free
+        assert same_but_for_time(answer, inlining_plan(other, CLUSTER))
+
+
+def test_names_that_are_given_are_the_ones_reported(searches: list[str]) -> None:
+    store = MemoryStore()
+    cached_plan(TEXT, CLUSTER, store=store)
+    options = PlanOptions(argument_names=("a", "b", "c"), output_names=("d", "e", "f"))
+    answer = cached_plan(TEXT, CLUSTER, options, store=store)
+    assert [variable.name for variable in answer.parameters] == ["a", "b", "c"]
+    assert same_but_for_time(answer, plan(TEXT, CLUSTER, options))
+
+
+def test_one_line_that_became_two_is_not_guessed() -> None:
+    """What a sentence names must be one thing, and no common word."""
+    places = tuple(Place(f"stack_frame_id={i}", "jit(f)/mul", f"model.py:{i}") for i in range(3))
+
+    def labels(*place_of: int, names: tuple[str, ...] = ("dot", "add.2", "sum")) -> Labels:
+        return Labels(module="m", computations=("main",), instructions=names, place_of=place_of, places=places,
+                      arguments=("p['a']",), outputs=())  # fmt: skip
+
+    moved = Relabelling(labels(0, 0, 1), labels(1, 1, 2))
+    assert moved.sentence("result of matmul (model.py:0), p['a']") == "result of matmul (model.py:1), p['a']"
+    split = Relabelling(labels(0, 0, 1), labels(0, 1, 1))
+    assert split.sentence("matmul (model.py:1)") == "matmul (model.py:1)"
+    with pytest.raises(CannotRelabelError):
+        split.sentence("matmul (model.py:0)")
+    renamed = Relabelling(labels(0, 0, 1), labels(0, 0, 1, names=("product", "add.3", "sum")))
+    assert renamed.sentence("the sum add.2.") == "the sum add.3."
+    with pytest.raises(CannotRelabelError):
+        renamed.sentence("a dot of two")
+
+
+# ---- keys --------------------------------------------------------------------------
+
+
+def test_the_digest_sees_operands_shapes_attributes_and_roots() -> None:
+    text = """HloModule m, entry_computation_layout={(f32[4,4], f32[4,4])->f32[4,4]}
+
+ENTRY main {
+  a = f32[4,4] parameter(0)
+  b = f32[4,4] parameter(1)
+  c = f32[4,4] subtract(a, b)
+  d = f32[4,4] transpose(a), dimensions={1,0}
+  ROOT e = f32[4,4] add(c, d)
+}
+"""
+    changes = (
+        ("subtract(a, b)", "subtract(b, a)"),
+        ("dimensions={1,0}", "dimensions={0,1}"),
+        ("transpose(a)", "transpose(c)"),
+        ("add(c, d)", "multiply(c, d)"),
+        ("  ROOT e = f32[4,4] add(c, d)", "  e = f32[4,4] add(c, d)\n  ROOT f = f32[4,4] tanh(d)"),
+        ("f32[4,4] transpose", "f32[4,4]{0,1} transpose"),
+    )
+    seen = {program_digest(parse(text.replace(before, after))) for before, after in changes}
+    assert len(seen | {program_digest(parse(text))}) == 1 + len(changes)
+    renamed = text.replace(" c =", " zebra =").replace("(c, d)", "(zebra, d)").replace("HloModule m", "HloModule n")
+    assert program_digest(parse(renamed)) == program_digest(parse(text))
