@@ -13,6 +13,7 @@
 `search` runs them for every candidate mesh and keeps the fastest plan.
 """
 
-from shardwright.planner.search import PlanProgress, plan
+from shardwright.planner.search import plan
+from shardwright.progress import PlanProgress
 
 __all__ = ["PlanProgress", "plan"]

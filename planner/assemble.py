@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.causes import Causes
+from shardwright.planner.chain import Chain
 from shardwright.planner.dataflow import CONTROL_FLOW, Leaf
-from shardwright.planner.graph import Graph
-from shardwright.planner.pbqp import IntArray
+from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.strategies import Strategy, local_results
 from shardwright.plans import (
     InstructionPlan,
     PlannedCollective,
+    SegmentPlan,
     TensorSharding,
     ValueSharding,
     VariablePlan,
@@ -23,27 +24,71 @@ from shardwright.plans import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """The strategy of every node of a graph."""
+    """The strategy of every node of a graph, and how each array leaf lies for its readers."""
 
     graph: Graph
     strategies: tuple[Strategy, ...]
+    lies: tuple[tuple[TensorSharding, ...], ...]
 
     def result(self, leaf: Leaf) -> TensorSharding:
-        """How an array leaf lies where it is made."""
+        """How an array leaf lies for its readers."""
         node, i = leaf
-        return self.strategies[node].results[i]
+        return self.lies[node][i]
 
 
-def decide(graph: Graph, states: IntArray) -> Decisions:
-    """Strategies from the states of the clusters; free nodes take what their readers want."""
-    strategies: list[Strategy | None] = []
-    for node in graph.flow.nodes:
-        if graph.is_free[node.index]:
-            strategies.append(None)
+def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
+    """Strategies from the states of the variables; free nodes take what their readers want."""
+    chosen: list[Strategy | None] = [None] * len(graph.flow.nodes)
+    hubs: dict[Leaf, TensorSharding] = {}
+    for (index, leaf), state in states.items():
+        found = graph.set_of((index, leaf)).strategies[state]
+        if leaf < 0:
+            chosen[index] = found
         else:
-            state = states[graph.cluster_of[node.index]]
-            strategies.append(graph.sets[node.index].strategies[graph.strategy_of[node.index][state]])
-    return Decisions(graph=graph, strategies=tuple(_with_free(graph, strategies)))
+            hubs[index, leaf] = found.results[0]
+    strategies = tuple(_with_free(graph, chosen))
+    return Decisions(graph=graph, strategies=strategies, lies=_lies(graph, strategies, hubs))
+
+
+def _lies(
+    graph: Graph, strategies: Sequence[Strategy], hubs: Mapping[Leaf, TensorSharding]
+) -> tuple[tuple[TensorSharding, ...], ...]:
+    """Per node how its array leaves lie: as made, but for sums that no reader takes as partial ones: reduced."""
+    wanted: dict[Leaf, TensorSharding] = dict(hubs)
+    for node in graph.flow.nodes:
+        for use in node.uses:
+            wanted.setdefault(use.source, strategies[node.index].operands[use.position])
+    order = [axis.name for axis in graph.prices.mesh.axes]
+    return tuple(
+        tuple(
+            made if not made.unreduced else _reduced(made, wanted.get((index, leaf)), strategy.partial, order)
+            for leaf, made in enumerate(strategy.results)
+        )
+        for index, strategy in enumerate(strategies)
+    )
+
+
+def _reduced(
+    made: TensorSharding, wanted: TensorSharding | None, contracted: Sequence[str], order: Sequence[str]
+) -> TensorSharding:
+    """A partial sum reduced over the contracted axes that `wanted` reduces: split where it wants that and nothing else
+    moves. Sums that were taken through stay partial here: their readers reduce them."""
+    ending = [axis for axis in made.unreduced if axis in contracted and (wanted is None or axis not in wanted.unreduced)]
+    kept = tuple(axis for axis in made.unreduced if axis not in ending)
+    whole = TensorSharding(made.dims, kept)
+    if wanted is None:
+        return whole
+    dims = list(made.dims)
+    for axis in ending:
+        for dim, axes in enumerate(wanted.dims):
+            if axis in axes:
+                dims[dim] = tuple(sorted((*dims[dim], axis), key=order.index))
+    for dim, axes in enumerate(dims):
+        if axes[: len(made.dims[dim])] != made.dims[dim]:  # an axis would come between those that split it already
+            return whole
+        if not set(axes) <= set(wanted.dims[dim]) and axes != made.dims[dim]:
+            return whole
+    return TensorSharding(tuple(dims), kept)
 
 
 def _with_free(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Strategy]:
@@ -63,7 +108,7 @@ def _with_free(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Stra
 
 def _serving(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
     """The strategy of a free node whose result is what all readers agree on; replicated where there is none."""
-    strategies = graph.sets[node].strategies
+    strategies = graph.set_of((node, -1)).strategies
     common = wanted[0] if wanted else strategies[0].results[0]
     for other in wanted[1:]:
         dims = tuple(
@@ -101,8 +146,9 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
         result = tuple(used)
     elif made and flow.nodes[made[0][0]].instruction is instruction and instruction.opcode != "parameter":
         strategy = decisions.strategies[made[0][0]]
-        used, partial = list(strategy.operands), strategy.partial
-        reason = graph.sets[made[0][0]].reason
+        used = list(strategy.operands)
+        partial = _reduced_here(strategy, result)
+        reason = graph.set_of((made[0][0], -1)).reason
     return InstructionPlan(
         computation=computation,
         name=instruction.name,
@@ -112,6 +158,13 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
         partial=partial,
         reason=reason,
     )
+
+
+def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:
+    """Axes the local results are partial over: contracted ones, and partial sums taken through that end here."""
+    through = [axis for made in local_results(strategy) for axis in made.unreduced]
+    kept = {axis for lies in result for axis in lies.unreduced}
+    return tuple(dict.fromkeys((*strategy.partial, *(axis for axis in through if axis not in kept))))
 
 
 def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
@@ -181,7 +234,8 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
             name = node.instruction.name
             cause = causes.move(node, use) if causes else ""
             ledger.add(name, cause, shape, source, target, use.weight)
-        for shape, source, target in zip(node.shapes, local_results(strategy), strategy.results, strict=True):
+        made = strategy.results if node.is_value else local_results(strategy)
+        for shape, source, target in zip(node.shapes, made, decisions.lies[node.index], strict=True):
             if source != target:
                 name = node.instruction.name
                 cause = causes.reduction(node) if causes else ""
@@ -194,10 +248,11 @@ def compute_time_s(decisions: Decisions) -> float:
     total = 0.0
     prices = decisions.graph.prices
     once: dict[tuple[int, int], float] = {}  # equal instructions share their strategies
+    signatures = decisions.graph.layout.signatures
     for node in decisions.graph.flow.nodes:
         if not node.is_value and node.weight:
             strategy = decisions.strategies[node.index]
-            key = (id(decisions.graph.sets[node.index]), id(strategy))
+            key = (signatures[node.index], id(strategy))
             if key not in once:
                 once[key] = prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
             total += node.weight * once[key]
@@ -211,6 +266,27 @@ def arrival_time_s(decisions: Decisions) -> float:
         graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))
         for node in sorted(graph.arriving)
     )
+
+
+# ---- segments ----------------------------------------------------------------
+
+
+def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]:
+    """The segments in order, each with the values that it hands to others."""
+    crossing = decisions.graph.layout.crossing
+    flow = decisions.graph.flow
+    found = []
+    for number, instance in enumerate(chain.instances):
+        handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
+        found.append(
+            SegmentPlan(
+                name=f"segment {number}",
+                kind=instance.kind,
+                instructions=len(instance.nodes),
+                boundary=tuple((flow.nodes[leaf[0]].instruction.name, decisions.result(leaf)) for leaf in handed),
+            )
+        )
+    return tuple(found)
 
 
 # ---- variables -------------------------------------------------------------------

@@ -58,6 +58,11 @@ class Confinement:
         updates = _updates(flow, dims, state_outputs) if roles.sharded_state else frozenset()
         return cls(roles=roles, dims=dims, updates=updates, hard=hard)
 
+    def key(self, node: Node) -> tuple[object, ...]:
+        """What `narrow` depends on, besides the strategies."""
+        operands = tuple(self.dims[source][leaf] for source, leaf in (use.source for use in node.uses))
+        return operands, tuple(self.dims[node.index]), node.index in self.updates, node.index in self.hard
+
     def narrow(self, node: Node, found: StrategySet) -> StrategySet:
         """The strategies of `found` that the roles leave to `node`."""
         if node.index in self.hard:

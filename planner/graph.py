@@ -1,12 +1,8 @@
-"""The graph of decisions: every node, or clusters of nodes that decide together; and the choice problem over them.
+"""The graph of decisions: variables over a program's nodes, and the choice problem of any part of them.
 
-In a program of up to `FINE_NODES` nodes each one chooses for itself: the exact reductions fold that as fast as a
-coarsened graph, and nothing is lost. Larger programs are coarsened.
-There a node follows the producer of one of its operands when each strategy of that producer's cluster leaves the node
-exactly one strategy that uses the operand as it comes, and together they reach all strategies of the node. Then
-nothing is chosen at the node: elementwise chains, transposes, most reshapes follow; products, reductions,
-gathers and values with pins choose for themselves. Where operands of two clusters meet (a residual addition), the
-node follows the cluster that chose last, and the other operand may be resharded on its way in.
+A variable is a node that chooses its strategy, or a *hub*: how a value lies for its readers. A value with several
+readers that would have it moved has one, so that a move which several share (a gradient reduced once,
+weights gathered for forward and backward) is paid once; so has every value that crosses from one segment to another.
 
 What is made from constants, iota and scalars alone is left out: any device can make any part of it, so it takes
 the sharding its readers want (`Graph.is_free`).
@@ -14,16 +10,21 @@ the sharding its readers want (`Graph.is_free`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardwright.planner.confine import Confinement
-from shardwright.planner.dataflow import Dataflow, Node, Use
+from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.pbqp import Problem
+from shardwright.planner.preference import Preference
 from shardwright.planner.prices import FloatArray, IntArray, Prices
-from shardwright.planner.strategies import StrategyBuilder, StrategySet
+from shardwright.hlo import Instruction
+from shardwright.planner.rules.linear import is_zero
+from shardwright.planner.segments import CHOOSERS, Segments
+from shardwright.planner.rules import rule_of
+from shardwright.planner.strategies import StrategyBuilder, StrategySet, signature, ways_through
 
 #: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
 _REMADE = frozenset({
@@ -32,115 +33,284 @@ _REMADE = frozenset({
     "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
 })  # fmt: skip
 
-#: Largest program, in nodes, that is not coarsened.
-FINE_NODES = 3000
-
 _VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "bitcast"})
+
+#: A variable: (node, -1) its strategy, (node, leaf) the hub of one of its array leaves.
+Variable = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What of the graph does not depend on the mesh.
+
+    signatures: per node, a number that is equal for instructions with equal strategies.
+    is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
+    ways: per node, which operands may be partial together.
+    hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
+    whole: hubs that lie reduced, because what is made anew for each reader reads them.
+    keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
+    """
+
+    flow: Dataflow
+    segments: Segments
+    signatures: tuple[int, ...]
+    is_free: tuple[bool, ...]
+    can_be_partial: tuple[bool, ...]
+    ways: tuple[tuple[frozenset[int], ...], ...]
+    hubs: Mapping[Leaf, float]
+    crossing: Mapping[Leaf, tuple[int, ...]]
+    whole: frozenset[Leaf]
+    keys: Mapping[int, Hashable]
+
+    def describe(self, variable: Variable) -> Hashable:
+        """What decides the states and costs of a variable on any mesh, besides what it is connected to."""
+        index, leaf = variable
+        node = self.flow.nodes[index]
+        if leaf >= 0:
+            may_be_partial = self.can_be_partial[index] and variable not in self.whole
+            return (node.shapes[leaf], may_be_partial, self.hubs[variable], variable in self.crossing)
+        uses = tuple(  # of values made anew: whether they are zero
+            (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
+        )
+        what = node.shapes if node.is_value else self.signatures[index]
+        return (what, node.is_value, node.weight, self.can_be_partial[index], self.ways[index], uses, self.keys.get(index))
+
+
+def lay_out(
+    flow: Dataflow,
+    free: Sequence[bool],
+    segments: Segments,
+    pinned: Mapping[int, Hashable],
+    keys: Mapping[int, Hashable],
+) -> Layout:
+    """Decide what may be partial and which values get hubs.
+
+    pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
+    keys: the same of nodes that differ in anything else.
+    """
+    signatures, instructions = _signatures(flow)
+    rules = [rule_of(instruction) for instruction in instructions]
+    through = [ways_through(instruction) for instruction in instructions]
+    ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
+    sums = [any(factor.reduction == "add" for factor in rule.factors) for rule in rules]
+    made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
+    partial = _can_be_partial(flow, free, made, ways, frozenset(pinned))
+    allowed = tuple(
+        tuple(way for way in found if all(partial[node.uses[leaf].source[0]] for leaf in way))
+        for node, found in zip(flow.nodes, ways, strict=True)
+    )
+    uses: dict[Leaf, list[tuple[Node, Use]]] = {}
+    whole: set[Leaf] = set()
+    for node in flow.nodes:
+        for use in node.uses:
+            if not free[use.source[0]] and not free[node.index]:
+                uses.setdefault(use.source, []).append((node, use))
+            elif free[node.index] and partial[use.source[0]] and not free[use.source[0]]:
+                whole.add(use.source)  # a scalar that something made anew reads
+    hubs: dict[Leaf, float] = {}
+    crossing: dict[Leaf, tuple[int, ...]] = {}
+    arguments = frozenset(flow.parameters)
+    for leaf, found in sorted({**dict.fromkeys(whole, []), **uses}.items()):
+        away = sorted({segments.of[node.index] for node, _ in found} - {segments.of[leaf[0]]})
+        if any(use.hard for _, use in found):
+            continue
+        choosers = sum(node.instruction.opcode in CHOOSERS and not node.is_value for node, _ in found)
+        is_shared = len(found) > 1 and (partial[leaf[0]] or choosers > 1 or leaf[0] in arguments)
+        if away or is_shared or leaf in whole:
+            hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
+        if away:
+            crossing[leaf] = tuple(away)
+    return Layout(
+        flow=flow,
+        segments=segments,
+        signatures=tuple(signatures),
+        is_free=tuple(free),
+        can_be_partial=tuple(partial),
+        ways=allowed,
+        hubs=hubs,
+        crossing=crossing,
+        whole=frozenset(whole),
+        keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
+    )
+
+
+def _signatures(flow: Dataflow) -> tuple[list[int], list[Instruction]]:
+    """Per node the number of its instruction's signature, and an instruction of each."""
+    numbers: dict[Hashable, int] = {}
+    instructions: list[Instruction] = []
+    found = []
+    for node in flow.nodes:
+        number = numbers.setdefault(signature(node.instruction), len(numbers))
+        if number == len(instructions):
+            instructions.append(node.instruction)
+        found.append(number)
+    return found, instructions
+
+
+def _can_be_partial(
+    flow: Dataflow,
+    free: Sequence[bool],
+    made: Sequence[bool],
+    ways: Sequence[tuple[frozenset[int], ...]],
+    pinned: frozenset[int],
+) -> list[bool]:
+    """Per node, whether its value may be a partial sum: made by a contracted factor, or linear in what may be one.
+
+    made: nodes with such a factor. What loops carry may be if all that flows into it may: assumed first, dropped until nothing changes.
+    """
+    fixed = pinned | set(flow.parameters) | set(flow.outputs)
+    can = [False] * len(flow.nodes)
+    for node in flow.nodes:
+        can[node.index] = node.is_value and bool(node.uses) and node.index not in fixed and node.shapes[0].rank > 0
+        can[node.index] = can[node.index] and not node.shapes[0].element_type.startswith(("pred", "s", "u"))
+    changed = True
+    while changed:
+        changed = False
+        for node in flow.nodes:
+            i = node.index
+            if i in fixed:
+                continue
+            if free[i]:
+                found = is_zero(node.instruction)
+            elif node.is_value:
+                found = can[i] and all(can[use.source[0]] for use in node.uses)
+            else:
+                found = made[i] or any(all(can[node.uses[leaf].source[0]] for leaf in way) for way in ways[i])
+            if found != can[i]:
+                can[i] = found
+                changed = True
+    return can
+
+
+def variables_of(layout: Layout, nodes: Sequence[int]) -> tuple[list[Variable], int]:
+    """The variables of `nodes`, each followed by its hubs, then the hubs they read from elsewhere; how many are own."""
+    own: list[Variable] = []
+    elsewhere: dict[Variable, None] = {}
+    inside = set(nodes)
+    for index in nodes:
+        own.append((index, -1))
+        own += [(index, leaf) for leaf in range(len(layout.flow.nodes[index].shapes)) if (index, leaf) in layout.hubs]
+        for use in layout.flow.nodes[index].uses:
+            if use.source[0] not in inside and not layout.is_free[use.source[0]]:
+                elsewhere[use.source if use.source in layout.hubs else (use.source[0], -1)] = None
+    return [*own, *elsewhere], len(own)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Graph:
-    """Clusters over the nodes of a dataflow.
+    """The variables of a program on one mesh.
 
-    sets: strategies per node. cluster_of: per node its cluster, or -1 for a free node.
-    leaders: per cluster the node whose strategies are the cluster's states.
-    strategy_of: per node, the strategy that goes with each state of its cluster.
-    in_place: nodes whose value is used as it lies or split further, never gathered.
-    arriving: nodes of arguments that the client sends with every step.
+    sets: strategies per node, made when asked for. in_place: nodes whose value is used as it lies or split further,
+    never gathered. arriving: nodes of arguments that the client sends with every step.
     """
 
-    flow: Dataflow
+    layout: Layout
     prices: Prices
-    sets: list[StrategySet]
-    is_free: list[bool]
-    cluster_of: list[int] = field(default_factory=list)
-    leaders: list[int] = field(default_factory=list)
-    strategy_of: list[IntArray] = field(default_factory=list)
+    builder: StrategyBuilder
+    pinned: Mapping[int, StrategySet]
     in_place: frozenset[int] = frozenset()
     arriving: frozenset[int] = frozenset()
+    confinement: Confinement | None = None
+    preference: Preference | None = None
+    _sets: dict[Variable, StrategySet] = field(default_factory=dict)
 
-    def problem(self) -> Problem:
-        """Costs of all clusters' states, and of resharding between every pair of clusters."""
-        problem = Problem(costs=[np.zeros(len(self.sets[leader])) for leader in self.leaders])
+    @property
+    def flow(self) -> Dataflow:
+        return self.layout.flow
+
+    @property
+    def is_free(self) -> Sequence[bool]:
+        return self.layout.is_free
+
+    def set_of(self, variable: Variable) -> StrategySet:
+        """The strategies of a node, or the ways a hub can lie."""
+        found = self._sets.get(variable)
+        if found is None:
+            found = self._sets[variable] = self._make(*variable)
+        return found
+
+    def _make(self, index: int, leaf: int) -> StrategySet:
+        node, layout = self.flow.nodes[index], self.layout
+        if leaf >= 0:
+            partial = layout.can_be_partial[index] and (index, leaf) not in layout.whole
+            return self.builder.of_value(node.shapes[leaf], partial=partial)
+        found = self.pinned.get(index)
+        if found is not None:
+            return found
+        if node.is_value:
+            found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index])
+        else:
+            found = self.builder.of_instruction(node.instruction, layout.ways[index], layout.signatures[index])
+        if self.confinement is None or layout.is_free[index]:
+            return found
+        return self.confinement.narrow(node, found)
+
+    # ---- the problem of some nodes -------------------------------------------
+    def least_s(self) -> float:
+        """Seconds a step that no plan can do without: every node by its cheapest strategy, and no moves."""
+        least: dict[int, float] = {}
+        total = 0.0
         for node in self.flow.nodes:
-            if self.is_free[node.index]:
-                continue
-            cluster = self.cluster_of[node.index]
-            problem.costs[cluster] += node.weight * self.sets[node.index].time_s[self.strategy_of[node.index]]
-            if node.index in self.arriving:
-                problem.costs[cluster] += self._arrival_s(node)
+            if not self.is_free[node.index] and not node.is_value:
+                found = self.set_of((node.index, -1))
+                if id(found) not in least:
+                    least[id(found)] = float(found.time_s.min())
+                total += node.weight * least[id(found)]
+        return total
+
+    def problem(self, nodes: Sequence[int], variables: Sequence[Variable]) -> Problem:
+        """Costs of `nodes`: seconds a step of computing, and of moves between them and the hubs they touch."""
+        position = {variable: i for i, variable in enumerate(variables)}
+        problem = Problem(costs=[np.zeros(len(self.set_of(variable))) for variable in variables])
+        for index in nodes:
+            node = self.flow.nodes[index]
+            mine = position[index, -1]
+            problem.costs[mine] = problem.costs[mine] + self._own_costs(node)
+            for leaf in range(len(node.shapes)):
+                weight = self.layout.hubs.get((index, leaf))
+                if weight is not None:
+                    problem.add_edge(mine, position[index, leaf], self._spread_matrix(node, leaf, weight))
             for use in node.uses:
                 if not self.is_free[use.source[0]]:
-                    problem.add_edge(self.cluster_of[use.source[0]], cluster, self._use_matrix(node, use))
+                    hub = position.get(use.source)
+                    source = position[use.source[0], -1] if hub is None else hub
+                    problem.add_edge(source, mine, self._use_matrix(node, use, hub is not None))
         return problem
 
-    def _arrival_s(self, node: Node) -> FloatArray:
-        """Seconds of sending an argument, per state of its cluster."""
-        strategies = self.sets[node.index].strategies
-        seconds = [self.prices.arrival_s(node.shapes[0], strategy.results[0]) for strategy in strategies]
-        return np.array(seconds)[self.strategy_of[node.index]]
+    def _own_costs(self, node: Node) -> FloatArray:
+        found = self.set_of((node.index, -1))
+        costs = node.weight * found.time_s
+        if self.preference is not None:
+            costs = costs + self.preference.added_s(found)
+        if node.index in self.arriving:
+            costs = costs + [self.prices.arrival_s(node.shapes[0], each.results[0]) for each in found.strategies]
+        for use in node.uses:  # what is made anew can be a partial sum only if it is zero
+            if self.is_free[use.source[0]] and not self.layout.can_be_partial[use.source[0]]:
+                partial = np.array([bool(each.operands[use.position].unreduced) for each in found.strategies])
+                costs = np.where(partial, np.inf, costs)
+        return costs
 
-    def _use_matrix(self, node: Node, use: Use) -> FloatArray:
-        """Seconds a step of resharding one operand: states of its producer's cluster × of the node's."""
+    def _spread_matrix(self, node: Node, leaf: int, weight: float) -> FloatArray:
+        """Seconds of bringing a value from how it is made to how its hub lies."""
+        made = self.set_of((node.index, -1)).result_ids[:, leaf]
+        lies = self.set_of((node.index, leaf)).result_ids[:, 0]
+        return self._moves(node.index, leaf, made, lies, weight)
+
+    def _use_matrix(self, node: Node, use: Use, from_hub: bool) -> FloatArray:
+        """Seconds of bringing an operand from how it is made, or its hub lies, to how the node uses it."""
         source, leaf = use.source
-        made = self.sets[source].result_ids[self.strategy_of[source], leaf]
-        wanted = self.sets[node.index].operand_ids[self.strategy_of[node.index], use.position]
+        made = self.set_of((source, leaf)).result_ids[:, 0] if from_hub else self.set_of((source, -1)).result_ids[:, leaf]
+        wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
-        matrix = use.weight * self.prices.reshard_matrix(self.flow.nodes[source].shapes[leaf], made, wanted)
+        return self._moves(source, leaf, made, wanted, use.weight)
+
+    def _moves(self, source: int, leaf: int, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
+        matrix = self.prices.reshard_matrix(self.flow.nodes[source].shapes[leaf], made, wanted, weight)
         return np.where(matrix > 0, np.inf, matrix) if source in self.in_place else matrix
 
 
-def build_graph(
-    flow: Dataflow,
-    builder: StrategyBuilder,
-    prices: Prices,
-    pinned: Mapping[int, StrategySet],
-    in_place: frozenset[int] = frozenset(),
-    confinement: Confinement | None = None,
-    *,
-    arriving: frozenset[int] = frozenset(),
-    coarsen: bool | None = None,
-) -> Graph:
-    """Cluster the nodes of `flow`.
-
-    pinned: the strategies of nodes that may not choose freely. in_place: nodes whose value may not be
-    gathered for use, nor what is converted or transposed from it. confinement: what a forced strategy leaves
-    to the nodes that are not pinned. arriving: as in `Graph`. coarsen: whether nodes may follow others;
-    None decides by size.
-    """
-    coarsen = len(flow.nodes) > FINE_NODES if coarsen is None else coarsen
-    free = free_nodes(flow, pinned)
-
-    def strategies(node: Node) -> StrategySet:
-        found = pinned.get(node.index)
-        if found is not None:
-            return found
-        found = builder.of_value(node.shapes[0]) if node.is_value else builder.of_instruction(node.instruction)
-        return found if confinement is None or free[node.index] else confinement.narrow(node, found)
-
-    sets = [strategies(node) for node in flow.nodes]
-    graph = Graph(
-        flow=flow, prices=prices, sets=sets, is_free=free, in_place=_with_views(flow, in_place), arriving=arriving
-    )
-    follow = _Follow(graph)
-    for node in flow.nodes:
-        if free[node.index]:
-            graph.cluster_of.append(-1)
-            graph.strategy_of.append(np.zeros(0, np.int64))
-            continue
-        found = follow.leader(node) if coarsen and node.index not in pinned else None
-        if found is None:
-            graph.cluster_of.append(len(graph.leaders))
-            graph.leaders.append(node.index)
-            graph.strategy_of.append(np.arange(len(sets[node.index])))
-        else:
-            graph.cluster_of.append(found[0])
-            graph.strategy_of.append(found[1])
-    return graph
-
-
-def _with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
+def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
     """`nodes`, and what only rearranges or converts their values."""
     found = set(nodes)
     if nodes:
@@ -165,50 +335,3 @@ def free_nodes(flow: Dataflow, pinned: Mapping[int, StrategySet]) -> list[bool]:
             )
         )
     return free
-
-
-class _Follow:
-    """Finds the cluster a node can follow; equal questions are answered once."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._maps: dict[tuple[bytes, bytes], IntArray | None] = {}
-
-    def leader(self, node: Node) -> tuple[int, IntArray] | None:
-        """(cluster, the node's strategy per state of it), or None where the node must choose itself."""
-        if not node.uses or (node.is_value and (len(node.uses) != 1 or node.uses[0].source[0] > node.index)):
-            return None
-        for use in self._by_preference(node):
-            mapping = self._mapping(node, use)
-            if mapping is not None:
-                return self._graph.cluster_of[use.source[0]], mapping
-        return None
-
-    def _by_preference(self, node: Node) -> list[Use]:
-        """Operands that could lead: those whose cluster chose last first, broadcasts last."""
-        graph = self._graph
-        uses = [use for use in node.uses if not graph.is_free[use.source[0]] and use.source[0] < node.index]
-
-        def preference(use: Use) -> tuple[bool, int]:
-            leader = graph.leaders[graph.cluster_of[use.source[0]]]
-            return graph.flow.nodes[leader].instruction.opcode == "broadcast", -leader
-
-        return sorted(uses, key=preference)
-
-    def _mapping(self, node: Node, use: Use) -> IntArray | None:
-        graph = self._graph
-        source, leaf = use.source
-        made = graph.sets[source].result_ids[graph.strategy_of[source], leaf]
-        wanted = graph.sets[node.index].operand_ids[:, use.position]
-        key = (made.tobytes(), wanted.tobytes())
-        if key not in self._maps:
-            self._maps[key] = _one_to_one(made, wanted)
-        return self._maps[key]
-
-
-def _one_to_one(made: IntArray, wanted: IntArray) -> IntArray | None:
-    """The only strategy that wants each sharding made; None unless there is just one, and all are reached."""
-    strategy = {int(sharding): i for i, sharding in enumerate(wanted)}
-    if len(strategy) != len(wanted) or set(strategy) != set(made.tolist()):
-        return None
-    return np.array([strategy[int(sharding)] for sharding in made], np.int64)

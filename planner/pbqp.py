@@ -17,7 +17,7 @@ which `ilp` solves; `Reduction.complete` then puts the folded variables back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,15 +100,19 @@ class Reduction:
         return chosen
 
 
-def reduce(problem: Problem) -> Reduction:
-    """Fold away all that can be without loss. Raises ValueError where no assignment is finite."""
-    return _Reducer(problem).run()
+def reduce(problem: Problem, protected: Iterable[int] = ()) -> Reduction:
+    """Fold away all that can be without loss. Raises ValueError where no assignment is finite.
+
+    protected: variables that other costs than these depend on: they stay, with every state that is possible.
+    """
+    return _Reducer(problem, frozenset(protected)).run()
 
 
 class _Reducer:
     """Works on copies: `near[v][w]` is the edge with v's states as rows, kept in both directions."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, protected: frozenset[int]) -> None:
+        self.protected = protected
         self.costs = [cost.copy() for cost in problem.costs]
         self.kept: list[IntArray] = [np.arange(len(cost)) for cost in problem.costs]
         self.near: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
@@ -139,7 +143,9 @@ class _Reducer:
         heapq.heapify(heap)
         while heap:
             rank, v = heapq.heappop(heap)
-            if not self.alive[v] or rank != self._rank(v) or (len(self.near[v]) > 2 and len(self.costs[v]) > 1):
+            if not self.alive[v] or v in self.protected or rank != self._rank(v):
+                continue
+            if len(self.near[v]) > 2 and len(self.costs[v]) > 1:
                 continue
             touched = self._fold(v)
             for w in touched:
@@ -206,6 +212,8 @@ class _Reducer:
             raise ValueError("no assignment is finite")
         if not possible.all():
             self._restrict(v, np.flatnonzero(possible))
+        if v in self.protected:
+            return len(self.costs[v]) < before
         cost = self.costs[v]
         slack = np.subtract.outer(cost, cost)  # [i, j]: what i costs more than j, at least
         for matrix in self.near[v].values():

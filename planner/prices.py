@@ -33,7 +33,7 @@ class Prices:
         self.topology = Topology.of(cluster, profile)
         self.shardings: list[TensorSharding] = []
         self._ids: dict[TensorSharding, int] = {}
-        self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes], FloatArray] = {}
+        self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
         self._pairs: dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], float]] = {}
 
     def identify(self, sharding: TensorSharding) -> int:
@@ -68,11 +68,16 @@ class Prices:
         """Seconds to bring an array from `source` (which may be partial) to `target`."""
         if source == target:
             return 0.0
+        if not set(target.unreduced) <= set(source.unreduced):
+            return np.inf
         return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
 
-    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> FloatArray:
-        """Seconds from each of `sources` (rows) to each of `targets` (columns), given by their integers."""
-        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes())
+    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, times: float) -> FloatArray:
+        """Seconds of `times` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
+
+        Infinity where the target is a partial sum and the source is not one over the same axes.
+        """
+        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), times)
         matrix = self._matrices.get(key)
         if matrix is None:
             rows, row_of = np.unique(sources, return_inverse=True)
@@ -80,7 +85,7 @@ class Prices:
             distinct = np.array([[self._pair_s(shape, i, j) for j in columns.tolist()] for i in rows.tolist()]).reshape(
                 len(rows), len(columns)
             )
-            matrix = self._matrices[key] = distinct[np.ix_(row_of, column_of)]
+            matrix = self._matrices[key] = _times(distinct, times)[np.ix_(row_of, column_of)]
         return matrix
 
     def _pair_s(self, shape: ArrayShape, source: int, target: int) -> float:
@@ -90,3 +95,8 @@ class Prices:
             found = self.reshard_s(shape, self.shardings[source], self.shardings[target])
             pairs[source, target] = found
         return found
+
+
+def _times(seconds: FloatArray, times: float) -> FloatArray:
+    """`seconds` repeated; what is impossible stays so even if it is never done."""
+    return np.where(np.isinf(seconds), np.inf, times * np.where(np.isinf(seconds), 0.0, seconds))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, memory
 from shardwright.errors import AnnotationError, PlanError
-from shardwright.hlo import Module, parse
+from shardwright.hlo import Module
 from shardwright.planner.assemble import (
     Decisions,
     arrival_time_s,
@@ -21,22 +20,23 @@ from shardwright.planner.assemble import (
     decide,
     instruction_plans,
     planned_collectives,
+    segment_plans,
     variables,
 )
 from shardwright.planner.causes import Causes
-from shardwright.planner.dataflow import build_dataflow
-from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin, state_arguments
-from shardwright.planner.graph import Graph, build_graph, free_nodes
-from shardwright.planner.ilp import Solution
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
+from shardwright.planner.graph import Graph, free_nodes, with_views
 from shardwright.planner.meshes import given_mesh
-from shardwright.planner.names import argument_names, output_names
-from shardwright.planner.pins import allowed, collect
-from shardwright.planner.preference import prefer_simple
+from shardwright.planner.pins import Requirement, allowed
+from shardwright.planner.preference import Preference
 from shardwright.planner.prices import Prices
-from shardwright.planner.solve import solve
+from shardwright.planner.program import Program
+from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, Mesh, Plan
+from shardwright.progress import PlanProgress
 
 #: Seconds the integer program may take on one mesh.
 TIME_LIMIT_S = 20.0
@@ -44,17 +44,6 @@ TIME_LIMIT_S = 20.0
 #: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
 #: parallelism: less is no difference that the cost model could tell.
 LEAST_GAIN = 1e-3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanProgress:
-    """How far planning is. phase: parse, rules, search or check; 0.0 where a figure is not known yet."""
-
-    phase: str
-    detail: str = ""
-    incumbent_s: float = 0.0
-    lower_bound_s: float = 0.0
-    elapsed_s: float = 0.0
 
 
 Listener = Callable[[PlanProgress], None]
@@ -82,41 +71,40 @@ class _Planner:
         self._start = time.perf_counter()
         self._progress = progress
         self._best: _Found | None = None
+        self._bound_s = 0.0
         check_force(options)
         self.given = given_mesh(options, cluster.device_count)
         self._report("parse")
-        self.module = hlo if isinstance(hlo, Module) else parse(hlo)
-        self.text = hlo if isinstance(hlo, str) else hlo.to_text()
         self.cluster = cluster
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
-        self.flow = build_dataflow(self.module)
-        self.arguments = argument_names(self.flow, options.argument_names)
-        self.outputs = output_names(self.flow, options.output_names)
-        self.pins = collect(self.flow, options)
-        state = state_arguments(self.flow, options)
-        self.arriving = frozenset(node for number, node in enumerate(self.flow.parameters) if number not in state)
+        self.program = Program(hlo, options)
+        self.flow = self.program.flow
 
     def run(self) -> Plan:
-        meshes = (self.given,) if self.given else meshes_for(self.options, self.cluster.device_count)
         candidates: list[Candidate] = []
         refusal: PlanError | AnnotationError | None = None
-        for mesh in meshes:
+        for mesh in self._meshes():
             try:
                 found = self._on_mesh(mesh)
             except (PlanError, AnnotationError) as error:
                 refusal = refusal or error
-                candidates.append(Candidate(mesh=mesh, step_s=None, note=error.message))
+                candidates.append(Candidate(mesh=mesh, step_s=None, note=error.message, name=origin(self.options)))
                 continue
-            candidates.append(Candidate(mesh=mesh, step_s=found.cost.step_s))
+            candidates.append(Candidate(mesh=mesh, step_s=found.cost.step_s, name=origin(self.options)))
             if self._best is None or found.cost.step_s < self._best.cost.step_s * (1 - LEAST_GAIN):
                 self._best = found
+                self._report("search", str(mesh))
         if self._best is None:
             raise refusal or PlanError("no mesh can be planned")
-        self._report("check", str(self._best.decisions.graph.prices.mesh))
+        self._best = self._bounded(self._best)
+        self._report("check", str(self._best.mesh))
         made = self._assemble(self._best, tuple(candidates))
-        check_plan(self.module, made)
+        check_plan(self.program.module, made)
         return replace(made, planning_s=time.perf_counter() - self._start)
+
+    def _meshes(self) -> tuple[Mesh, ...]:
+        return (self.given,) if self.given else meshes_for(self.options, self.cluster.device_count)
 
     def _report(self, phase: str, detail: str = "") -> None:
         best = self._best
@@ -134,106 +122,126 @@ class _Planner:
     # ---- one mesh ------------------------------------------------------------
     def _on_mesh(self, mesh: Mesh) -> _Found:
         self._report("rules", str(mesh))
-        prices = Prices(mesh, self.cluster, self.profile)
-        builder = StrategyBuilder(prices)
-        force = forced(self.flow, self.arguments, self.options, mesh)
-        pinned = self._pinned(builder, force, mesh)
-        confinement = force.confinement(self.flow, free_nodes(self.flow, pinned), builder) if force.roles else None
-        build = functools.partial(build_graph, self.flow, builder, prices, pinned, arriving=self.arriving)
-        graph = build(force.in_place, confinement)
+        force = forced(self.flow, self.program.arguments, self.options, mesh)
         notes = list(self.flow.notes)
+        chain = self._chain(mesh, force, force.in_place)
         self._report("search", str(mesh))
         try:
-            solution = _solve(graph)
+            solved = chain.solve(TIME_LIMIT_S)
         except PlanError:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
-            graph = build(confinement=confinement)
-            solution = _solve(graph)
-        decisions = decide(graph, solution.states)
+            chain = self._chain(mesh, force, frozenset())
+            solved = chain.solve(TIME_LIMIT_S)
+        decisions = decide(chain.graph, solved.states)
         notes += _whole_product_notes(decisions, self.options)
         compute_s = compute_time_s(decisions)
         communication_s = sum(collective.time_s for collective in planned_collectives(decisions))
         communication_s += arrival_time_s(decisions)
-        cost = CostSummary(
-            compute_s=compute_s,
-            communication_s=communication_s,
-            lower_bound_s=min(solution.lower_bound, compute_s + communication_s),
-            bound_scope=_scope(graph, self.options),
-        )
-        return _Found(decisions=decisions, cost=cost, notes=tuple(notes))
+        cost = CostSummary(compute_s=compute_s, communication_s=communication_s, lower_bound_s=0.0, bound_scope="")
+        return _Found(mesh=mesh, chain=chain, solved=solved, decisions=decisions, cost=cost, notes=tuple(notes))
 
-    def _pinned(self, builder: StrategyBuilder, force: Forced, mesh: Mesh) -> dict[int, StrategySet]:
+    def _chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
+        """The choice problem on one mesh, in segments."""
+        prices = Prices(mesh, self.cluster, self.profile)
+        builder = StrategyBuilder(prices)
+        requirements = {
+            node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
+            for node in sorted({*self.program.pins, *force.requirements})
+        }
+        free = free_nodes(self.flow, requirements)
+        confinement = force.confinement(self.flow, free, builder)
+        in_place = with_views(self.flow, in_place)
+        extra: dict[int, Hashable] = {node: "in place" for node in in_place}
+        if confinement is not None:
+            for node in self.flow.nodes:
+                extra[node.index] = (node.index in in_place, *confinement.key(node))
+        structure = self.program.structure(requirements, extra)
+        graph = Graph(
+            layout=structure.layout,
+            prices=prices,
+            builder=builder,
+            pinned=self._pinned(builder, requirements, mesh),
+            in_place=in_place,
+            arriving=self.program.arriving,
+            confinement=confinement,
+        )
+        graph.preference = Preference(mesh.axes[0].name, graph.least_s(), len(self.flow.nodes))
+        return Chain(graph=graph, instances=structure.instances, runs=structure.runs)
+
+    def _pinned(
+        self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
+    ) -> dict[int, StrategySet]:
         """Strategies of the nodes that may not choose freely."""
         return {
-            index: builder.of_shardings(
-                allowed(
-                    self.flow,
-                    self.flow.nodes[index],
-                    [*self.pins.get(index, ()), *force.requirements.get(index, ())],
-                    mesh,
-                    self._name(index),
-                )
-            )
-            for index in sorted({*self.pins, *force.requirements})
+            node: builder.of_shardings(allowed(self.flow, self.flow.nodes[node], asked, mesh, self._name(node)))
+            for node, asked in requirements.items()
         }
 
     def _name(self, index: int) -> str:
         """What messages call a value."""
-        if index in self.flow.parameters:
-            return f"argument {self.arguments[self.flow.parameters.index(index)]}"
-        if index in self.flow.outputs:
-            return f"output {self.outputs[self.flow.outputs.index(index)]}"
-        instruction = self.flow.nodes[index].instruction
+        flow = self.flow
+        if index in flow.parameters:
+            return f"argument {self.program.arguments[flow.parameters.index(index)]}"
+        if index in flow.outputs:
+            return f"output {self.program.outputs[flow.outputs.index(index)]}"
+        instruction = flow.nodes[index].instruction
         return instruction.op_name or instruction.name
 
+    def _bounded(self, found: _Found) -> _Found:
+        """The same with a lower bound on what any plan on its mesh costs."""
+        cost = found.cost
+        bound_s = found.chain.lower_bound(found.solved)
+        cost = replace(
+            cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=_scope(found.chain, self.options, len(self.flow.nodes))
+        )
+        return replace(found, cost=cost)
+
     def _assemble(self, found: _Found, candidates: tuple[Candidate, ...]) -> Plan:
-        decisions = found.decisions
-        mesh = decisions.graph.prices.mesh
+        decisions, program = found.decisions, self.program
         instructions = instruction_plans(decisions)
-        parameters, outputs = variables(decisions, self.arguments, self.outputs)
-        return Plan(
-            module_name=self.module.name,
-            hlo_sha256=hashlib.sha256(self.text.encode()).hexdigest(),
-            mesh=mesh,
+        parameters, outputs = variables(decisions, program.arguments, program.outputs)
+        made = Plan(
+            module_name=program.module.name,
+            hlo_sha256=hashlib.sha256(program.text.encode()).hexdigest(),
+            mesh=found.mesh,
             hardware=self.profile.name,
             origin=origin(self.options),
             instructions=instructions,
             parameters=parameters,
             outputs=outputs,
-            collectives=planned_collectives(decisions, Causes(self.flow, self.arguments, self.outputs)),
+            collectives=planned_collectives(decisions, Causes(self.flow, program.arguments, program.outputs)),
             cost=found.cost,
-            memory=memory(self.module, instructions, parameters, outputs, mesh),
+            memory=memory(program.module, instructions, parameters, outputs, found.mesh, self.profile),
             candidates=candidates,
+            segments=segment_plans(decisions, found.chain),
             notes=(*found.notes, *_replicated_notes(instructions)),
-            hlo_text=self.text,
+            hlo_text=program.text,
         )
+        original = hashlib.sha256(program.original_text.encode()).hexdigest()
+        return plan_with_views(made, program.rewritten, program.original, original)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     """The best of one mesh."""
 
+    mesh: Mesh
+    chain: Chain
+    solved: SolvedChain
     decisions: Decisions
     cost: CostSummary
     notes: tuple[str, ...]
 
 
-def _solve(graph: Graph) -> Solution:
-    """The best states found; the bound is of their real cost, preferences left out."""
-    preferred = prefer_simple(graph, graph.problem())
-    solution = solve(preferred.problem, time_limit_s=TIME_LIMIT_S)
-    return replace(solution, lower_bound=solution.lower_bound - preferred.most)
-
-
-def _scope(graph: Graph, options: PlanOptions) -> str:
+def _scope(chain: Chain, options: PlanOptions, nodes: int) -> str:
     """What the bound is of: no plan within this scope is cheaper, by this cost model."""
     forced_by = "" if options.force is None else f" that {origin(options).removeprefix('forced: ')} leaves"
     return (
-        f"on mesh {graph.prices.mesh}, one factor or none per axis and instruction{forced_by}, "
-        f"{len(graph.flow.nodes)} decisions in {len(graph.leaders)} groups that choose as one; "
-        "sums are reduced where they arise, each reader pays for its own reshard, nothing overlaps"
+        f"on mesh {chain.graph.prices.mesh}, one factor or none per axis and instruction{forced_by}, "
+        f"{nodes} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums are reduced before the "
+        "next product, a value has one layout for its readers besides the one it is made in, nothing overlaps"
     )
 
 

@@ -19,12 +19,17 @@ def solve(problem: Problem, *, time_limit_s: float) -> Solution:
         reduction = pbqp.reduce(problem)
         core = _solve_core(reduction.core, time_limit_s)
     except ValueError as error:
-        raise PlanError(f"the pins contradict each other: {error}", remedy="pin or force less") from None
+        raise contradiction(error) from None
     return Solution(
         states=reduction.complete(core.states),
         value=reduction.constant + core.value,
         lower_bound=reduction.constant + core.lower_bound,
     )
+
+
+def contradiction(error: ValueError) -> PlanError:
+    """What a problem without any finite assignment means to the user."""
+    return PlanError(f"the pins contradict each other: {error}", remedy="pin or force less")
 
 
 def _solve_core(core: Problem, time_limit_s: float) -> Solution:

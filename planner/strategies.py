@@ -1,10 +1,9 @@
 """The ways to compute one instruction on a mesh: its rule's factors, one or none per axis.
 
-A strategy gives each mesh axis a factor of the rule or leaves it idle (the axis
-replicates). A contracted factor leaves partial results, which are reduced at once:
-to every device (all-reduce), or, for sums, split over a dimension of the result
-(reduce-scatter). Both are strategies of their own, which is how ZeRO-like plans
-come out of the same search.
+A strategy gives each mesh axis a factor of the rule, takes a partial sum through (where the instruction is linear),
+or leaves it idle (the axis replicates). A contracted factor leaves a partial sum: it stays one until a reader
+wants the value whole (all-reduce) or split (reduce-scatter), which is how ZeRO-like plans come out of the same
+search. Maxima, products and the like are reduced where they arise.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, denied, rule_of
+from shardwright.planner.rules.linear import linear_ways
 from shardwright.plans import Mesh, TensorSharding
 
 #: Attributes that say nothing about what an instruction computes.
@@ -26,15 +26,19 @@ _IRRELEVANT = frozenset({"metadata", "frontend_attributes", "sharding", "backend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What one mesh axis does: nothing, split a factor, or split it and scatter the sum over `scatter_dim`."""
+    """What one mesh axis does: nothing, split a factor, or take the partial sums of `linear` operand leaves through."""
 
     factor: Factor | None = None
-    scatter_dim: int | None = None
+    linear: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """One way to compute an instruction: shardings per array leaf of the operands as used, and of the result."""
+    """One way to compute an instruction: shardings per array leaf of the operands as used, and of the result.
+
+    partial: axes that a contracted factor takes. A sum over them is left unreduced in `results`; anything
+    else is reduced at once.
+    """
 
     operands: tuple[TensorSharding, ...]
     results: tuple[TensorSharding, ...]
@@ -46,7 +50,7 @@ class StrategySet:
     """All strategies of an instruction on a mesh, as arrays for the search.
 
     operand_ids: [strategies, operand leaves], result_ids: [strategies, result leaves]: interned shardings.
-    time_s: [strategies], seconds of computing and of reducing partial results, once.
+    time_s: [strategies], seconds of computing, and of reducing what cannot stay partial, once.
     reason: why there is no more to choose from; else empty.
     """
 
@@ -60,6 +64,17 @@ class StrategySet:
         return len(self.strategies)
 
 
+#: Products take no partial sums through: a sum is reduced before the next product reads it, never after.
+_NOT_THROUGH = frozenset({"dot", "convolution", "ragged-dot"})
+
+
+def ways_through(instruction: Instruction) -> tuple[frozenset[int], ...]:
+    """Operand leaves that may be partial sums together (`rules.linear`); none for products and scalars."""
+    if instruction.opcode in _NOT_THROUGH or not any(leaf.rank for leaf in instruction.shape.leaves):
+        return ()
+    return tuple(way.operands for way in linear_ways(instruction) if way.operands)
+
+
 class StrategyBuilder:
     """Strategy sets of instructions on one mesh; equal instructions share one set."""
 
@@ -70,36 +85,41 @@ class StrategyBuilder:
 
     def rule(self, instruction: Instruction) -> OpRule:
         """The instruction's rule."""
-        key = _signature(instruction)
+        key = signature(instruction)
         found = self._rules.get(key)
         if found is None:
             found = self._rules[key] = rule_of(instruction)
         return found
 
-    def of_instruction(self, instruction: Instruction) -> StrategySet:
-        """Strategies by the instruction's rule; the first one is replicated."""
-        key = _signature(instruction)
+    def of_instruction(
+        self, instruction: Instruction, linear: tuple[frozenset[int], ...] = (), number: int | None = None
+    ) -> StrategySet:
+        """Strategies by the instruction's rule; the first one is replicated.
+
+        linear: which operand leaves may be partial sums together. number: stands for the instruction's signature.
+        """
+        key = (signature(instruction) if number is None else number, linear)
         found = self._sets.get(key)
         if found is None:
-            found = self._sets[key] = self._build(instruction)
+            found = self._sets[key] = self._build(instruction, linear)
         return found
 
-    def of_value(self, shape: ArrayShape) -> StrategySet:
-        """Every even sharding of an array that is only handed on: it is used as it is."""
-        key = ("value", shape.dimensions)
+    def of_value(self, shape: ArrayShape, *, partial: bool = False) -> StrategySet:
+        """Every even sharding of an array that is only handed on; with `partial`, also as a partial sum."""
+        key = ("value", shape.dimensions, partial)
         found = self._sets.get(key)
         if found is None:
-            found = self._sets[key] = self.of_shardings(even_shardings(shape, self._prices.mesh))
+            found = self._sets[key] = self.of_shardings(tuple(even_shardings(shape, self._prices.mesh, partial)))
         return found
 
-    def of_shardings(self, shardings: Iterator[TensorSharding] | tuple[TensorSharding, ...]) -> StrategySet:
+    def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
         """The given shardings of an array that is only handed on."""
         strategies = tuple(Strategy(operands=(sharding,), results=(sharding,)) for sharding in shardings)
         return self._set(strategies, np.zeros(len(strategies)), "")
 
-    def _build(self, instruction: Instruction) -> StrategySet:
-        rule = self.rule(instruction)
-        strategies = tuple(enumerate_strategies(instruction, rule, self._prices.mesh))
+    def _build(self, instruction: Instruction, linear: tuple[frozenset[int], ...]) -> StrategySet:
+        rule = rule_of(instruction)
+        strategies = tuple(enumerate_strategies(instruction, rule, self._prices.mesh, linear))
         time_s = np.array([self._time_s(instruction, strategy) for strategy in strategies])
         return self._set(strategies, time_s, rule.reason if len(strategies) == 1 else "")
 
@@ -129,37 +149,45 @@ class StrategyBuilder:
 
 
 def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
-    """Result shardings before partial results are reduced."""
-    if not strategy.partial:
+    """Result shardings before anything is reduced."""
+    if all(set(strategy.partial) <= set(s.unreduced) for s in strategy.results):
         return strategy.results
-    partial = set(strategy.partial)
     return tuple(
-        TensorSharding(tuple(tuple(a for a in dim if a not in partial) for dim in s.dims), strategy.partial)
+        TensorSharding(s.dims, (*s.unreduced, *(axis for axis in strategy.partial if axis not in s.unreduced)))
         for s in strategy.results
     )
 
 
-def even_shardings(shape: ArrayShape, mesh: Mesh) -> Iterator[TensorSharding]:
-    """Every way to split the dimensions of `shape` evenly over the mesh axes; replicated first."""
-    options = [None, *range(shape.rank)]
+def even_shardings(shape: ArrayShape, mesh: Mesh, partial: bool = False) -> Iterator[TensorSharding]:
+    """Every way to split the dimensions of `shape` evenly over the mesh axes; replicated first.
+
+    partial: an axis may also hold partial sums.
+    """
+    options: list[int | None] = [None, *range(shape.rank), *((-1,) if partial else ())]
     for dims in product(options, repeat=len(mesh.axes)):
         split: list[tuple[str, ...]] = [()] * shape.rank
+        unreduced = tuple(axis.name for axis, dim in zip(mesh.axes, dims, strict=True) if dim == -1)
         for axis, dim in zip(mesh.axes, dims, strict=True):
-            if dim is not None:
+            if dim is not None and dim >= 0:
                 split[dim] = (*split[dim], axis.name)
         if all(size % mesh.size(axes) == 0 for size, axes in zip(shape.dimensions, split, strict=True)):
-            yield TensorSharding(tuple(split))
+            yield TensorSharding(tuple(split), unreduced)
 
 
-def enumerate_strategies(instruction: Instruction, rule: OpRule, mesh: Mesh) -> Iterator[Strategy]:
-    """Strategies of `instruction` on `mesh`: each axis takes one factor or none; replicated first.
+def enumerate_strategies(
+    instruction: Instruction, rule: OpRule, mesh: Mesh, linear: tuple[frozenset[int], ...] = ()
+) -> Iterator[Strategy]:
+    """Strategies of `instruction` on `mesh`: each axis takes one factor, partial sums through, or nothing.
 
-    Left out: a factor that its axes do not divide, two factors on one dimension of one tensor,
-    a scatter over a dimension already split by a minor axis, and what XLA is known to compute wrongly.
+    The first is replicated. Left out: a factor that its axes do not divide, two factors on one dimension of
+    one tensor, and what XLA is known to compute wrongly.
     """
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
-    choices = list(_choices(rule, results))
+    choices = [Choice()]
+    if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
+        choices += [Choice(factor=factor) for factor in rule.factors]
+        choices += [Choice(linear=way) for way in linear]
     seen = set()
     for combination in product(choices, repeat=len(mesh.axes)):
         strategy = _strategy(combination, inputs, results, mesh)
@@ -170,16 +198,6 @@ def enumerate_strategies(instruction: Instruction, rule: OpRule, mesh: Mesh) -> 
             continue
         seen.add(strategy)
         yield strategy
-
-
-def _choices(rule: OpRule, results: tuple[ArrayShape, ...]) -> Iterator[Choice]:
-    yield Choice()
-    if rule.leafwise:
-        return  # tuples and loops: their leaves are values of their own in the graph
-    for factor in rule.factors:
-        yield Choice(factor=factor)
-        if factor.reduction == "add" and len(results) == 1:
-            yield from (Choice(factor=factor, scatter_dim=dim) for dim in range(results[0].rank))
 
 
 def _strategy(
@@ -193,18 +211,24 @@ def _strategy(
             if choice.factor.size % axes_of[choice.factor.name]:
                 return None
     taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
+    through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
     operands = [_split(leaf, i, [(a, f, f.operands) for a, f in taken]) for i, leaf in enumerate(inputs)]
     outputs = [_split(leaf, i, [(a, f, f.results) for a, f in taken]) for i, leaf in enumerate(results)]
     if any(dims is None for dims in (*operands, *outputs)):
         return None
-    partial = tuple(axis for axis, factor in taken if factor.contracted)
-    for axis, choice in zip(mesh.axes, combination, strict=True):
-        if choice.scatter_dim is not None and not _scatter(outputs[0], choice.scatter_dim, axis.name, results[0], mesh):
-            return None
+    contracted = tuple(axis for axis, factor in taken if factor.contracted)
+    sums = {axis for axis, factor in taken if factor.reduction == "add"} | {axis for axis, _ in through}
+    if any(axis not in sums for axis in contracted) and through:
+        return None  # a maximum over partial sums is none
+    unreduced = tuple(axis.name for axis in mesh.axes if axis.name in sums)
     return Strategy(
-        operands=tuple(TensorSharding(tuple(dims)) for dims in operands if dims is not None),
-        results=tuple(TensorSharding(tuple(dims)) for dims in outputs if dims is not None),
-        partial=partial,
+        operands=tuple(
+            TensorSharding(tuple(dims), tuple(axis for axis, leaves in through if i in leaves))
+            for i, dims in enumerate(operands)
+            if dims is not None
+        ),
+        results=tuple(TensorSharding(tuple(dims), unreduced) for dims in outputs if dims is not None),
+        partial=contracted,
     )
 
 
@@ -224,17 +248,7 @@ def _split(
     return dims
 
 
-def _scatter(dims: list[tuple[str, ...]] | None, dim: int, axis: str, shape: ArrayShape, mesh: Mesh) -> bool:
-    """Split `dim` further over `axis`, in place; False where that is uneven or against mesh order."""
-    assert dims is not None
-    order = [each.name for each in mesh.axes]
-    if any(order.index(other) > order.index(axis) for other in dims[dim]):
-        return False
-    dims[dim] = (*dims[dim], axis)
-    return shape.dimensions[dim] % mesh.size(dims[dim]) == 0
-
-
-def _signature(instruction: Instruction) -> object:
+def signature(instruction: Instruction) -> object:
     """What strategies depend on: opcode, shapes, attributes, and what the applied region computes."""
     return (
         instruction.opcode,

@@ -47,13 +47,14 @@ def run_planned(program: Program, planned: Plan) -> list[list[np.ndarray]]:
 
 def _put(value: Any, number: int, planned: Plan, loaded: Any) -> jax.Array:
     variable = planned.parameters[number]
-    array = np.asarray(value)
+    array = np.asarray(value).reshape(variable.shape)
     padding = [(0, stored - size) for stored, size in zip(variable.stored_shape, variable.shape, strict=True)]
     return jax.device_put(np.pad(array, padding) if padding else array, loaded.argument_shardings[number])
 
 
 def _logical(value: Any, number: int, planned: Plan) -> np.ndarray:
-    return np.asarray(value)[tuple(slice(size) for size in planned.outputs[number].shape)]
+    variable = planned.outputs[number]
+    return np.asarray(value)[tuple(slice(size) for size in variable.shape)].reshape(variable.user_shape)
 
 
 def run_single(program: Program) -> list[list[np.ndarray]]:

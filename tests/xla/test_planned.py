@@ -22,7 +22,7 @@ def service():
 def test_predicted_collectives_are_what_xla_inserts(service, program, force):
     text = lower(PROGRAMS[program]())
     planned = plan(text, Cluster.local(8), PlanOptions(force=force))
-    proof = prove(planned, service.compile(text, planned, inspect="partition-pass").collectives)
+    proof = prove(planned, service.compile(planned.require_hlo(), planned, inspect="partition-pass").collectives)
     assert proof.predicted_wire_bytes > 0
     assert proof.holds, proof.explain()
     assert not proof.differences, proof.explain()
@@ -31,5 +31,5 @@ def test_predicted_collectives_are_what_xla_inserts(service, program, force):
 def test_arguments_take_the_memory_that_was_predicted(service):
     text = lower(PROGRAMS["mlp"]())
     planned = plan(text, Cluster.local(8), PlanOptions(force="fsdp"))
-    memory = service.compile(text, planned, want_executable=False).memory
+    memory = service.compile(planned.require_hlo(), planned, want_executable=False).memory
     assert memory.argument_bytes == planned.memory.arguments_bytes

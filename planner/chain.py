@@ -1,0 +1,160 @@
+"""The chain of segments: what each kind of segment costs between its boundaries, and the whole program made of them.
+
+A segment's *boundary* are the hubs that it shares with others. Everything else of it is folded away without loss
+once for each kind (`pbqp.reduce` with the boundary protected); what cannot be folded is its core.
+
+A run (a stack of equal layers) is rolled up: all its repeats take the same decisions, so that the whole
+program costs as much to solve as one repeat and the segments around it. `bound` shows how little that can lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.pbqp import FloatArray, IntArray, Problem, Reduction, reduce
+from shardwright.planner.segments import Instance, Run
+from shardwright.planner.solve import contradiction, solve
+
+#: What all repeats of a run share: (first segment of the run, offset in the period, variable), or (segment, 0, variable).
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kind:
+    """One kind of segment on one mesh. boundary: positions in `Instance.variables` that others share."""
+
+    boundary: tuple[int, ...]
+    reduction: Reduction
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Chain:
+    """All segments of a program on one mesh; `kinds` are solved when first asked for."""
+
+    graph: Graph
+    instances: Sequence[Instance]
+    runs: Sequence[Run]
+    _kinds: dict[int, Kind] = field(default_factory=dict)
+    _owner: dict[Variable, tuple[int, int]] = field(default_factory=dict)
+    _run_of: dict[int, Run] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for segment, instance in enumerate(self.instances):
+            for i, variable in enumerate(instance.variables[: instance.own]):
+                self._owner[variable] = (segment, i)
+        for run in self.runs:
+            self._run_of.update(dict.fromkeys(range(run.first, run.stop), run))
+
+    def kind(self, segment: int) -> Kind:
+        """The solved kind of a segment."""
+        instance = self.instances[segment]
+        found = self._kinds.get(instance.kind)
+        if found is None:
+            crossing = self.graph.layout.crossing
+            boundary = tuple(i for i, v in enumerate(instance.variables) if i >= instance.own or v in crossing)
+            problem = self.graph.problem(instance.nodes, instance.variables)
+            found = self._kinds[instance.kind] = Kind(boundary=boundary, reduction=reduce(problem, boundary))
+        return found
+
+    def key(self, segment: int, position: int) -> Key:
+        """What stands for a segment's variable in the rolled program."""
+        instance = self.instances[segment]
+        if position >= instance.own:
+            segment, position = self._owner[instance.variables[position]]
+        run = self._run_of.get(segment)
+        if run is None:
+            return segment, 0, position
+        return run.first, (segment - run.first) % run.period, position
+
+    def rolled(self) -> tuple[Problem, dict[Key, int], dict[Key, IntArray]]:
+        """The whole program with runs rolled up: problem, variable per key, and the states left to each key.
+
+        The constants of the kinds' reductions are left out of its value: see `constant`.
+        """
+        states = self._states()
+        variables = {key: i for i, key in enumerate(states)}
+        problem = Problem(costs=[np.zeros(len(left)) for left in states.values()])
+        for segment in range(len(self.instances)):
+            reduction = self.kind(segment).reduction
+            keys = [self.key(segment, v) for v in reduction.variables]
+            picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
+            for key, cost, pick in zip(keys, reduction.core.costs, picks, strict=True):
+                problem.costs[variables[key]] = problem.costs[variables[key]] + cost[pick]
+            for (v, w), matrix in reduction.core.edges.items():
+                problem.add_edge(variables[keys[v]], variables[keys[w]], matrix[np.ix_(picks[v], picks[w])])
+        return problem, variables, states
+
+    @property
+    def kind_count(self) -> int:
+        return len({instance.kind for instance in self.instances})
+
+    def solve(self, time_limit_s: float) -> SolvedChain:
+        """The best states of all variables with runs rolled up. PlanError where no plan satisfies the pins."""
+        try:
+            problem, variables, states = self.rolled()
+        except ValueError as error:
+            raise contradiction(error) from None
+        solution = solve(problem, time_limit_s=time_limit_s)
+        chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
+        return SolvedChain(
+            states=self.unrolled(chosen),
+            value=solution.value + self.constant,
+            rolled_bound=solution.lower_bound + self.constant,
+        )
+
+    def lower_bound(self, solved: SolvedChain) -> float:
+        """Seconds that no plan on this mesh is under."""
+        return solved.rolled_bound
+
+    @property
+    def constant(self) -> float:
+        """Seconds that are decided inside the segments, whatever their boundaries."""
+        return sum(self.kind(segment).reduction.constant for segment in range(len(self.instances)))
+
+    def _states(self) -> dict[Key, IntArray]:
+        """Per key, the states that every segment which has it leaves to it."""
+        states: dict[Key, IntArray] = {}
+        for segment in range(len(self.instances)):
+            reduction = self.kind(segment).reduction
+            for v, left in zip(reduction.variables, reduction.states, strict=True):
+                key = self.key(segment, v)
+                states[key] = np.intersect1d(states[key], left) if key in states else left
+        return states
+
+    def unrolled(self, chosen: dict[Key, int]) -> dict[Variable, int]:
+        """The state of every variable of the program, from those chosen per key."""
+        found: dict[Variable, int] = {}
+        for segment, instance in enumerate(self.instances):
+            reduction = self.kind(segment).reduction
+            core = np.array(
+                [
+                    np.searchsorted(left, chosen[self.key(segment, v)])
+                    for v, left in zip(reduction.variables, reduction.states, strict=True)
+                ],
+                np.int64,
+            )
+            states = reduction.complete(core).tolist()
+            found.update(zip(instance.variables[: instance.own], states, strict=False))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedChain:
+    """states: of every variable. value: what they cost. rolled_bound: no plan that treats repeats alike costs less."""
+
+    states: dict[Variable, int]
+    value: float
+    rolled_bound: float
+
+
+def value_of(graph: Graph, instances: Sequence[Instance], states: dict[Variable, int]) -> FloatArray:
+    """Seconds of each segment under the given states, priced anew from the graph (no reduction, no rolling up)."""
+    totals = []
+    for instance in instances:
+        problem = graph.problem(instance.nodes, instance.variables)
+        totals.append(problem.value(np.array([states[v] for v in instance.variables], np.int64)))
+    return np.array(totals)

@@ -1,0 +1,91 @@
+"""What is planned, read once: the rewritten module, who reads what, names, pins, and what may be partial.
+
+Nothing here depends on a mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from shardwright.config import PlanOptions
+from shardwright.hlo import Module, parse
+from shardwright.options import name_matches
+from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.force import state_arguments
+from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
+from shardwright.planner.inlining import inline_calls
+from shardwright.planner.names import argument_names, output_names
+from shardwright.planner.pins import Requirement, collect
+from shardwright.planner.rewrites.variables import rewrite_for
+from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
+
+
+class Program:
+    """One module, ready to be planned on any mesh.
+
+    module / text: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
+    original / original_text: as it was given. arguments / outputs: their names.
+    pins: requirements by node. state: nodes of arguments kept between steps; arriving: of all others.
+    """
+
+    def __init__(self, hlo: str | Module, options: PlanOptions) -> None:
+        self.options = options
+        given = hlo if isinstance(hlo, Module) else parse(hlo)
+        self.original_text = hlo if isinstance(hlo, str) else hlo.to_text()
+        self.original = given
+        self.rewritten = rewrite_for(inline_calls(given), options, _named(given, options))
+        self.module = self.rewritten.module
+        self.text = self.original_text if self.module is given else self.module.to_text()
+        self.flow = build_dataflow(self.module)
+        self.arguments = argument_names(self.flow, options.argument_names)
+        self.outputs = output_names(self.flow, options.output_names)
+        self.pins = collect(self.flow, options)
+        state = state_arguments(self.flow, options)
+        self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
+        self.arriving = frozenset(self.flow.parameters) - self.state
+        self._structures: dict[Hashable, Structure] = {}
+
+    def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
+        """Segments and variables where the nodes of `requirements` may not choose freely.
+
+        extra: keys of further nodes that differ from others of their kind, equal where they do not.
+        """
+        pinned = {node: tuple(_key(each) for each in found) for node, found in requirements.items()}
+        key = (tuple(sorted(pinned.items())), tuple(sorted(extra.items())) if extra else ())
+        found = self._structures.get(key)
+        if found is None:
+            found = self._structures[key] = Structure(self, pinned, extra)
+        return found
+
+
+class Structure:
+    """The variables of a program: its layout, segments and runs, for one set of pins."""
+
+    def __init__(self, program: Program, pinned: Mapping[int, Hashable], extra: Mapping[int, Hashable]) -> None:
+        flow = program.flow
+        self.free = free_nodes(flow, pinned)
+        self.segments = find_segments(flow, self.free, program.state)
+        keys = {node: ("arriving",) for node in program.arriving}
+        for node, what in extra.items():
+            keys[node] = (*keys.get(node, ()), what)
+        self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys)
+        self.instances: tuple[Instance, ...] = instances_of(
+            flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
+        )
+        self.runs: tuple[Run, ...] = find_runs(self.instances)
+
+
+def _key(requirement: Requirement) -> Hashable:
+    dims = tuple((dim, str(pin)) for dim, pin in sorted(requirement.dims.items()))
+    return (requirement.asked_by, dims, requirement.may_pad, id(requirement.rule) if requirement.rule else 0)
+
+
+def _named(module: Module, options: PlanOptions) -> set[int]:
+    """Flat numbers of the arguments whose dimensions the user pins by name."""
+    if not isinstance(options.force, Mapping):
+        return set()
+    names = list(options.argument_names)
+    if not names:
+        for parameter in module.entry.parameters:
+            names += [parameter.op_name or parameter.name] * len(parameter.shape.leaves)
+    return {n for n, name in enumerate(names) for pattern in options.force if name_matches(pattern, name)}
