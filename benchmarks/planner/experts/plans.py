@@ -17,6 +17,9 @@ from benchmarks.planner.experts.rules import Expert
 #: Dimensions that Megatron's tensor axis splits, in parameters and in activations.
 _TENSOR = ("heads", "kv_heads", "mlp", "vocabulary", "gates", "channels")
 
+#: The batch of activations, and of what the experts of a mixture get where they are not split themselves.
+_BATCH = {"batch": ("data",), "expert_batch": ("data",)}
+
 #: Ways a tensor axis is split: never wider than a node of eight.
 _TENSOR_WAYS = (2, 4, 8)
 
@@ -46,16 +49,15 @@ def experts(
 
 def _data_parallel(devices: int) -> Iterator[tuple[str, Expert]]:
     mesh = {"data": devices}
-    batch = {"batch": ("data",)}
-    yield "data", Expert(mesh=mesh, activations=batch)
-    yield "zero1", Expert(mesh=mesh, activations=batch, shard_state=("data",))
-    yield "zero3", Expert(mesh=mesh, activations=batch, shard_parameters=("data",))
+    yield "data", Expert(mesh=mesh, activations=_BATCH)
+    yield "zero1", Expert(mesh=mesh, activations=_BATCH, shard_state=("data",))
+    yield "zero3", Expert(mesh=mesh, activations=_BATCH, shard_parameters=("data",))
 
 
 def _tensor_parallel(devices: int, ways: int, sequence: bool, changes: dict[str, Any]) -> Iterator[tuple[str, Expert]]:
     mesh = {"data": devices // ways, "model": ways}
     split = dict.fromkeys(_TENSOR, ("model",))
-    activations = {"batch": ("data",), **split}
+    activations = {**_BATCH, **split}
     keys: dict[str, Any] = {"mesh": mesh, "parameters": split, "changes": changes}
     yield f"tensor{ways}", Expert(activations=activations, **keys)
     best = f"tensor{ways}"
@@ -82,4 +84,4 @@ def _expert_parallel(devices: int, ways: int) -> Iterator[tuple[str, Expert]]:
 def _split_tables(devices: int) -> Iterator[tuple[str, Expert]]:
     mesh = {"data": devices}
     for dimension in ("rows", "columns"):
-        yield dimension, Expert(mesh=mesh, activations={"batch": ("data",)}, parameters={dimension: ("data",)})
+        yield dimension, Expert(mesh=mesh, activations=_BATCH, parameters={dimension: ("data",)})

@@ -48,8 +48,8 @@ def lower(case: Case, expert: Expert) -> Any:
     sizes = tuple(expert.mesh.values())
     mesh = Mesh(np.array(jax.devices()[: prod(sizes)]).reshape(sizes), tuple(expert.mesh))
 
-    def sharding(spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, spec)
+    def sharding(parts: list[tuple[str, ...]]) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(*parts))
 
     def laid_out(tree: Any, extra: tuple[str, ...]) -> Any:
         return jax.tree.map(lambda leaf: sharding(parameter_spec(leaf, expert, extra)), tree, is_leaf=is_leaf)
@@ -69,7 +69,7 @@ def lower(case: Case, expert: Expert) -> Any:
         return jax.jit(
             case.step,
             in_shardings=(params, state, batch),
-            out_shardings=(params, state, sharding(PartitionSpec())),
+            out_shardings=(params, state, sharding([])),
             donate_argnums=(0, 1),
             keep_unused=True,
         ).lower(*case.avals)
@@ -81,34 +81,33 @@ def spec_of(
     rules: Mapping[str, tuple[str, ...]],
     mesh: Mapping[str, int],
     padded: tuple[str, ...] = (),
-) -> PartitionSpec:
-    """Each dimension on its rule's axes where they divide it, or XLA may pad it (inside the program it does).
+) -> list[tuple[str, ...]]:
+    """Each dimension's axes: its rule's where they divide it, or XLA may pad it (inside the program it does).
 
     Raises DoesNotApply where they must divide and do not.
     """
-    parts: list[tuple[str, ...] | None] = []
+    parts: list[tuple[str, ...]] = []
     for size, name in zip(shape, axes, strict=True):
         wanted = rules.get(name, ()) if name else ()
         if wanted and name not in padded and size % prod(mesh[axis] for axis in wanted):
             if name in _REQUIRED:
                 raise DoesNotApply(f"{name} of {size} over {wanted} of {dict(mesh)}")
             wanted = ()
-        parts.append(tuple(wanted) or None)
-    return PartitionSpec(*parts)
+        parts.append(tuple(wanted))
+    return parts
 
 
-def parameter_spec(leaf: Leaf, expert: Expert, extra: tuple[str, ...]) -> PartitionSpec:
+def parameter_spec(leaf: Leaf, expert: Expert, extra: tuple[str, ...]) -> list[tuple[str, ...]]:
     """The rules' layout of a parameter, and one more dimension over `extra`: "embed" if it divides, or the largest."""
-    spec = spec_of(leaf.shape, leaf.axes, expert.parameters, expert.mesh)
-    taken = {axis for part in spec if part for axis in part}
+    parts = spec_of(leaf.shape, leaf.axes, expert.parameters, expert.mesh)
+    taken = {axis for part in parts for axis in part}
     extra = tuple(axis for axis in extra if axis not in taken)
     count = prod(expert.mesh[axis] for axis in extra)
     free = [
-        dim for dim, part in enumerate(spec) if not part and leaf.axes[dim] != "layers" and leaf.shape[dim] % count == 0
+        dim
+        for dim, part in enumerate(parts)
+        if not part and leaf.axes[dim] != "layers" and leaf.shape[dim] % count == 0
     ]
-    if not extra or not free:
-        return spec
-    chosen = max(free, key=lambda dim: (leaf.axes[dim] == "embed", leaf.shape[dim]))
-    parts = list(spec)
-    parts[chosen] = extra
-    return PartitionSpec(*parts)
+    if extra and free:
+        parts[max(free, key=lambda dim: (leaf.axes[dim] == "embed", leaf.shape[dim]))] = extra
+    return parts

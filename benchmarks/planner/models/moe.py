@@ -93,11 +93,13 @@ def _mixture(p: nn.Params, x: jax.Array, config: Config) -> tuple[jax.Array, jax
     combine, balance = _top_two(gates, config)
     dispatch = (combine > 0).astype(x.dtype)
     inputs = jnp.einsum("blec,bld->ebcd", dispatch, x)
+    inputs = constrain(inputs, None, "batch", None, None)  # then to the experts: an all-to-all
     inputs = constrain(inputs, "experts", "expert_batch", None, None)
     hidden = constrain(
         jax.nn.gelu(jnp.einsum("ebcd,edh->ebch", inputs, p["up"])), "experts", "expert_batch", None, "mlp"
     )
     outputs = constrain(jnp.einsum("ebch,ehd->ebcd", hidden, p["down"]), "experts", "expert_batch", None, None)
+    outputs = constrain(outputs, None, "batch", None, None)
     return jnp.einsum("blec,ebcd->bld", combine.astype(x.dtype), outputs), balance
 
 
