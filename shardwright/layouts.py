@@ -152,7 +152,9 @@ def pad_to_stored(array: np.ndarray, layout: Layout) -> np.ndarray:
 
 def logical_part(array: np.ndarray, layout: Layout) -> np.ndarray:
     """The logical array in a stored one, without the padding; nothing is copied unless both are other."""
-    return array[tuple(slice(0, size) for size in layout.shape)].reshape(layout.user_shape)
+    if layout.is_padded:
+        array = array[tuple(slice(0, size) for size in layout.shape)]
+    return array.reshape(layout.user_shape)
 
 
 def _coordinates(mesh: Mesh, device_position: int) -> dict[str, int]:

@@ -1,7 +1,8 @@
-"""Equal programs that shard better: rewrites from HLO to HLO, before the search."""
+"""Equal programs that shard better or need less memory: rewrites from HLO to HLO, before the search."""
 
 from shardwright.planner.rewrites.classes import Required
+from shardwright.planner.rewrites.remat import forward_pass, rematerialize
 from shardwright.planner.rewrites.split_dims import Rewritten, rewrite
 from shardwright.planner.rewrites.variables import rewrite_for, with_views
 
-__all__ = ["Required", "Rewritten", "rewrite", "rewrite_for", "with_views"]
+__all__ = ["Required", "Rewritten", "forward_pass", "rematerialize", "rewrite", "rewrite_for", "with_views"]

@@ -125,12 +125,33 @@ REWRITTEN: dict[str, Callable[[], Program]] = {
 }  # fmt: skip
 
 
-def run(hlo_text: str, arguments: Sequence[Any]) -> list[np.ndarray]:
-    """Outputs of an HLO program on one device."""
+def deep(layers: int = 8, batch: int = 128, width: int = 32) -> Program:
+    """Residual layers with a wide inside: they make far more for the backward pass than they hand on."""
+    params = {
+        f"l{i}": {"w": _normal(2 * i, width, 4 * width), "v": _normal(2 * i + 1, 4 * width, width)}
+        for i in range(layers)
+    }
+
+    def loss(p: Any, x: Any) -> Any:
+        for layer in p.values():
+            x = x + jax.nn.gelu(x @ layer["w"]) @ layer["v"]
+        return jnp.mean(x**2)
+
+    return _training(loss, params, _normal(99, batch, width))
+
+
+def compiled(hlo_text: str, *, passes_off: str = "") -> Any:
+    """XLA's executable of HLO text on one device. passes_off: passes that XLA leaves out."""
     device = private.local_devices()[0]
-    text = private.stablehlo_of(hlo_text)
-    executable = private.compile_and_load(text, [device], private.compile_options([device.id]))
+    overrides = [("xla_disable_hlo_passes", passes_off)] if passes_off else []
+    options = private.compile_options([device.id], overrides=overrides)
+    return private.compile_and_load(private.stablehlo_of(hlo_text), [device], options)
+
+
+def run(hlo: str | Any, arguments: Sequence[Any]) -> list[np.ndarray]:
+    """Outputs of HLO text, or of what `compiled` made of one, on one device."""
+    executable = compiled(hlo) if isinstance(hlo, str) else hlo
+    device = private.local_devices()[0]
     placed = [jax.device_put(np.asarray(argument), device) for argument in arguments]
-    return [
-        np.asarray(shards[0]) for shards in executable.execute_sharded(placed).disassemble_into_single_device_arrays()
-    ]
+    results = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
+    return [np.asarray(shards[0]) for shards in results]
