@@ -5,16 +5,17 @@ What must hold, and the function that checks it:
 1. the plan is of this program (`_check_program`);
 2. every instruction of the entry computation and of the bodies it calls has one entry,
    and nothing else has (`_Checker.run`);
-3. shardings have the value's rank, known axes in mesh order, and divide the value; only an
-   argument or a result of the program may be split unevenly, for it is stored padded (`_check_value`);
-4. how operands are used and the result is split follows from the instruction's rule: each
-   mesh axis takes one factor or none, contracted factors are reduced or stay marked as
-   partial, and no combination is one that XLA computes wrongly (`_check_rule`);
-5. partial sums reach only what is linear in them (`_check_partial`);
-6. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
-7. parameters and outputs of the plan are those of the program, an alias has one layout
+3. an entry is legal for its instruction: ranks, axes, factors, combinations (`legality`);
+4. a partial sum is one: it is made by a summed factor, goes through instructions that are linear in it
+   (`legality`), is used as partial only where it was made partial, or is zero (`_check_partial_uses`), and no
+   argument or output is partial (`_check_variable`). By induction along the program, and around loops from
+   what enters them, the summands of every value that is marked partial then add up to the value;
+5. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
+6. parameters and outputs of the plan are those of the program, an alias has one layout
    (`_check_boundary`);
-8. predicted collectives name instructions and axes that exist (`_check_collectives`).
+7. predicted collectives name instructions and axes that exist (`_check_collectives`).
+
+Deep models repeat their layers: an entry is judged once for all instructions that are alike (`_Judge`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import product
 
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import Alias, ArrayShape, Computation, Instruction, Module, Shape, TupleShape
-from shardwright.planner.rules import Factor, OpRule, denied, rule_of
+from shardwright.planner.judge import Judge
+from shardwright.planner.legality import flat
+from shardwright.planner.rules.linear import is_zero
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, ValueSharding, VariablePlan
 
 #: Problems that one error lists before it only counts.
@@ -42,11 +44,8 @@ CALLING = {
 #: Instructions whose result leaves are their operands' leaves, in order.
 _IDENTITY = ("tuple", "opt-barrier", "optimization-barrier", "domain", "add-dependency")
 
-#: f(a + b) = f(a) + f(b): an axis that a lone operand is partial over stays one of the result.
-_LINEAR = frozenset({
-    "negate", "copy", "reshape", "bitcast", "transpose", "broadcast", "slice", "reverse", "convert", "tuple",
-    "get-tuple-element", "opt-barrier", "optimization-barrier", "while", "real", "imag",
-})  # fmt: skip
+#: Instructions that compute nothing themselves.
+_HANDING_ON = frozenset({"parameter", "get-tuple-element", *_IDENTITY, *CALLING})
 
 
 def check_plan(module: Module, plan: Plan) -> None:
@@ -88,16 +87,25 @@ class _Checker:
         self._check_program()
         computations = planned_computations(self.module)
         self._collect_entries(computations)
+        judge = Judge(self.plan.mesh)
         for computation in computations.values():
             for instruction in computation.instructions:
-                entry = self.entries.get(instruction.name)
-                if entry is None:
-                    self._report(computation, instruction, "has no entry in the plan")
-                elif self._check_form(computation, instruction, entry):
-                    self._check_instruction(computation, instruction, entry)
+                for problem in self._problems(instruction, judge):
+                    self._report(computation, instruction, problem)
         self._check_boundary()
         self._check_collectives()
         return self.problems
+
+    def _problems(self, instruction: Instruction, judge: Judge) -> Sequence[str]:
+        entry = self.entries.get(instruction.name)
+        if entry is None:
+            return ("has no entry in the plan",)
+        hands_on = instruction.opcode in _HANDING_ON
+        found = judge.problems(instruction, entry, hands_on=hands_on)
+        if found:
+            return found
+        found = tuple(self._check_partial_uses(instruction, entry))
+        return (*found, *self._check_carried(instruction, entry)) if hands_on else found
 
     def _report(self, computation: Computation, instruction: Instruction, problem: str) -> None:
         line = f" (line {instruction.line})" if instruction.line else ""
@@ -126,66 +134,26 @@ class _Checker:
 
     # ---- one instruction ---------------------------------------------------
 
-    def _check_form(self, computation: Computation, instruction: Instruction, entry: InstructionPlan) -> bool:
-        """Opcode, numbers of operands and leaves, ranks: what the other checks take for granted."""
-        if entry.opcode != instruction.opcode:
-            self._report(computation, instruction, f"planned as {entry.opcode}")
-            return False
-        if len(entry.operands) != len(instruction.operands):
-            self._report(computation, instruction, f"planned with {len(entry.operands)} operands")
-            return False
-        unknown = [axis for axis in entry.partial if axis not in self.plan.mesh.sizes]
-        if unknown or len(set(entry.partial)) != len(entry.partial):
-            self._report(computation, instruction, f"partial over {entry.partial}, which are not axes of the mesh")
-            return False
-        is_sound = True
-        shapes = [operand.shape for operand in instruction.operands]
-        for what, shape, value in [
-            *(
-                (f"operand {i}", shape, value)
-                for i, (shape, value) in enumerate(zip(shapes, entry.operands, strict=True))
-            ),
-            ("the result", instruction.shape, entry.result),
-        ]:
-            for problem in _check_value(shape, value, self.plan.mesh, self._may_be_uneven(computation, instruction)):
-                self._report(computation, instruction, f"{what} {problem}")
-                is_sound = False
-        return is_sound
-
-    def _may_be_uneven(self, computation: Computation, instruction: Instruction) -> bool:
-        at_boundary = instruction.opcode == "parameter" or instruction is computation.root
-        return computation.is_entry and at_boundary
-
-    def _check_instruction(self, computation: Computation, instruction: Instruction, entry: InstructionPlan) -> None:
-        for problem in self._check_unreduced_uses(instruction, entry):
-            self._report(computation, instruction, problem)
-        if instruction.opcode in ("parameter", "get-tuple-element", *_IDENTITY, *CALLING):
-            problems = self._check_carried(computation, instruction, entry)
-        else:
-            problems = _check_rule(instruction, entry, self.plan.mesh)
-        for problem in problems:
-            self._report(computation, instruction, problem)
-
-    def _check_unreduced_uses(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
-        """A value may be used as partial only where it was made partial."""
+    def _check_partial_uses(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
+        """A value may be used as partial only where it was made partial, or is zero."""
         for i, (operand, used) in enumerate(zip(instruction.operands, entry.operands, strict=True)):
+            if not any(sharding.unreduced for sharding in used):
+                continue
             made = self.entries.get(operand.name)
-            if made is None:
+            if made is None or is_zero(operand):
                 continue
             for have, want in zip(made.result, used, strict=False):
                 extra = set(want.unreduced) - set(have.unreduced)
                 if extra:
                     yield f"operand {i} is used as partial over {', '.join(sorted(extra))}, but {operand.name} is not"
 
-    def _check_carried(
-        self, computation: Computation, instruction: Instruction, entry: InstructionPlan
-    ) -> Iterator[str]:
+    def _check_carried(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
         """Leaves that an instruction only hands on keep their sharding, into and out of called computations."""
         opcode = instruction.opcode
         if entry.partial:
             yield f"reduces over {', '.join(entry.partial)}, but only hands values on"
         if opcode in _IDENTITY:
-            yield from _differ("the result", entry.result, "its operands", _flat(entry.operands))
+            yield from _differ("the result", entry.result, "its operands", flat(entry.operands))
         elif opcode == "get-tuple-element":
             shape = instruction.operands[0].shape
             first = _leaves_before(shape, (instruction.index,))
@@ -196,7 +164,7 @@ class _Checker:
             yield from self._check_called(instruction, "body", entry.operands[0], entry.result)
             yield from self._check_called(instruction, "condition", entry.operands[0], None)
         elif opcode == "call":
-            yield from self._check_called(instruction, "to_apply", _flat(entry.operands), entry.result)
+            yield from self._check_called(instruction, "to_apply", flat(entry.operands), entry.result)
         elif opcode == "conditional":
             yield from self._check_conditional(instruction, entry)
 
@@ -218,7 +186,7 @@ class _Checker:
     ) -> Iterator[str]:
         entries = [self.entries.get(parameter.name) for parameter in computation.parameters]
         if all(entries):
-            parameters = _flat([entry.result for entry in entries if entry])
+            parameters = flat([entry.result for entry in entries if entry])
             yield from _differ(f"the parameters of {what}", parameters, "what it is given", arguments)
         root = self.entries.get(computation.root.name)
         if root is not None and result is not None:
@@ -237,7 +205,7 @@ class _Checker:
             if len(variables) != len(shapes):
                 self.problems.append(f"{len(variables)} {kind}s planned, the program has {len(shapes)}")
             elif all(planned):
-                shardings = _flat([each.result for each in planned if each])
+                shardings = flat([each.result for each in planned if each])
                 is_moved = kind == "output" and entry.root.opcode != "tuple"  # a bare root is brought there on return
                 for i, (variable, shape) in enumerate(zip(variables, shapes, strict=True)):
                     inside = shardings[i] if i < len(shardings) and not is_moved else None
@@ -284,29 +252,7 @@ class _Checker:
                 self.problems.append(f"{where}: count, bytes or time out of range")
 
 
-# ---- shardings ---------------------------------------------------------------
-
-
-def _check_value(shape: Shape, value: ValueSharding, mesh: Mesh, may_be_uneven: bool) -> Iterator[str]:
-    """Number of leaves, rank, axes and divisibility of one value's shardings."""
-    if len(value) != len(shape.leaves):
-        yield f"has {len(shape.leaves)} arrays, planned with {len(value)} shardings"
-        return
-    order = {axis.name: i for i, axis in enumerate(mesh.axes)}
-    for leaf, sharding in zip(shape.leaves, value, strict=True):
-        if len(sharding.dims) != leaf.rank:
-            yield f"of rank {leaf.rank} is planned as {sharding}"
-            continue
-        unknown = [axis for axis in (*sharding.axes, *sharding.unreduced) if axis not in order]
-        if unknown:
-            yield f"is split over {', '.join(unknown)}: not an axis of the mesh"
-            continue
-        for dim, axes in enumerate(sharding.dims):
-            if list(axes) != sorted(axes, key=order.__getitem__):
-                yield f"has the axes of dimension {dim} out of mesh order: {sharding}"
-            if not may_be_uneven and leaf.dimensions[dim] % mesh.size(axes):
-                size, devices = leaf.dimensions[dim], mesh.size(axes)
-                yield f"has {size} elements in dimension {dim}, not divided by {devices}: {sharding}"
+# ---- values ----------------------------------------------------------------
 
 
 def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequence[TensorSharding]) -> Iterator[str]:
@@ -319,10 +265,6 @@ def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequen
             yield f"{what} is {a} in leaf {i}, {other} is {b}"
 
 
-def _flat(values: Sequence[ValueSharding]) -> ValueSharding:
-    return tuple(sharding for value in values for sharding in value)
-
-
 def _leaves_before(shape: Shape, index: tuple[int, ...]) -> int:
     """Array leaves of `shape` ahead of the sub-shape at `index`."""
     count = 0
@@ -332,128 +274,6 @@ def _leaves_before(shape: Shape, index: tuple[int, ...]) -> int:
         count += sum(len(element.leaves) for element in shape.elements[:at])
         shape = shape.elements[at]
     return count
-
-
-# ---- rules -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """Where one mesh axis shows in an instruction: dimension per operand leaf and per result leaf."""
-
-    operands: tuple[int | None, ...]
-    results: tuple[int | None, ...]
-    unreduced_operands: frozenset[int]
-    unreduced_result: bool
-    is_reduced: bool
-
-    @property
-    def is_idle(self) -> bool:
-        splits = (*self.operands, *self.results)
-        return not self.is_reduced and not self.unreduced_result and all(dim is None for dim in splits)
-
-
-def _use_of(axis: str, entry: InstructionPlan) -> _Use:
-    def places(value: Sequence[TensorSharding]) -> tuple[int | None, ...]:
-        return tuple(next((dim for dim, axes in enumerate(s.dims) if axis in axes), None) for s in value)
-
-    operands = _flat(entry.operands)
-    return _Use(
-        operands=places(operands),
-        results=places(entry.result),
-        unreduced_operands=frozenset(i for i, s in enumerate(operands) if axis in s.unreduced),
-        unreduced_result=any(axis in s.unreduced for s in entry.result),
-        is_reduced=axis in entry.partial,
-    )
-
-
-def _check_rule(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) -> Iterator[str]:
-    """Each axis takes at most one factor of the rule; together they are even and not denied."""
-    rule = rule_of(instruction)
-    explanations: dict[str, list[Factor | None]] = {}
-    for axis in mesh.axes:
-        if axis.size == 1:
-            continue
-        use = _use_of(axis.name, entry)
-        partial_problem = _check_partial(instruction, use)
-        if partial_problem:
-            yield f"axis {axis.name}: {partial_problem}"
-            return
-        found = _explanations(rule, use)
-        if not found:
-            yield f"axis {axis.name}: no factor of its rule splits {_describe(entry)}; factors: {_names(rule)}"
-            return
-        explanations[axis.name] = found
-    reasons = []
-    for combination in product(*explanations.values()):
-        assignment = dict(zip(explanations, combination, strict=True))
-        reason = _uneven(assignment, mesh) or (denied(instruction, assignment, mesh) if any(combination) else None)
-        if reason is None:
-            return
-        reasons.append(reason)
-    yield f"{_describe(entry)}: {reasons[0] if reasons else 'no combination of factors'}"
-
-
-def _explanations(rule: OpRule, use: _Use) -> list[Factor | None]:
-    """The factors that give exactly this use of an axis; [None] where the axis replicates."""
-    if use.unreduced_operands and not use.is_reduced:
-        return [None]  # a partial sum handed on: `_check_partial` has judged it
-    if use.is_idle:
-        return [None]
-    found: list[Factor | None] = []
-    for factor in rule.factors:
-        if factor.operands != use.operands:
-            continue
-        if factor.contracted:
-            is_plain_sum = factor.reduction == "add"
-            kept = use.unreduced_result and is_plain_sum and all(dim is None for dim in use.results)
-            scattered = any(dim is not None for dim in use.results)
-            if kept or (use.is_reduced and (is_plain_sum or not scattered)):
-                found.append(factor)
-        elif factor.results == use.results and not use.is_reduced and not use.unreduced_result:
-            found.append(factor)
-    return found
-
-
-def _uneven(assignment: Mapping[str, Factor | None], mesh: Mesh) -> str | None:
-    sizes: dict[str, int] = {}
-    for axis, factor in assignment.items():
-        if factor is not None:
-            sizes[factor.name] = sizes.get(factor.name, 1) * mesh.sizes[axis]
-            if factor.size % sizes[factor.name]:
-                return f"factor {factor.name} has {factor.size} elements, not divided by {sizes[factor.name]}"
-    return None
-
-
-def _check_partial(instruction: Instruction, use: _Use) -> str | None:
-    """Why a partial operand may not be used here, or None: the instruction must be linear in it."""
-    partial = use.unreduced_operands
-    if not partial:
-        return None
-    if use.is_reduced or any(dim is not None for dim in (*use.operands, *use.results)):
-        return "a partial operand is reduced or split in the same place"
-    if not use.unreduced_result:
-        return "an operand is partial, the result is not"
-    opcode, count = instruction.opcode, len(use.operands)
-    if opcode in ("add", "subtract"):
-        is_linear = len(partial) == count
-    elif opcode in ("multiply", "dot", "convolution"):
-        is_linear = len(partial) == 1
-    elif opcode == "divide":
-        is_linear = partial == {0}
-    else:
-        is_linear = opcode in _LINEAR and len(partial) == count
-    return None if is_linear else f"{opcode} is not linear in its partial operand"
-
-
-def _describe(entry: InstructionPlan) -> str:
-    operands = ", ".join(str(sharding) for sharding in _flat(entry.operands))
-    reduced = f" reduced over {', '.join(entry.partial)}" if entry.partial else ""
-    return f"({operands}) -> {', '.join(str(sharding) for sharding in entry.result)}{reduced}"
-
-
-def _names(rule: OpRule) -> str:
-    return ", ".join(factor.name for factor in rule.factors) or f"none ({rule.reason})"
 
 
 # ---- boundary ----------------------------------------------------------------

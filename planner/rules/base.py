@@ -21,6 +21,7 @@ from math import gcd
 
 from shardwright.errors import InternalError
 from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.rules.halo import Halo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class Factor:
     results: the same, per array leaf of the result.
     reduction: how partial results combine (`add`, `maximum`, `minimum`, `multiply`, `and`, `or`)
         when the factor is contracted; None when every result leaf is exact.
+    may_pad: a mesh axis may take the factor though it does not divide `size`: XLA pads the last shards,
+        computes the right result (a contracted factor's padding is masked) and moves nothing for it. Only where
+        every dimension that the factor names has `size` elements, so that all shards are cut alike.
+    halo: the borders that devices send one another when the factor is split; see `Halo.permutes`.
     """
 
     name: str
@@ -43,6 +48,8 @@ class Factor:
     operands: tuple[int | None, ...]
     results: tuple[int | None, ...]
     reduction: str | None = None
+    may_pad: bool = False
+    halo: tuple[Halo, ...] = ()
 
     @property
     def contracted(self) -> bool:
@@ -55,11 +62,14 @@ class OpRule:
 
     leafwise: the instruction only hands leaves on (tuple, get-tuple-element, while, …), so a mesh axis
         may take one factor per leaf, each leaf choosing for itself. False everywhere else.
+    bordered: further factors, along which neighbours exchange borders (`Factor.halo`): as legal as the others,
+        but not free of communication. A mesh axis may take one where each halo's `permutes` is not None.
     """
 
     factors: tuple[Factor, ...]
     reason: str = ""
     leafwise: bool = False
+    bordered: tuple[Factor, ...] = ()
 
 
 RuleFunction = Callable[[Instruction], OpRule]
@@ -111,17 +121,23 @@ def factor(
     results: Mapping[int, int],
     reduction: str | None = None,
     parts: int = 0,
+    *,
+    may_pad: bool = True,
+    halo: tuple[Halo, ...] = (),
 ) -> Factor | None:
     """The factor that splits dimension `d` of leaf `i` for each `{i: d}`; None where its size is 1.
 
     Its size is the greatest common divisor of the dimensions it names, and of `parts` where given:
-    that many equal, contiguous blocks exist in all of them.
+    that many equal, contiguous blocks exist in all of them. may_pad: False where XLA moves data for uneven
+    shards; factors over dimensions of different sizes, or with borders, never may.
     """
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
-    size = parts
-    for leaves, dims in ((inputs, operands), (outputs, results)):
-        for leaf, dim in dims.items():
-            size = gcd(size, leaves[leaf].dimensions[dim])
+    sizes = [
+        leaves[leaf].dimensions[dim]
+        for leaves, dims in ((inputs, operands), (outputs, results))
+        for leaf, dim in dims.items()
+    ]
+    size = gcd(parts, *sizes)
     if size <= 1:
         return None
     return Factor(
@@ -130,12 +146,20 @@ def factor(
         operands=tuple(operands.get(i) for i in range(len(inputs))),
         results=tuple(results.get(i) for i in range(len(outputs))),
         reduction=reduction,
+        may_pad=may_pad and not halo and all(each == size for each in sizes),
+        halo=halo,
     )
 
 
 def rule(factors: Iterable[Factor | None], reason: str = "", *, leafwise: bool = False) -> OpRule:
     """An OpRule of those factors that exist; `reason` says which dimensions were left out and why."""
-    return OpRule(factors=tuple(f for f in factors if f is not None), reason=reason, leafwise=leafwise)
+    found = [each for each in factors if each is not None]
+    return OpRule(
+        factors=tuple(each for each in found if not each.halo),
+        reason=reason,
+        leafwise=leafwise,
+        bordered=tuple(each for each in found if each.halo),
+    )
 
 
 def rule_of(instruction: Instruction) -> OpRule:
@@ -163,8 +187,8 @@ def _without_dynamic(instruction: Instruction, found: OpRule) -> OpRule:
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
     if not any(leaf.dynamic and any(leaf.dynamic) for leaf in (*inputs, *outputs)):
         return found
-    kept = tuple(f for f in found.factors if not _splits_dynamic(f, inputs, outputs))
-    return OpRule(factors=kept, reason="a dimension has a size known only at run time", leafwise=found.leafwise)
+    kept = [f for f in (*found.factors, *found.bordered) if not _splits_dynamic(f, inputs, outputs)]
+    return rule(kept, "a dimension has a size known only at run time", leafwise=found.leafwise)
 
 
 def _splits_dynamic(found: Factor, inputs: tuple[ArrayShape, ...], outputs: tuple[ArrayShape, ...]) -> bool:

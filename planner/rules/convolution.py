@@ -1,15 +1,17 @@
-"""Convolutions: batch, features, and image dimensions that are not stitched at their borders."""
+"""Convolutions: batch, features, and image dimensions, whose borders neighbours exchange."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, rule, strategy_rule
-from shardwright.planner.rules.windows import Span, span
+from shardwright.planner.rules.windows import Span, span, summed_halo, window_halo
 
 
 @strategy_rule("convolution")
 def convolution(instruction: Instruction) -> OpRule:
-    """`n i s, i o -> n o s`: batch, output features, input features (summed), image dimensions without borders.
+    """`n i s, i o -> n o s`: batch, output features, input features (summed), image dimensions.
 
     `g` splits by groups: depthwise (a group per input feature), and groups of the batch, which is what a
     grouped kernel's gradient has; other groups XLA gathers. The gradient of a kernel is a convolution too,
@@ -31,27 +33,54 @@ def convolution(instruction: Instruction) -> OpRule:
     if batch_groups > 1 or feature_groups == input_features > 1:
         split = {0: source, 1: dims.kernel_output_feature}
         factors.append(
-            factor(instruction, "g", split, {0: dims.output_feature}, parts=max(batch_groups, feature_groups))
+            factor(
+                instruction,
+                "g",
+                split,
+                {0: dims.output_feature},
+                parts=max(batch_groups, feature_groups),
+                may_pad=False,
+            )
         )
-    spatial, left_out = _spatial(instruction)
-    grouped = ["XLA gathers what is grouped"] if feature_groups > 1 or batch_groups > 1 else []
-    return rule([*factors, *spatial], "; ".join([*grouped, *left_out]))
+    grouped = "XLA gathers what is grouped" if feature_groups > 1 or batch_groups > 1 else ""
+    is_image = batch_groups == 1 and feature_groups in (1, input_features)
+    return rule([*factors, *_spatial(instruction), *_bordered(instruction, is_image, feature_groups == 1)], grouped)
 
 
-def _spatial(instruction: Instruction) -> tuple[list[Factor | None], list[str]]:
-    """Image dimensions: through a kernel one wide, tiled by patches, or summed by a window over all of it."""
-    dims, window = instruction.get("dim_labels"), instruction.get("window")
-    sizes = operand_leaves(instruction)[0].dimensions
+def _spatial(instruction: Instruction) -> list[Factor | None]:
+    """Image dimensions through a kernel one wide, tiled by patches, or summed by a window over all of it."""
     factors: list[Factor | None] = []
-    left_out = []
-    for i, (source, kernel, target) in enumerate(
-        zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, strict=True)
-    ):
-        lies = span(window, i, sizes[source])
-        if lies in (Span.NONE, Span.TILES):
+    for i, source, tap, target, lies in _image_dimensions(instruction):
+        if lies is Span.ALL:
+            factors.append(factor(instruction, f"s{i}", {0: source, 1: tap}, {}, reduction="add"))
+        elif lies is not Span.BORDERS:
             factors.append(factor(instruction, f"s{i}", {0: source}, {0: target}))
-        elif lies is Span.ALL:
-            factors.append(factor(instruction, f"s{i}", {0: source, 1: kernel}, {}, reduction="add"))
-        else:
-            left_out.append(f"image dimension {i} has borders")
-    return factors, left_out
+    return factors
+
+
+def _bordered(instruction: Instruction, is_image: bool, is_summed: bool) -> list[Factor | None]:
+    """Image dimensions whose blocks lack borders: of the rows that a block of the result reads (`is_image`), or
+    that a block of the kernel meets, summed (`is_summed`), as in a kernel's gradient."""
+    window = instruction.get("window")
+    image, kernel = (leaf.dimensions for leaf in operand_leaves(instruction))
+    result = instruction.shape.leaves[0].dimensions
+    factors: list[Factor | None] = []
+    for i, source, tap, target, lies in _image_dimensions(instruction):
+        if lies is not Span.BORDERS:
+            continue
+        if is_image:
+            read = window_halo(window, i, 0, image[source], result[target])
+            factors.append(factor(instruction, f"s{i}", {0: source}, {0: target}, halo=(read,)))
+        if is_summed and not window.reversal[i] and window.lhs_dilation[i] == 1:
+            met = summed_halo(window, i, 0, image[source], kernel[tap], result[target])
+            factors.append(factor(instruction, f"c{i}", {0: source, 1: tap}, {}, reduction="add", halo=(met,)))
+    return factors
+
+
+def _image_dimensions(instruction: Instruction) -> Iterator[tuple[int, int, int, int, Span]]:
+    """Number, dimension of image, kernel and result, and how the windows lie, of each image dimension."""
+    dims, window = instruction.get("dim_labels"), instruction.get("window")
+    image = operand_leaves(instruction)[0].dimensions
+    triples = zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, strict=True)
+    for i, (source, tap, target) in enumerate(triples):
+        yield i, source, tap, target, span(window, i, image[source])

@@ -14,6 +14,7 @@ from shardwright.planner.rules.base import (
     rule,
     strategy_rule,
 )
+from shardwright.planner.rules.halo import Halo
 
 
 @strategy_rule("broadcast")
@@ -86,12 +87,15 @@ def bitcast_convert(instruction: Instruction) -> OpRule:
 
 @strategy_rule("slice")
 def slice_(instruction: Instruction) -> OpRule:
-    """Dimensions taken in full, or one element in every `stride`; other ranges would cross the blocks of a split."""
-    sizes = operand_leaves(instruction)[0].dimensions
-    taken = instruction.shape.leaves[0].dimensions
-    strides = [stride for _, _, stride in instruction.get("slice", ())]
-    aligned = [dim for dim, stride in enumerate(strides) if sizes[dim] == taken[dim] * stride]
-    return rule(_through(instruction, aligned), _left_out(len(sizes), aligned, "cut"))
+    """Dimensions taken in full, or one element in every `stride`; along other ranges borders travel."""
+    sizes, taken = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
+    factors = []
+    for dim, (start, _, stride) in enumerate(instruction.get("slice", ())):
+        halo: tuple[Halo, ...] = ()
+        if sizes[dim] != taken[dim] * stride:
+            halo = (Halo(operand=0, size=sizes[dim], result_size=taken[dim], stride=stride, low=-start),)
+        factors.append(factor(instruction, f"d{dim}", {0: dim}, {0: dim}, halo=halo))
+    return rule(factors)
 
 
 @strategy_rule("concatenate")
@@ -109,19 +113,26 @@ def concatenate(instruction: Instruction) -> OpRule:
 
 @strategy_rule("pad")
 def pad(instruction: Instruction) -> OpRule:
-    """Dimensions without padding; the padding value is a scalar."""
-    padding = instruction.get("padding", ())
-    kept = [dim for dim, amounts in enumerate(padding) if tuple(amounts) == (0, 0, 0)]
-    return rule(_through(instruction, kept), _left_out(len(padding), kept, "padded"))
+    """Every dimension; along padded ones borders travel. The padding value is a scalar."""
+    sizes, padded = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
+    factors = []
+    for dim, (low, high, interior) in enumerate(instruction.get("padding", ())):
+        halo: tuple[Halo, ...] = ()
+        if (low, high, interior) != (0, 0, 0):
+            halo = (Halo(operand=0, size=sizes[dim], result_size=padded[dim], low=low, dilation=interior + 1),)
+        factors.append(factor(instruction, f"d{dim}", {0: dim}, {0: dim}, halo=halo))
+    return rule(factors)
 
 
 @strategy_rule("reverse")
 def reverse(instruction: Instruction) -> OpRule:
-    """Dimensions that are not reversed: a reversed one would swap blocks between devices."""
+    """Every dimension; along a reversed one the shards change places."""
     reversed_dims = instruction.get("dimensions", ())
-    rank = instruction.shape.leaves[0].rank
-    kept = [dim for dim in range(rank) if dim not in reversed_dims]
-    return rule(_through(instruction, kept), _left_out(rank, kept, "reversed"))
+    factors = []
+    for dim, size in enumerate(instruction.shape.leaves[0].dimensions):
+        halo = (Halo(operand=0, size=size, result_size=size, mirrored=True),) if dim in reversed_dims else ()
+        factors.append(factor(instruction, f"d{dim}", {0: dim}, {0: dim}, halo=halo))
+    return rule(factors)
 
 
 @strategy_rule("bitcast")

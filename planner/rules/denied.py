@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.base import Factor, operand_leaves
-from shardwright.planner.rules.windows import Span, span
+from shardwright.planner.rules.base import Factor
 from shardwright.plans import Mesh
 
 _Defect = Callable[[Instruction, list[Factor], bool], bool]
@@ -36,21 +35,19 @@ def _grouped_sum_beside_idle_axis(instruction: Instruction, taken: list[Factor],
     return grouped and idle and any(factor.contracted for factor in taken)
 
 
-def _image_sum_beside_idle_axis(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
-    """Only where windows have borders, so that XLA exchanges halos; the rules offer no such factor."""
-    dims, window = instruction.get("dim_labels"), instruction.get("window")
-    sizes = operand_leaves(instruction)[0].dimensions
-    bordered = [d for i, d in enumerate(dims.input_spatial) if span(window, i, sizes[d]) is Span.BORDERS]
-    return idle and any(factor.contracted and factor.operands[0] in bordered for factor in taken)
+def _image_sum_beside_other_axis(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
+    """Right only where every axis sums, too."""
+    summed = any(factor.contracted and factor.halo for factor in taken)
+    return summed and (idle or not all(factor.contracted for factor in taken))
 
 
-def _tiles_beside_output_features(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
+def _image_beside_output_features(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
     dims, window = instruction.get("dim_labels"), instruction.get("window")
     if window is None:
         return False
     wide = [dim for dim, size in zip(dims.input_spatial, window.sizes, strict=True) if size > 1]
-    tiled = any(factor.operands[0] in wide and not factor.contracted for factor in taken)
-    return tiled and any(factor.operands[1] == dims.kernel_output_feature for factor in taken)
+    split = any(factor.operands[0] in wide and not factor.contracted for factor in taken)
+    return split and any(factor.operands[1] == dims.kernel_output_feature for factor in taken)
 
 
 _CONVOLUTION_DEFECTS: tuple[tuple[_Defect, str], ...] = (
@@ -59,11 +56,11 @@ _CONVOLUTION_DEFECTS: tuple[tuple[_Defect, str], ...] = (
         "XLA multiplies the summed batch of a batch-grouped convolution by the size of an idle mesh axis",
     ),
     (
-        _image_sum_beside_idle_axis,
-        "XLA multiplies a kernel gradient summed over a split image dimension by the size of an idle mesh axis",
+        _image_sum_beside_other_axis,
+        "XLA multiplies a kernel gradient summed over a split image by the size of any axis that does not sum",
     ),
     (
-        _tiles_beside_output_features,
-        "XLA mixes up the devices of a convolution split by image patches and by output features",
+        _image_beside_output_features,
+        "XLA mixes up the devices of a convolution split by image dimensions and by output features",
     ),
 )

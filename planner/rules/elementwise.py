@@ -40,6 +40,7 @@ def _elementwise(dimensions: tuple[int, ...], split: tuple[bool, ...]) -> OpRule
                 size=size,
                 operands=tuple(dim if is_split else None for is_split in split),
                 results=(dim,),
+                may_pad=True,
             )
             for dim, size in enumerate(dimensions)
             if size > 1

@@ -88,9 +88,9 @@ def scatter(instruction: Instruction) -> OpRule:
         name = f"i{index_dim}"
         if index_dim in paired:
             rows: dict[int, int] = dict.fromkeys(arrays, paired[index_dim])
-            factors.append(factor(instruction, name, split | rows, rows))
+            factors.append(factor(instruction, name, split | rows, rows, may_pad=False))
         elif reduction in _COMBINABLE:
-            factors.append(factor(instruction, name, split, {}, reduction=reduction))
+            factors.append(factor(instruction, name, split, {}, reduction=reduction, may_pad=False))
     window = [d for d in range(operand.rank) if d not in inserted and d not in operand_batching]
     for operand_dim, update_dim in zip(window, window_dims, strict=True):
         if updates.dimensions[update_dim] == operand.dimensions[operand_dim]:

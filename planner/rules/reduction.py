@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shardwright.hlo import Computation, Instruction
 from shardwright.planner.rules.base import OpRule, factor, operand_leaves, rule, strategy_rule
-from shardwright.planner.rules.windows import Span, span
+from shardwright.planner.rules.halo import Halo
+from shardwright.planner.rules.windows import Span, span, window_halo
 
 #: Region roots that combine partial results, and what an all-reduce calls them.
 REDUCTIONS = ("add", "and", "maximum", "minimum", "multiply", "or")
@@ -73,24 +74,29 @@ def _is_constant(value: Instruction, wanted: int) -> bool:
 
 @strategy_rule("reduce-window")
 def reduce_window(instruction: Instruction) -> OpRule:
-    """Dimensions that no window spans, or that windows tile; along others neighbours would trade borders."""
+    """Dimensions that no window spans, that windows tile, or along which neighbours exchange borders."""
     count = len(instruction.operands) // 2
-    return _windowed(instruction, operands=range(count), results=range(count))
+    window = instruction.get("window")
+    sizes, results = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
+    every = range(count)
+    factors = []
+    for dim, size in enumerate(sizes):
+        halo: tuple[Halo, ...] = ()
+        if span(window, dim, size) not in (Span.NONE, Span.TILES):
+            halo = tuple(window_halo(window, dim, i, size, results[dim]) for i in every)
+        factors.append(factor(instruction, f"d{dim}", dict.fromkeys(every, dim), dict.fromkeys(every, dim), halo=halo))
+    return rule(factors)
 
 
 @strategy_rule("select-and-scatter")
 def select_and_scatter(instruction: Instruction) -> OpRule:
-    """As its reduce-window: operand, source and result go together."""
-    return _windowed(instruction, operands=range(2), results=range(1))
-
-
-def _windowed(instruction: Instruction, operands: range, results: range) -> OpRule:
+    """As its reduce-window: operand, source and result go together, where windows have no borders."""
     window = instruction.get("window")
     sizes = operand_leaves(instruction)[0].dimensions
     apart = [dim for dim, size in enumerate(sizes) if span(window, dim, size) in (Span.NONE, Span.TILES)]
     left_out = [str(dim) for dim in range(len(sizes)) if dim not in apart]
     return rule(
-        (factor(instruction, f"d{dim}", dict.fromkeys(operands, dim), dict.fromkeys(results, dim)) for dim in apart),
+        (factor(instruction, f"d{dim}", {0: dim, 1: dim}, {0: dim}) for dim in apart),
         f"windows overlap or are padded along dimension {', '.join(left_out)}" if left_out else "",
     )
 

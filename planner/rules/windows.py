@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from shardwright.hlo.attributes import Window
+from shardwright.planner.rules.halo import Halo
 
 
 class Span(Enum):
@@ -30,3 +31,35 @@ def span(window: Window | None, dim: int, size: int) -> Span:
     if wide == size:
         return Span.ALL
     return Span.TILES if wide == stride and size % wide == 0 else Span.BORDERS
+
+
+def window_halo(window: Window, dim: int, operand: int, size: int, result_size: int) -> Halo:
+    """The borders that windows along dimension `dim` read beyond a block of their results.
+
+    size / result_size: elements of the operand `operand` (a flat leaf) and of the result along it.
+    """
+    return Halo(
+        operand=operand,
+        size=size,
+        result_size=result_size,
+        stride=window.strides[dim],
+        low=window.padding_low[dim],
+        extent=(window.sizes[dim] - 1) * window.rhs_dilation[dim] + 1,
+        dilation=window.lhs_dilation[dim],
+    )
+
+
+def summed_halo(window: Window, dim: int, operand: int, size: int, taps: int, result_size: int) -> Halo:
+    """The borders of an image that a block of the window's `taps` meets, for all `result_size` results.
+
+    So it is in the gradient of a kernel, a convolution whose window is a whole image.
+    """
+    return Halo(
+        operand=operand,
+        size=size,
+        result_size=taps,
+        stride=window.rhs_dilation[dim],
+        low=window.padding_low[dim],
+        extent=(result_size - 1) * window.strides[dim] + 1,
+        dilation=window.lhs_dilation[dim],
+    )

@@ -69,7 +69,7 @@ class Resharding:
         """Every device keeps a part of a tile that it shares; free, but for a permute if other devices want it."""
         if not have.is_partial or want.is_replicated:
             return False
-        sliced = _refined(have, want)
+        sliced = refined(have, want)
         if sliced is None:
             return False
         self._exchange_edges(have, want, have)
@@ -79,7 +79,7 @@ class Resharding:
         """All-gathers to larger tiles, after a permute if other devices share them."""
         if not want.is_partial:
             return False
-        held = _refined(want, have)
+        held = refined(want, have)
         if held is None:
             return False
         self.permute(have, held)
@@ -269,7 +269,7 @@ def _moved(have: Tiling, source: int, target: int) -> tuple[Tiling, Order]:
     return arranged(parts[:-1], parts[-1]), moved
 
 
-def _refined(coarse: Tiling, fine: Tiling) -> Tiling | None:
+def refined(coarse: Tiling, fine: Tiling) -> Tiling | None:
     """A tiling with the counts of `fine` whose tiles lie within those of `coarse` on every device: `fine` itself
     where that is so, else what shared devices make of it; None where the counts do not divide."""
     if any(b % a for a, b in zip(coarse.tiles, fine.tiles, strict=True)):

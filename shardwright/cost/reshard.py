@@ -16,8 +16,8 @@ from functools import lru_cache
 from math import lcm, prod
 
 from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
-from shardwright.cost.partitioner import Resharding, Step
-from shardwright.cost.tilings import count, tiling_of
+from shardwright.cost.partitioner import Resharding, Step, refined
+from shardwright.cost.tilings import Order, count, tiling_of
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import Mesh, TensorSharding
 
@@ -83,12 +83,8 @@ def reshard_time_s(
 def _reduce(
     bits: int, shape: tuple[int, ...], have: Dims, want: Dims, reduced: tuple[str, ...], mesh: Mesh
 ) -> tuple[Dims, list[Move]]:
-    """The moves that reduce partial sums over the axes `reduced`, and the dims after them: sums land on the dimensions
-    that the target splits over these axes, if it keeps what they are split over already."""
-    landing = [
-        tuple(axis for axis in after if axis in reduced) if set(before) <= set(after) else ()
-        for before, after in zip(have, want, strict=True)
-    ]
+    """The moves that reduce partial sums over the axes `reduced`, and the dims after them."""
+    landing = _landing(have, want, reduced, mesh)
     scattered = [axis for axes in landing for axis in axes]
     rest = [axis for axis in reduced if axis not in scattered]
     held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
@@ -98,6 +94,21 @@ def _reduce(
     if rest:
         moves.append(_reduction("all-reduce", rest, _shard_bytes(bits, shape, held, mesh), mesh))
     return held, moves
+
+
+def _landing(have: Dims, want: Dims, reduced: tuple[str, ...], mesh: Mesh) -> Dims:
+    """Axes of `reduced` over which the whole sum would be sliced first, per dimension: a device needs its slice only."""
+    whole = tiling_of(have, mesh)
+    sliced = refined(whole, tiling_of(want, mesh))
+    if sliced is None:
+        return ((),) * len(have)
+    added = [after[len(before) :] for before, after in zip(whole.parts, sliced.parts[:-1], strict=False)]
+    wanted = {axis for axes in want for axis in axes}
+    return tuple(tuple(axis for axis in reduced if axis in wanted and _covers(atoms, axis, mesh)) for atoms in added)
+
+
+def _covers(atoms: Order, axis: str, mesh: Mesh) -> bool:
+    return count([atom for atom in atoms if atom.axes == (axis,)]) == mesh.sizes[axis]
 
 
 def _reduction(kind: str, axes: Iterable[str], payload_bytes: int, mesh: Mesh) -> Move:

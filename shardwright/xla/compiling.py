@@ -118,7 +118,11 @@ def _compile(stablehlo: str, devices: list[Any], folder: str) -> Any:
     """XLA's executable, with the interesting passes dumped into `folder`."""
     options = private.compile_options(
         [device.id for device in devices],
-        overrides=[("xla_dump_to", folder), ("xla_dump_hlo_pass_re", _DUMPED_PASSES)],
+        overrides=[
+            ("xla_dump_to", folder),
+            ("xla_dump_hlo_pass_re", _DUMPED_PASSES),
+            ("xla_dump_large_constants", True),  # tables of slice offsets, one entry a device
+        ],
     )
     try:
         return private.compile_and_load(stablehlo, devices, options)

@@ -310,6 +310,96 @@ def test_partial_sums_added_before_they_are_reduced() -> None:
     refused(*by_hand(PRODUCTS, bent), "out", "not linear")
 
 
+def test_a_sum_of_partial_sums_may_be_reduced_where_it_is_made() -> None:
+    entries = SPLIT | {"first": (OPERANDS, PARTIAL, ()), "second": (OPERANDS, PARTIAL, ())}
+    for result in (sharding("", ""), sharding("x", ""), sharding("", "x")):
+        check_plan(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, PARTIAL], result, ("x",))}))
+    refused(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, PARTIAL], PARTIAL, ("x",))}), "sum", "not linear")
+    refused(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, sharding("x", "")], sharding("x", ""), ())}), "sum")
+
+
+LINEAR = """HloModule linear, entry_computation_layout={(f32[8,16]{1,0}, f32[16,4]{1,0}, s32[3]{0})->f32[3,4]{1,0}}
+
+region_add {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+
+ENTRY main {
+  a = f32[8,16]{1,0} parameter(0)
+  b = f32[16,4]{1,0} parameter(1)
+  i = s32[3]{0} parameter(2)
+  zero = f32[] constant(0)
+  one = f32[] constant(1)
+  zeros = f32[8,4]{1,0} broadcast(zero), dimensions={}
+  ones = f32[8,4]{1,0} broadcast(one), dimensions={}
+  p = f32[8,4]{1,0} dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  scaled = f32[8,4]{1,0} multiply(p, ones)
+  square = f32[8,4]{1,0} multiply(p, p)
+  inverse = f32[8,4]{1,0} divide(ones, p)
+  shifted = f32[8,4]{1,0} add(p, ones)
+  same = f32[8,4]{1,0} add(p, zeros)
+  narrow = bf16[8,4]{1,0} convert(p)
+  padded = f32[9,4]{1,0} pad(p, one), padding=0_1x0_0
+  total = f32[8]{0} reduce(p, one), dimensions={1}, to_apply=region_add
+  rows = f32[3,4]{1,0} gather(p, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,4}
+  larger = f32[8,4]{1,0} maximum(p, zeros)
+  ROOT out = f32[3,4]{1,0} negate(rows)
+}
+"""  # noqa: E501
+
+SUMMED = SPLIT | {"p": (OPERANDS, PARTIAL, ())}
+WHOLE, NUMBER, INDEX = sharding("", ""), TensorSharding(()), sharding("")
+
+
+def test_partial_sums_go_where_the_instruction_is_linear() -> None:
+    for name, operands in {"scaled": [PARTIAL, WHOLE], "square": [PARTIAL, WHOLE], "same": [PARTIAL, PARTIAL]}.items():
+        check_plan(*by_hand(LINEAR, SUMMED | {name: (operands, PARTIAL, ())}))
+    gathered = SUMMED | {"rows": ([PARTIAL, INDEX], PARTIAL, ()), "out": ([PARTIAL], PARTIAL, ())}
+    refused(*by_hand(LINEAR, gathered), "output 0", "partial: nothing reduces it")
+    check_plan(*by_hand(LINEAR, gathered | {"out": ([PARTIAL], WHOLE, ("x",))}))
+    check_plan(*by_hand(LINEAR, gathered | {"out": ([sharding("y", "", unreduced="")], sharding("y", ""), ())}))
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "result"),
+    [
+        ("square", [PARTIAL, PARTIAL], PARTIAL),
+        ("inverse", [WHOLE, PARTIAL], PARTIAL),
+        ("shifted", [PARTIAL, WHOLE], PARTIAL),
+        ("same", [PARTIAL, WHOLE], PARTIAL),
+        ("scaled", [PARTIAL, sharding("x", "")], PARTIAL),
+        ("narrow", [PARTIAL], PARTIAL),
+        ("padded", [PARTIAL, NUMBER], PARTIAL),
+        ("total", [PARTIAL, NUMBER], sharding("", unreduced="x")),
+        ("larger", [PARTIAL, WHOLE], PARTIAL),
+        ("larger", [PARTIAL, PARTIAL], PARTIAL),
+    ],
+)
+def test_partial_sums_go_nowhere_else(name: str, operands: list[TensorSharding], result: TensorSharding) -> None:
+    refused(*by_hand(LINEAR, SUMMED | {name: (operands, result, ())}), name, "linear in its partial operand")
+
+
+def test_only_zero_is_partial_from_the_start() -> None:
+    check_plan(*by_hand(LINEAR, {"zero": ([], TensorSharding((), ("x",)), ())}))
+    refused(*by_hand(LINEAR, {"one": ([], TensorSharding((), ("x",)), ())}), "one", "no factor")
+    ones = SUMMED | {"shifted": ([PARTIAL, PARTIAL], PARTIAL, ())}
+    refused(*by_hand(LINEAR, ones), "shifted", "operand 1 is used as partial over x, but ones is not")
+    argument = {"a": ([], sharding("", "", unreduced="x"), ())}
+    refused(*by_hand(LINEAR, argument), "parameter 0", "partial")
+
+
+def test_rows_summed_by_a_lookup_are_reduced_at_once() -> None:
+    """XLA reduces them by itself and would count the sum once for every device."""
+    table = sharding("x", "")
+    kept = {"rows": ([table, INDEX], sharding("", "", unreduced="x"), ())}
+    refused(*by_hand(LINEAR, kept), "rows", "looks up")
+    check_plan(*by_hand(LINEAR, {"rows": ([table, INDEX], WHOLE, ("x",))}))
+    beside = SUMMED | {"rows": ([sharding("y", "", unreduced="x"), INDEX], PARTIAL, ("y",))}
+    refused(*by_hand(LINEAR, beside), "rows", "looks up")
+
+
 def test_a_contracted_factor_needs_its_reduction() -> None:
     whole = sharding("", "")
     check_plan(*by_hand(PRODUCTS, SPLIT | {"first": (OPERANDS, whole, ("x",))}))
@@ -320,11 +410,23 @@ def test_a_contracted_factor_needs_its_reduction() -> None:
     refused(*by_hand(PRODUCTS, SPLIT | {"first": (half, whole, ("x",))}), "first", "no factor")
 
 
-def test_uneven_splits_only_at_the_boundary() -> None:
-    text = PRODUCTS.replace("8,", "6,")
-    rows = sharding("y", "")
-    check_plan(*by_hand(text, {"a": ([], sharding("y", ""), ())}))
-    refused(*by_hand(text, {"first": ([sharding("y", ""), sharding("", "")], rows, ())}), "first", "not divided by 4")
+RESHAPED = """HloModule reshaped, entry_computation_layout={(f32[6,4]{1,0})->f32[6,2,2]{2,1,0}}
+
+ENTRY main {
+  a = f32[6,4]{1,0} parameter(0)
+  b = f32[6,4]{1,0} negate(a)
+  ROOT out = f32[6,2,2]{2,1,0} reshape(b)
+}
+"""
+
+
+def test_uneven_splits_where_the_rule_allows_padding() -> None:
+    """6 rows over 4 devices are padded element by element; a reshape cannot pad 2 blocks of columns to 4."""
+    rows, columns = sharding("y", ""), sharding("", "y")
+    check_plan(*by_hand(RESHAPED, {"a": ([], rows, ())}))
+    check_plan(*by_hand(RESHAPED, {"a": ([], rows, ()), "b": ([rows], rows, ())}))
+    entries = {"a": ([], columns, ()), "b": ([columns], columns, ()), "out": ([columns], sharding("", "y", ""), ())}
+    refused(*by_hand(RESHAPED, entries), "out", "2 elements, not divided by 4")
 
 
 MAXIMUM = """HloModule maximum, entry_computation_layout={(f32[8,16]{1,0})->f32[8]{0}}
@@ -407,6 +509,26 @@ def test_loops_carry_one_layout() -> None:
     refused(*by_hand(LOOP, good | {"loop": (good["loop"][0], whole, ())}), "initial value")
     refused(*by_hand(LOOP, good | {"end": (good["end"][0], sharding("", ""), ())}), "end", "element 1")
     refused(*by_hand(LOOP, good | {"init": (good["init"][0], whole, ())}), "init", "its operands")
+
+
+def test_loops_carry_partial_sums_from_partial_sums() -> None:
+    """What enters a loop as partial must be a partial sum, or zero; what ends its body must be one too."""
+    number, partial = TensorSharding(()), sharding("", "", unreduced="x")
+    carried = (number, partial)
+    text = LOOP.replace("tanh", "negate")
+    entries = loop_entries() | {
+        "carried": ([], carried, ()), "i": ([carried], number, ()), "v": ([carried], partial, ()),
+        "w": ([partial], partial, ()), "again": ([number, partial], carried, ()), "state": ([], carried, ()),
+        "j": ([carried], number, ()), "start": ([], sharding("", ""), ()), "init": ([number, partial], carried, ()),
+        "loop": ([carried], carried, ()), "end": ([carried], partial, ()),
+    }  # fmt: skip
+    refused(*by_hand(text, entries), "init", "operand 1 is used as partial")
+    broadcast = "low = f32[] constant(0)\n  start = f32[8,4]{1,0} broadcast(low), dimensions={}"
+    zeros = text.replace("(f32[8,4]{1,0})->", "()->").replace("start = f32[8,4]{1,0} parameter(0)", broadcast)
+    entries["start"] = (None, sharding("", ""), ())
+    refused(*by_hand(zeros, entries), "1 problem(s)", "output 0", "partial")
+    refused(*by_hand(zeros, entries | {"w": ([sharding("", "")], sharding("", ""), ())}), "again", "used as partial")
+    refused(*by_hand(zeros.replace("negate(v)", "tanh(v)"), entries), "w", "linear")
 
 
 def test_the_error_lists_and_counts() -> None:

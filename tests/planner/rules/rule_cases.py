@@ -41,12 +41,20 @@ class Case:
 
 
 def _divides(assignment: Assignment, mesh: Mesh) -> bool:
-    shares: dict[Factor, int] = {}
+    return all(
+        factor.size % parts == 0 and all(halo.permutes(parts) is not None for halo in factor.halo)
+        for factor, parts in shares(assignment, mesh).items()
+    )
+
+
+def shares(assignment: Assignment, mesh: Mesh) -> dict[Factor, int]:
+    """Into how many parts the axes together split each factor."""
+    found: dict[Factor, int] = {}
     for axis in mesh.axes:
         factor = assignment[axis.name]
         if factor is not None:
-            shares[factor] = shares.get(factor, 1) * axis.size
-    return all(factor.size % share == 0 for factor, share in shares.items())
+            found[factor] = found.get(factor, 1) * axis.size
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,10 @@ def cases_of(programs: Mapping[str, str], *, without_factors: bool = False) -> l
                 continue
             seen.add(key)
             rule = rule_of(instruction)
-            if (rule.factors or without_factors) and not rule.leafwise:
+            if (rule.factors or rule.bordered or without_factors) and not rule.leafwise:
                 shape = ",".join(map(str, instruction.shape.leaves[0].dimensions))
-                cases.append(Case(f"{program}/{instruction.opcode}[{shape}].{len(cases)}", instruction, rule.factors))
+                name = f"{program}/{instruction.opcode}[{shape}].{len(cases)}"
+                cases.append(Case(name, instruction, (*rule.factors, *rule.bordered)))
     return cases
 
 

@@ -22,11 +22,13 @@ import numpy as np
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 from rule_bundle import Bundle
-from rule_cases import Trial
+from rule_cases import Trial, shares, trial_shardings
 
 from shardwright.dtypes import to_dtype
 from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.planner.rules.base import operand_leaves
+from shardwright.planner.rules.halo import exchanged_bytes
 from shardwright.plans import Mesh, Plan, TensorSharding
 from shardwright.xla import emit_stablehlo, private
 
@@ -62,13 +64,35 @@ class Verdict:
         return bool(self.crash) or not self.error < 1e-4
 
     @property
-    def extra(self) -> tuple[str, ...]:
+    def extra(self) -> tuple[Moved, ...]:
         """Collectives that the factors do not promise."""
-        allowed = "all-reduce" if self.trial.partial else ""
-        return tuple(kind for kind in self.collectives if kind != allowed)
+        left = list(self.moved)
+        for moved in promised(self.trial):
+            if moved in left:
+                left.remove(moved)
+        return tuple(moved for moved in left if not (self.trial.partial and moved.kind == "all-reduce"))
+
+    @property
+    def absent(self) -> tuple[Moved, ...]:
+        """Borders that the factors promise to exchange and XLA does not."""
+        left = list(self.moved)
+        return tuple(moved for moved in promised(self.trial) if moved not in left)
 
     def __str__(self) -> str:
         return f"{self.trial}: error {self.error:.1e} {', '.join(map(str, self.moved))} {self.crash[:200]}"
+
+
+def promised(trial: Trial) -> list[Moved]:
+    """The borders that neighbours exchange, by the halos of the trial's factors."""
+    taken = shares(trial.assignment, trial.mesh)
+    halos = [(halo, taken[f]) for f in trial.case.factors if f in taken for halo in f.halo]
+    found: list[Moved] = []
+    pairs = zip(operand_leaves(trial.case.instruction), trial_shardings(trial, operands=True), strict=True)
+    for number, (leaf, sharding) in enumerate(pairs):
+        devices = prod(trial.mesh.size(axes) for axes in sharding.dims)
+        sent = exchanged_bytes([each for each in halos if each[0].operand == number], leaf.size_bytes // devices)
+        found += [Moved("collective-permute", size_bytes) for size_bytes in sent]
+    return found
 
 
 # ---- compile, run, judge ---------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from rule_cases import Case, Trial, cases_of
+from rule_cases import Trial, cases_of
 from rule_programs import hlo_text, operations
 from rule_validator import judge
 
@@ -29,25 +29,19 @@ class Defect:
 DEFECTS = {
     "grouped": Defect("convolution_grouped_gradients", -1, "i", None, "batch-grouped"),
     "depthwise": Defect("convolution_depthwise_gradients", -1, "i", None, "batch-grouped"),
-    "image rows": Defect("convolution_nhwc_gradients", -1, "rows", None, "kernel gradient"),
-    "patches": Defect("convolution_patches", 0, "s0", "o", "patches"),
-    "patches, other axis": Defect("convolution_patches", 0, "o", "s1", "patches"),
+    "image rows": Defect("convolution_nhwc_gradients", -1, "c0", None, "kernel gradient"),
+    "image rows, output features": Defect("convolution_valid_gradients", -1, "o", "c1", "kernel gradient"),
+    "image with borders": Defect("convolution_nhwc", 0, "s0", "o", "output features"),
+    "patches": Defect("convolution_patches", 0, "s0", "o", "output features"),
+    "patches, other axis": Defect("convolution_patches", 0, "o", "s1", "output features"),
 }
 
 
 def _trial(defect: Defect, mesh: Mesh) -> Trial:
     cases = cases_of({defect.program: hlo_text(operations()[defect.program])})
     case = [case for case in cases if case.instruction.opcode == "convolution"][defect.number]
-    factors: dict[str | None, Factor | None] = {factor.name: factor for factor in case.factors}
-    factors |= {None: None, "rows": _image_rows(case)}
+    factors: dict[str | None, Factor | None] = {None: None, **{factor.name: factor for factor in case.factors}}
     return Trial(case, {"x": factors[defect.x], "y": factors[defect.y]}, mesh)
-
-
-def _image_rows(case: Case) -> Factor:
-    """The factor that no rule offers: image rows of both operands, summed."""
-    dims = case.instruction.get("dim_labels")
-    split = (dims.input_spatial[0], dims.kernel_spatial[0])
-    return Factor(name="rows", size=8, operands=split, results=(None,), reduction="add")
 
 
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)

@@ -19,10 +19,15 @@ def _faults(instruction: Instruction, rule: OpRule) -> list[str]:
     faults = []
     if "do not fit" in rule.reason:
         faults.append(rule.reason)
-    if not rule.factors and not rule.reason and any(size > 1 for leaf in outputs for size in leaf.dimensions):
+    if (
+        not rule.factors
+        and not rule.bordered
+        and not rule.reason
+        and any(size > 1 for leaf in outputs for size in leaf.dimensions)
+    ):
         faults.append("no factor and no reason")
     taken: Counter[tuple[int, int]] = Counter()
-    for factor in rule.factors:
+    for factor in (*rule.factors, *rule.bordered):
         if len(factor.operands) != len(inputs) or len(factor.results) != len(outputs):
             faults.append(f"{factor.name} speaks of other leaves")
             continue
@@ -34,10 +39,16 @@ def _faults(instruction: Instruction, rule: OpRule) -> list[str]:
         for number, (leaf, dim) in enumerate(zip((*inputs, *outputs), dims, strict=True)):
             if dim is None:
                 continue
-            taken[number, dim] += 1
+            taken[number, dim] += not factor.halo
             if not 0 <= dim < leaf.rank or leaf.dimensions[dim] % factor.size:
                 faults.append(f"{factor.name} splits dimension {dim} of {leaf}")
-    names = Counter(factor.name for factor in rule.factors)
+        if bool(factor.halo) != (factor in rule.bordered):
+            faults.append(f"{factor.name} has borders and is not said to, or the reverse")
+        if factor.may_pad and {
+            leaf.dimensions[d] for leaf, d in zip((*inputs, *outputs), dims, strict=True) if d is not None
+        } != {factor.size}:
+            faults.append(f"{factor.name} may be padded but names dimensions of other sizes")
+    names = Counter(factor.name for factor in (*rule.factors, *rule.bordered))
     faults += [f"{name} twice" for name, count in names.items() if count > 1]
     faults += [f"dimension {where} in two factors" for where, count in taken.items() if count > 1]
     return faults
