@@ -23,6 +23,9 @@ from shardwright.planner.foreign import ForeignSharding, ForeignShardingError, m
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
 
+#: custom call by which JAX says how an output lies (`out_shardings`).
+_OUTPUT_TARGET = "xla.sdy.FuncResultSharding"
+
 #: custom calls at the border of what is written for one device.
 _MANUAL_TARGETS = frozenset(
     {"SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"}
@@ -101,12 +104,8 @@ def collect(flow: Dataflow, options: PlanOptions) -> Requirements:
     for node in flow.nodes:
         if node.is_value and _is_annotation(node.instruction) and node.uses:
             found.setdefault(node.index, []).extend(_annotation(flow, node, meshes))
-    for what, nodes in (
-        ("the sharding of its argument", flow.parameters),
-        ("the sharding of its output", flow.outputs),
-    ):
-        for index in dict.fromkeys(nodes):
-            found.setdefault(index, []).extend(_boundary(flow, flow.nodes[index], what, meshes))
+    for index, requirement in (*_argument_shardings(flow, meshes), *_output_shardings(flow, meshes)):
+        found.setdefault(index, []).append(replace(requirement, may_pad=True))
     exact = (
         ("argument_axes", options.argument_axes, flow.parameters),
         ("output_axes", options.output_axes, flow.outputs),
@@ -298,14 +297,26 @@ def _annotation(flow: Dataflow, node: Node, meshes: Mapping[str, Mapping[str, in
     return _foreign(flow, node, node.instruction, 0, "a sharding constraint", meshes)
 
 
-def _boundary(flow: Dataflow, node: Node, asked_by: str, meshes: Mapping[str, Mapping[str, int]]) -> list[Requirement]:
-    """The sharding that the program gives an argument or output, unless an annotation makes it."""
-    if _is_annotation(node.instruction) or (
-        node.uses and _is_annotation(flow.nodes[node.uses[-1].source[0]].instruction)
-    ):
-        return []
-    found = _foreign(flow, node, node.instruction, node.leaf, asked_by, meshes)
-    return [replace(requirement, may_pad=True) for requirement in found]
+def _argument_shardings(flow: Dataflow, meshes: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int, Requirement]]:
+    for index in flow.parameters:
+        node = flow.nodes[index]
+        for requirement in _foreign(flow, node, node.instruction, node.leaf, "the sharding of its argument", meshes):
+            yield index, requirement
+
+
+def _output_shardings(flow: Dataflow, meshes: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int, Requirement]]:
+    """What JAX's mark on an output says, else the root. An output in an argument's place is that argument."""
+    root = flow.module.entry.root
+    for leaf, (index, (made, _)) in enumerate(zip(flow.outputs, flow.leaves[root], strict=True)):
+        maker = flow.nodes[made]
+        is_marked = maker.instruction.get("custom_call_target") == _OUTPUT_TARGET
+        if maker.is_value and _is_annotation(maker.instruction) and not is_marked:
+            continue
+        instruction, at = (maker.instruction, 0) if is_marked else (root, leaf)
+        if instruction.opcode == "parameter":
+            continue
+        for requirement in _foreign(flow, flow.nodes[index], instruction, at, "the sharding of its output", meshes):
+            yield index, requirement
 
 
 def _foreign(

@@ -8,11 +8,10 @@ What must hold, and the function that checks it:
 3. an entry is legal for its instruction: ranks, axes, factors, combinations (`legality`);
 4. a partial sum is one: it is made by a summed factor, goes through instructions that are linear in it
    (`legality`), is used as partial only where it was made partial, or is zero (`_check_partial_uses`), and no
-   argument or output is partial (`_check_variable`). By induction along the program, and around loops from
+   argument or output is partial (`boundary`). By induction along the program, and around loops from
    what enters them, the summands of every value that is marked partial then add up to the value;
 5. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
-6. parameters and outputs of the plan are those of the program, an alias has one layout
-   (`_check_boundary`);
+6. parameters and outputs of the plan are those of the program, an alias has one layout (`boundary`);
 7. predicted collectives name instructions and axes that exist (`_check_collectives`).
 
 Deep models repeat their layers: an entry is judged once for all instructions that are alike (`_Judge`).
@@ -25,11 +24,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from shardwright.errors import PlanCheckError
-from shardwright.hlo import Alias, ArrayShape, Computation, Instruction, Module, Shape, TupleShape
+from shardwright.hlo import Computation, Instruction, Module, TupleShape
+from shardwright.planner.boundary import boundary_problems
 from shardwright.planner.judge import Judge
 from shardwright.planner.legality import flat
 from shardwright.planner.rules.linear import is_zero
-from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, ValueSharding, VariablePlan
+from shardwright.plans import InstructionPlan, Plan, TensorSharding, ValueSharding
 
 #: Problems that one error lists before it only counts.
 _LISTED = 20
@@ -92,7 +92,7 @@ class _Checker:
             for instruction in computation.instructions:
                 for problem in self._problems(instruction, judge):
                     self._report(computation, instruction, problem)
-        self._check_boundary()
+        self.problems += boundary_problems(self.module, self.plan, self.entries)
         self._check_collectives()
         return self.problems
 
@@ -155,8 +155,7 @@ class _Checker:
         if opcode in _IDENTITY:
             yield from _differ("the result", entry.result, "its operands", flat(entry.operands))
         elif opcode == "get-tuple-element":
-            shape = instruction.operands[0].shape
-            first = _leaves_before(shape, (instruction.index,))
+            first = _leaves_before(instruction)
             taken = entry.operands[0][first : first + len(entry.result)]
             yield from _differ("the result", entry.result, f"element {instruction.index}", taken)
         elif opcode == "while":
@@ -194,52 +193,6 @@ class _Checker:
 
     # ---- the whole program ---------------------------------------------------
 
-    def _check_boundary(self) -> None:
-        entry = self.module.entry
-        for kind, variables, instructions in (
-            ("parameter", self.plan.parameters, entry.parameters),
-            ("output", self.plan.outputs, (entry.root,)),
-        ):
-            shapes = [leaf for instruction in instructions for leaf in instruction.shape.leaves]
-            planned = [self.entries.get(instruction.name) for instruction in instructions]
-            if len(variables) != len(shapes):
-                self.problems.append(f"{len(variables)} {kind}s planned, the program has {len(shapes)}")
-            elif all(planned):
-                shardings = flat([each.result for each in planned if each])
-                is_moved = kind == "output" and entry.root.opcode != "tuple"  # a bare root is brought there on return
-                for i, (variable, shape) in enumerate(zip(variables, shapes, strict=True)):
-                    inside = shardings[i] if i < len(shardings) and not is_moved else None
-                    for problem in _check_variable(variable, i, shape, inside, self.plan.mesh):
-                        self.problems.append(f"{kind} {i} ({variable.name}): {problem}")
-        self._check_aliases()
-
-    def _check_aliases(self) -> None:
-        expected = {
-            _output_leaf(self.module, alias): _parameter_leaf(self.module, alias) for alias in self.module.aliases
-        }
-        parameters = self.plan.parameters
-        for output in self.plan.outputs:
-            wanted = expected.pop(output.number, None)
-            if output.alias != wanted:
-                self.problems.append(
-                    f"output {output.number} ({output.name}): alias {output.alias}, program says {wanted}"
-                )
-            elif wanted is not None and wanted < len(parameters):
-                parameter = parameters[wanted]
-                if parameter.alias != output.number:
-                    self.problems.append(f"parameter {wanted} ({parameter.name}): alias {parameter.alias}, not back")
-                if (parameter.sharding, parameter.stored_shape) != (output.sharding, output.stored_shape):
-                    self.problems.append(
-                        f"output {output.number} ({output.name}) is {output.sharding} stored {output.stored_shape}, "
-                        f"parameter {wanted} with the same buffer {parameter.sharding} stored {parameter.stored_shape}"
-                    )
-        aliased = {output.alias for output in self.plan.outputs}
-        for parameter in parameters:
-            if parameter.alias is not None and parameter.number not in aliased:
-                self.problems.append(
-                    f"parameter {parameter.number} ({parameter.name}): alias {parameter.alias}, not back"
-                )
-
     def _check_collectives(self) -> None:
         for collective in self.plan.collectives:
             where = f"collective {collective.kind} at {collective.instruction}"
@@ -261,56 +214,12 @@ def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequen
         yield f"{what} has {len(left)} arrays, {other} {len(right)}"
         return
     for i, (a, b) in enumerate(zip(left, right, strict=True)):
-        if a != b:
+        if a is not b and a != b:
             yield f"{what} is {a} in leaf {i}, {other} is {b}"
 
 
-def _leaves_before(shape: Shape, index: tuple[int, ...]) -> int:
-    """Array leaves of `shape` ahead of the sub-shape at `index`."""
-    count = 0
-    for at in index:
-        if not isinstance(shape, TupleShape):
-            return count
-        count += sum(len(element.leaves) for element in shape.elements[:at])
-        shape = shape.elements[at]
-    return count
-
-
-# ---- boundary ----------------------------------------------------------------
-
-
-def _check_variable(
-    variable: VariablePlan, number: int, shape: ArrayShape, inside: TensorSharding | None, mesh: Mesh
-) -> Iterator[str]:
-    if variable.number != number:
-        yield f"carries number {variable.number}"
-    if (variable.element_type, variable.shape) != (shape.element_type, shape.dimensions):
-        theirs = f"{shape.element_type}{list(shape.dimensions)}"
-        yield f"is {variable.element_type}{list(variable.shape)}, the program's {theirs}"
-        return
-    if len(variable.sharding.dims) != shape.rank:
-        yield f"of rank {shape.rank} is planned as {variable.sharding}"
-        return
-    if any(axis not in mesh.sizes for axis in variable.sharding.axes):
-        yield f"is split over an axis that the mesh lacks: {variable.sharding}"
-        return
-    if variable.sharding.unreduced:
-        yield "is partial: nothing reduces it outside the program"
-    if inside is not None and variable.sharding != inside:
-        yield f"is {variable.sharding}, inside the program {inside}"
-    padded = tuple(
-        -(-n // mesh.size(axes)) * mesh.size(axes)
-        for n, axes in zip(shape.dimensions, variable.sharding.dims, strict=True)
-    )
-    if variable.stored_shape != padded:
-        yield f"is stored as {list(variable.stored_shape)}, its sharding needs {list(padded)}"
-
-
-def _output_leaf(module: Module, alias: Alias) -> int:
-    return _leaves_before(module.entry.root.shape, alias.output_index)
-
-
-def _parameter_leaf(module: Module, alias: Alias) -> int:
-    parameters = module.entry.parameters
-    before = sum(len(parameter.shape.leaves) for parameter in parameters[: alias.parameter_number])
-    return before + _leaves_before(parameters[alias.parameter_number].shape, alias.parameter_index)
+def _leaves_before(element: Instruction) -> int:
+    """Array leaves of a tuple ahead of the element that a get-tuple-element takes."""
+    shape = element.operands[0].shape
+    elements = shape.elements if isinstance(shape, TupleShape) else ()
+    return sum(len(each.leaves) for each in elements[: element.index])

@@ -314,11 +314,12 @@ class Plan:
         return decode(text, hlo_text)
 
     # ---- what a user does with a plan ----------------------------------
-    def explain(self) -> str:
-        """A report for people: layout per tensor, collectives, bytes, memory, candidates."""
+    def explain(self, *, width: int = 110) -> str:
+        """A report for people, in lines of at most `width` columns (80 or more read well): layout per tensor,
+        collectives by cause, memory by kind, what the search compared, solved apart and can certify."""
         from shardwright.report.text import explain_plan
 
-        return explain_plan(self)
+        return explain_plan(self, width=width)
 
     def emit(self) -> str:
         """StableHLO with Shardy constraints: compiles anywhere, without Shardwright.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, write_text
+from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, text_width, write_text
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -13,7 +13,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         common,
         "explain",
         summary="print a plan file for people",
-        description="Print what a plan splits over what, its collectives and bytes a step, and memory per device.",
+        description="Print what a plan splits over what, its collectives and bytes a step, memory per device, "
+        "the plans that were compared with it, the parts that were solved apart, and how far from optimal it can be.",
         examples=(
             "shardwright explain plan.json",
             "shardwright explain plan.json --json | jq .collectives",
@@ -38,5 +39,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(plan.as_dict())
     elif not arguments.emit:
-        print(plan.explain())
+        print(plan.explain(width=text_width()))
     return EXIT_OK

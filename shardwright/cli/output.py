@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,11 @@ def add_command(
 
 def print_error(error: ShardwrightError) -> None:
     print(f"error: {error}", file=sys.stderr)
+
+
+def text_width() -> int:
+    """Columns for reports: the terminal's, within what reads well; 110 where there is none."""
+    return min(max(shutil.get_terminal_size((110, 24)).columns, 80), 160)
 
 
 def print_json(value: Any) -> None:

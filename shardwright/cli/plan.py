@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
-from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, write_text
+from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, text_width, write_text
 from shardwright.cli.progress import planning_progress
 from shardwright.errors import HloSyntaxError
 
@@ -60,5 +60,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(plan.as_dict())
     elif arguments.explain or not (arguments.out or arguments.emit):
-        print(plan.explain())
+        print(plan.explain(width=text_width()))
     return EXIT_OK

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shardwright.planner import PlanProgress
+from shardwright.progress import PlanProgress
 
 
 @contextmanager
@@ -19,15 +17,7 @@ def planning_progress() -> Iterator[Callable[[PlanProgress], None] | None]:
         return
 
     from rich.console import Console
+    from rich.markup import escape
 
     with Console(stderr=True).status("planning") as status:
-        yield lambda event: status.update(_line(event))
-
-
-def _line(event: PlanProgress) -> str:
-    parts = [f"{event.elapsed_s:.1f} s", event.phase, event.detail]
-    if event.incumbent_s:
-        parts.append(f"best step {event.incumbent_s * 1e3:.3f} ms")
-    if event.lower_bound_s:
-        parts.append(f"bound {event.lower_bound_s * 1e3:.3f} ms")
-    return "  ".join(part for part in parts if part)
+        yield lambda report: status.update(escape(str(report)))

@@ -97,7 +97,7 @@ def _reduce(
 
 
 def _landing(have: Dims, want: Dims, reduced: tuple[str, ...], mesh: Mesh) -> Dims:
-    """Axes of `reduced` over which the whole sum would be sliced first, per dimension: a device needs its slice only."""
+    """Axes of `reduced` over which the whole sum would be sliced first: a device needs its slice only."""
     whole = tiling_of(have, mesh)
     sliced = refined(whole, tiling_of(want, mesh))
     if sliced is None:

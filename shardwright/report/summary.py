@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from shardwright.plans import Plan, VariablePlan
 from shardwright.report.groups import is_copy
+from shardwright.report.search import certificate
 from shardwright.report.units import format_bytes, format_seconds
 
 #: Arguments besides state that are named one by one.
@@ -22,33 +23,40 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     count = sum(each.count for each in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
-    bound = f"gap {cost.gap:.1%} to the lower bound {format_seconds(cost.lower_bound_s)}"
     return [
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
         *_layouts(plan),
         ("step", f"{format_seconds(cost.step_s)} predicted = {parts}"),
         ("on the wire", f"{format_bytes(wire)} a device and step, {count} collectives" if count else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
-        ("bound", f"{bound} ({cost.bound_scope})" if cost.bound_scope else bound),
+        ("bound", certificate(cost)),
         ("prices", f"hardware profile {plan.hardware!r}"),
+    ]
+
+
+def state_kinds(plan: Plan) -> list[tuple[str, list[VariablePlan]]]:
+    """Arguments by what they are: those not updated, parameters, and what an optimizer keeps for these."""
+    state = [variable for variable in plan.parameters if variable.alias is not None]
+    copies = is_copy(plan.parameters)
+    kept = [variable for variable in state if copies.get(variable.name, False)]
+    return [
+        ("inputs", [variable for variable in plan.parameters if variable.alias is None]),
+        ("parameters", [variable for variable in state if not copies.get(variable.name, False)]),
+        ("optimizer", kept),
     ]
 
 
 def _layouts(plan: Plan) -> Iterable[tuple[str, str]]:
     """State counted, parameters and optimizer apart; the first few of all other arguments one by one."""
-    state = [variable for variable in plan.parameters if variable.alias is not None and variable.shape]
-    inputs = [variable for variable in plan.parameters if variable.alias is None]
-    copies = is_copy(plan.parameters)
-    kept = [variable for variable in state if copies.get(variable.name, False)]
-    own = [variable for variable in state if variable not in kept]
+    (_, inputs), *state = state_kinds(plan)
     if inputs:
         shown = [f"{each.name} {_input(each, plan)}" for each in inputs[:_SHOWN_INPUTS]]
         more = f", and {len(inputs) - _SHOWN_INPUTS} more" if len(inputs) > _SHOWN_INPUTS else ""
         yield "inputs", ", ".join(shown) + more
-    if own:
-        yield "parameters", _counted(own, plan)
-    if kept:
-        yield "optimizer", _counted(kept, plan)
+    for kind, variables in state:
+        arrays = [variable for variable in variables if variable.shape]
+        if arrays:
+            yield kind, _counted(arrays, plan)
 
 
 def _input(variable: VariablePlan, plan: Plan) -> str:

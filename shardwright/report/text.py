@@ -1,28 +1,28 @@
-"""A plan as text: layout per tensor, collectives and bytes a step, memory per device, candidates."""
+"""A plan as text: layout per tensor, collectives and bytes a step, memory per device, what the search saw."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.cost.memory import shard_bytes
 from shardwright.plans import Plan, TensorSharding, VariablePlan
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
-from shardwright.report.summary import summary
+from shardwright.report.search import candidates_section, group_segments, segments_section
+from shardwright.report.summary import state_kinds, summary
+from shardwright.report.tables import plain_table as plain_table
+from shardwright.report.tables import plain_text as plain_text
+from shardwright.report.tables import title
 from shardwright.report.units import format_bytes, format_seconds
+from shardwright.report.wrapping import Wrapped
 
-#: Groups of collectives and candidates shown before the rest is summed up in one row.
+#: Groups of collectives shown before the rest is summed up in one row.
 _SHOWN_COLLECTIVES = 16
-_SHOWN_CANDIDATES = 12
-
-#: Columns that a folded cell keeps at least, so that names stay readable on narrow terminals.
-_FOLDED_WIDTH = 14
 
 
 def explain_plan(plan: Plan, *, width: int = 110) -> str:
@@ -43,16 +43,10 @@ def render_plan(plan: Plan) -> Group:
         *_variables("Outputs that are not updates of an argument", _fresh(plan.outputs), plan),
         *_collectives(plan),
         *_memory(plan),
-        *_candidates(plan),
+        *candidates_section(plan),
+        *segments_section(plan),
         *_notes(plan),
     )
-
-
-def plain_text(view: RenderableType, width: int) -> str:
-    """A rich view without colours, trailing blanks left out."""
-    target = io.StringIO()
-    Console(file=target, width=width, color_system=None, force_terminal=False, highlight=False).print(view)
-    return "\n".join(line.rstrip() for line in target.getvalue().rstrip().splitlines()) + "\n"
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -88,10 +82,25 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "outputs_bytes": plan.memory.outputs_bytes,
             "temporaries_bytes": plan.memory.temporaries_bytes,
             "peak_bytes": plan.memory.peak_bytes,
+            "arguments_by_kind": dict(argument_bytes(plan)),
         },
         "candidates": [
-            {"mesh": candidate.mesh.sizes, "step_s": candidate.step_s, "note": candidate.note}
+            {
+                "name": candidate.name,
+                "mesh": candidate.mesh.sizes,
+                "step_s": candidate.step_s,
+                "note": candidate.note,
+            }
             for candidate in plan.candidates
+        ],
+        "segments": [
+            {
+                "name": group.first.name,
+                "instructions": group.first.instructions,
+                "equal": group.count,
+                "boundary": [[name, str(sharding)] for name, sharding in group.first.boundary],
+            }
+            for group in group_segments(plan.segments)
         ],
         "notes": list(plan.notes),
     }
@@ -113,42 +122,27 @@ def _header(plan: Plan) -> list[RenderableType]:
     table = Table.grid(padding=(0, 2))
     for label, value in summary(plan):
         table.add_row(Text(label), Text(value))
-    return [_title(f"Plan of {plan.module_name}"), Padding(table, (0, 0, 1, 2))]
+    return [title(f"Plan of {plan.module_name}"), Padding(table, (0, 0, 1, 2))]
 
 
-def _title(text: str) -> Text:
-    return Text(text, style="bold")
-
-
-def plain_table(columns: Sequence[tuple[str, str]], *, fold: Sequence[str] = ()) -> Table:
-    """A table without frame; columns are (name, "left" or "right"), those in `fold` may wrap."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    for name, side in columns:
-        table.add_column(
-            name,
-            justify="right" if side == "right" else "left",
-            overflow="fold",
-            no_wrap=name not in fold,
-            min_width=_FOLDED_WIDTH if name in fold else None,
-        )
-    return table
-
-
-def _variables(title: str, variables: Sequence[VariablePlan], plan: Plan) -> list[RenderableType]:
+def _variables(heading: str, variables: Sequence[VariablePlan], plan: Plan) -> list[RenderableType]:
     if not variables:
         return []
     groups = group_variables(variables, plan.mesh)
     is_padded = any(group.shape != group.stored_shape for group in groups)
     columns = [("tensor", "left"), ("count", "right"), ("type", "left"), ("split over", "left")]
     columns += [("stored as", "left")] if is_padded else []
-    table = plain_table([*columns, ("bytes/device", "right")], fold=("tensor", "split over"))
+    table = plain_table([*columns, ("bytes/device", "right")], fold=("tensor",))
     for group in groups:
-        cells = [group.name, str(group.count), _type(group.element_type, group.shape), describe_split(group.sharding)]
-        if is_padded:
-            cells.append(_type("", group.stored_shape) if group.shape != group.stored_shape else "")
-        cells.append(format_bytes(group.bytes_per_device * group.count))
-        table.add_row(*(Text(cell) for cell in cells))
-    return [_title(title), Padding(table, (0, 0, 1, 2))]
+        cells = [str(group.count), _type(group.element_type, group.shape)]
+        stored = [_type("", group.stored_shape) if group.shape != group.stored_shape else ""] if is_padded else []
+        table.add_row(
+            Wrapped(group.name),
+            *(Text(cell) for cell in cells),
+            Text(describe_split(group.sharding).replace(", ", ",\n")),
+            *(Text(cell) for cell in (*stored, format_bytes(group.bytes_per_device * group.count))),
+        )
+    return [title(heading), Padding(table, (0, 0, 1, 2))]
 
 
 def _fresh(outputs: Sequence[VariablePlan]) -> list[VariablePlan]:
@@ -166,10 +160,10 @@ def describe_split(sharding: TensorSharding) -> str:
 
 
 def _collectives(plan: Plan) -> list[RenderableType]:
-    title = _title("Collectives, a step")
+    heading = title("Collectives, a step")
     groups = group_collectives(plan.collectives)
     if not groups:
-        return [title, Padding(Text("none"), (0, 0, 1, 2))]
+        return [heading, Padding(Text("none"), (0, 0, 1, 2))]
     shown, rest = groups[:_SHOWN_COLLECTIVES], groups[_SHOWN_COLLECTIVES:]
     table = plain_table(
         [
@@ -188,19 +182,16 @@ def _collectives(plan: Plan) -> list[RenderableType]:
         _add_collectives(table, f"{len(rest)} more groups", "", "", rest)
     table.add_section()
     _add_collectives(table, "all", "", "", groups)
-    return [title, Padding(table, (0, 0, 1, 2))]
+    return [heading, Padding(table, (0, 0, 1, 2))]
 
 
 def _add_collectives(table: Table, kind: str, axes: str, cause: str, groups: Sequence[CollectiveGroup]) -> None:
     cells = (
-        kind,
-        axes,
-        cause,
         str(sum(group.count for group in groups)),
         format_bytes(sum(group.wire_bytes for group in groups)),
         format_seconds(sum(group.time_s for group in groups)),
     )
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(Text(kind), Text(axes), Wrapped(cause), *(Text(cell) for cell in cells))
 
 
 def _memory(plan: Plan) -> list[RenderableType]:
@@ -210,30 +201,25 @@ def _memory(plan: Plan) -> list[RenderableType]:
     table.add_column(justify="right")
     for label, size_bytes in (
         ("arguments", memory.arguments_bytes),
+        *((f"  {label}", size_bytes) for label, size_bytes in argument_bytes(plan)),
         ("outputs, updates in place left out", memory.outputs_bytes),
         ("temporaries", memory.temporaries_bytes),
         ("peak", memory.peak_bytes),
     ):
         table.add_row(Text(label), Text(format_bytes(size_bytes)))
-    return [_title("Predicted memory per device"), Padding(table, (0, 0, 1, 2))]
+    return [title("Predicted memory per device"), Padding(table, (0, 0, 1, 2))]
 
 
-def _candidates(plan: Plan) -> list[RenderableType]:
-    if len(plan.candidates) < 2:
-        return []
-    table = plain_table([("mesh", "left"), ("predicted step", "right"), ("note", "left")], fold=("note",))
-    ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
-    for candidate in ranked[:_SHOWN_CANDIDATES]:
-        price = "left out" if candidate.step_s is None else format_seconds(candidate.step_s)
-        note = candidate.note or ("chosen" if candidate.mesh == plan.mesh else "")
-        table.add_row(Text(str(candidate.mesh)), Text(price), Text(note))
-    hidden = len(ranked) - _SHOWN_CANDIDATES
-    if hidden > 0:
-        table.add_row(Text(f"{hidden} more"), Text(""), Text(""))
-    return [_title("Meshes considered"), Padding(table, (0, 0, 1, 2))]
+def argument_bytes(plan: Plan) -> list[tuple[str, int]]:
+    """(kind, bytes of one device) of inputs, parameters and optimizer state, as they are stored."""
+    return [
+        (kind, sum(shard_bytes(v.element_type, v.stored_shape, v.sharding, plan.mesh) for v in variables))
+        for kind, variables in state_kinds(plan)
+        if variables
+    ]
 
 
 def _notes(plan: Plan) -> list[RenderableType]:
     if not plan.notes:
         return []
-    return [_title("Notes"), *(Padding(Text(f"- {note}"), (0, 0, 0, 2)) for note in plan.notes)]
+    return [title("Notes"), *(Padding(Text(f"- {note}"), (0, 0, 0, 2)) for note in plan.notes)]

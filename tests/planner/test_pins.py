@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,26 @@ def test_shardings_of_arguments_and_outputs_are_held_and_run() -> None:
     assert planned.parameters[0].sharding.dims == ((), ("tp",))
     assert planned.outputs[0].sharding.dims == (("dp",), ())
     assert "FuncResultSharding" not in planned.emit()
+
+
+def test_an_output_in_the_place_of_an_argument_lies_as_both_say_or_not_at_all() -> None:
+    def text(output: NamedSharding) -> str:
+        plain = lowered(lambda w: w * 2, shape(16, 32), in_shardings=on(None, "tp"), out_shardings=output)
+        return plain.replace("HloModule jit__lambda,", "HloModule jit__lambda, input_output_alias={ {}: (0, {}) },")
+
+    planned = on_own_mesh(text(on(None, "tp")))
+    assert planned.outputs[0].sharding.dims == planned.parameters[0].sharding.dims == ((), ("tp",))
+    reason = "the sharding of its argument {0: not split, 1: tp}; the sharding of its output {0: dp, 1: not split}"
+    with pytest.raises(AnnotationError, match=re.escape(reason)):
+        on_own_mesh(text(on("dp", None)))
+
+
+def test_a_forced_strategy_against_a_pin_names_both() -> None:
+    text = lowered(lambda w, x: (w - (x @ w).sum(), 0.0), shape(16, 32), shape(8, 16), in_shardings=(on("dp"), None),
+                   donate_argnums=0)  # fmt: skip
+    with pytest.raises(AnnotationError, match=r"its argument .*; force='data'") as caught:
+        plan(text, EIGHT, PlanOptions(mesh={"dp": 2, "tp": 4}, force="data"))
+    assert "argument w f32[16,32]" in caught.value.where
 
 
 def test_explicit_mode_is_held() -> None:

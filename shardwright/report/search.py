@@ -1,0 +1,116 @@
+"""What the search saw: the plans it compared with their prices, and the parts that it solved on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from shardwright.plans import Candidate, CostSummary, Plan, SegmentPlan
+from shardwright.report.tables import plain_table, title
+from shardwright.report.units import format_seconds
+from shardwright.report.wrapping import Wrapped
+
+#: Candidates, kinds of segments and values at a boundary that are shown before the rest is counted.
+_SHOWN_CANDIDATES = 16
+_SHOWN_KINDS = 12
+_SHOWN_VALUES = 3
+
+
+def certificate(cost: CostSummary) -> str:
+    """`certified within 0.3 % of optimal: no plan takes less than 2.70 ms, over …`."""
+    if cost.lower_bound_s <= 0:
+        return "none: nothing is known of how much faster another plan could be"
+    within = f"certified within {_percent(cost.gap)} of optimal" if cost.gap >= 1e-6 else "certified optimal"
+    scope = f" ({cost.bound_scope})" if cost.bound_scope else ""
+    return f"{within}: no plan takes less than {format_seconds(cost.lower_bound_s)}{scope}"
+
+
+def _percent(part: float) -> str:
+    """Two significant digits from a hundredth of a percent on: `0.034 %`, `0.34 %`, `12 %`."""
+    percent = 100 * part
+    digits = 3 if percent < 0.1 else 2 if percent < 1 else 1 if percent < 10 else 0
+    return f"{percent:.{digits}f} %"
+
+
+# ---- candidates ----------------------------------------------------------------
+
+
+def ranked_candidates(plan: Plan) -> list[tuple[Candidate, bool]]:
+    """(candidate, whether it is the plan), the fastest first; those that were left out last."""
+    ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
+    ours = [each for each in ranked if each.mesh == plan.mesh and each.step_s is not None]
+    chosen = min(ours, key=lambda each: abs((each.step_s or 0.0) - plan.cost.step_s), default=None)
+    return [(each, each is chosen) for each in ranked]
+
+
+def candidates_section(plan: Plan) -> list[RenderableType]:
+    """A row per plan that the search compared; nothing where there was no choice."""
+    if len(plan.candidates) < 2:
+        return []
+    ranked = ranked_candidates(plan)
+    is_named = any(each.name for each in plan.candidates)
+    columns = [("plan", "left")] if is_named else []
+    columns += [("mesh", "left"), ("predicted step", "right"), ("slower by", "right"), ("note", "left")]
+    table = plain_table(columns, fold=("plan", "note"))
+    for candidate, is_chosen in ranked[:_SHOWN_CANDIDATES]:
+        cells: list[RenderableType] = [Wrapped(candidate.name)] if is_named else []
+        cells += [Text(str(candidate.mesh)), *(Text(cell) for cell in _price(candidate, plan))]
+        table.add_row(*cells, Wrapped("; ".join(filter(None, ("chosen" if is_chosen else "", candidate.note)))))
+    hidden = len(ranked) - _SHOWN_CANDIDATES
+    heading = "Plans considered" if is_named else "Meshes considered"
+    more = [Padding(Text(f"and {hidden} more"), (0, 0, 0, 2))] if hidden > 0 else []
+    return [title(heading), Padding(table, (0, 0, 0 if more else 1, 2)), *more, *([Text()] if more else [])]
+
+
+def _price(candidate: Candidate, plan: Plan) -> tuple[str, str]:
+    if candidate.step_s is None:
+        return "left out", ""
+    slower = candidate.step_s / plan.cost.step_s - 1 if plan.cost.step_s > 0 else 0.0
+    return format_seconds(candidate.step_s), "" if abs(slower) < 5e-5 else f"{slower:+.1%}".replace("%", " %")
+
+
+# ---- segments ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentGroup:
+    """Segments of one kind: `first` stands for all of them."""
+
+    first: SegmentPlan
+    count: int
+
+
+def group_segments(segments: Sequence[SegmentPlan]) -> list[SegmentGroup]:
+    """One group per kind, in program order of their first segments."""
+    kinds: dict[int, list[SegmentPlan]] = {}
+    for segment in segments:
+        kinds.setdefault(segment.kind, []).append(segment)
+    return [SegmentGroup(first=members[0], count=sum(each.repeats for each in members)) for members in kinds.values()]
+
+
+def segments_section(plan: Plan) -> list[RenderableType]:
+    """A row per kind of segment: how many are equal, and what the first of them hands on."""
+    groups = group_segments(plan.segments)
+    if not groups:
+        return []
+    columns = [("segment", "left"), ("instructions", "right"), ("equal ones", "right"), ("hands on", "left")]
+    table = plain_table(columns, fold=("segment", "hands on"))
+    for group in groups[:_SHOWN_KINDS]:
+        first = group.first
+        cells = (str(first.instructions), str(group.count))
+        table.add_row(Wrapped(first.name), *(Text(cell) for cell in cells), Wrapped(_boundary(first)))
+    if len(groups) > _SHOWN_KINDS:
+        table.add_row(Text(f"{len(groups) - _SHOWN_KINDS} more kinds"))
+    count = sum(group.count for group in groups)
+    heading = title(f"Segments: {count}, of {len(groups)} kinds, each kind solved once")
+    return [heading, Padding(table, (0, 0, 1, 2))]
+
+
+def _boundary(segment: SegmentPlan) -> str:
+    shown = [f"{name} {sharding}" for name, sharding in segment.boundary[:_SHOWN_VALUES]]
+    hidden = len(segment.boundary) - len(shown)
+    return ", ".join(shown) + (f", and {hidden} more" if hidden > 0 else "")

@@ -1,0 +1,43 @@
+"""Names and sentences in narrow columns: broken where a reader would break them, never inside a word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
+from rich.text import Text
+
+#: Behind blanks, commas and slashes; before a key (`['w']`, `[0..3]`) or an attribute (`.mu`, not `.py:63`).
+_BREAK = re.compile(r"(?<=[ /])|(?<=,)(?=[^ ])|(?<=[\w\])])(?=\[)|(?<=[\w\])])(?=\.[A-Za-z_]\w*+(?!:))")
+
+#: What lines after the first begin with.
+_INDENT = " "
+
+
+class Wrapped:
+    """A cell of a table: `params['blocks'][0..3]['w']` breaks before its brackets, sentences between words.
+
+    A piece that is longer than the column is cut, like everything else would have to be.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._pieces = [piece for piece in _BREAK.split(text) if piece]
+
+    def lines(self, width: int) -> list[str]:
+        """The text in lines of at most `width` columns; pieces put together are the text again."""
+        found = [""]
+        for piece in self._pieces:
+            if found[-1].strip() and len(found[-1]) + len(piece.rstrip()) > width:
+                found.append(_INDENT)
+            found[-1] += piece
+        return [line.rstrip() for line in found]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max((len(piece.rstrip()) for piece in self._pieces), default=0)
+        return Measurement(longest + len(_INDENT), sum(map(len, self._pieces)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for line in self.lines(options.max_width):
+            yield Text(line, overflow="fold")

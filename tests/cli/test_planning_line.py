@@ -1,0 +1,31 @@
+"""The line that shows how planning goes: on a terminal only."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from shardwright.cli.progress import planning_progress
+from shardwright.progress import PlanProgress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with planning_progress() as progress:
+        assert progress is not None
+        progress(PlanProgress(phase="search", detail="[data=8]", incumbent_s=0.002, lower_bound_s=0.001))
+    assert "search  [data=8]  best step 2.000 ms  bound 1.000 ms  gap 50.0%" in terminal.getvalue()
+
+
+def test_nobody_watches_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with planning_progress() as progress:
+        assert progress is None
