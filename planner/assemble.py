@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.causes import Causes
-from shardwright.planner.chain import Chain
 from shardwright.planner.dataflow import CONTROL_FLOW, Leaf
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.strategies import Strategy, local_results
@@ -21,14 +21,18 @@ from shardwright.plans import (
     VariablePlan,
 )
 
+if TYPE_CHECKING:
+    from shardwright.planner.chain import Chain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """The strategy of every node of a graph, and how each array leaf lies for its readers."""
+    """The strategy of every node of a graph, how each array leaf lies for its readers, and which hubs want it how."""
 
     graph: Graph
     strategies: tuple[Strategy, ...]
     lies: tuple[tuple[TensorSharding, ...], ...]
+    hubs: Mapping[Leaf, TensorSharding]
 
     def result(self, leaf: Leaf) -> TensorSharding:
         """How an array leaf lies for its readers."""
@@ -47,7 +51,7 @@ def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
         else:
             hubs[index, leaf] = found.results[0]
     strategies = tuple(_with_free(graph, chosen))
-    return Decisions(graph=graph, strategies=strategies, lies=_lies(graph, strategies, hubs))
+    return Decisions(graph=graph, strategies=strategies, lies=_lies(graph, strategies, hubs), hubs=hubs)
 
 
 def _lies(
@@ -161,10 +165,10 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
 
 
 def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:
-    """Axes the local results are partial over: contracted ones, and partial sums taken through that end here."""
-    through = [axis for made in local_results(strategy) for axis in made.unreduced]
+    """Axes the local results are reduced over at once: partial sums made here or taken through that end here."""
     kept = {axis for lies in result for axis in lies.unreduced}
-    return tuple(dict.fromkeys((*strategy.partial, *(axis for axis in through if axis not in kept))))
+    local = [axis for made in local_results(strategy) for axis in made.unreduced]
+    return tuple(dict.fromkeys(axis for axis in (*strategy.partial, *local) if axis not in kept))
 
 
 def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
@@ -228,6 +232,8 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
             target = strategy.operands[use.position]
             source = decisions.result(use.source)
             if source == target or (use.source, target) in ledger.moved:
+                continue
+            if decisions.graph.is_free[use.source[0]]:  # made anew for each reader
                 continue
             ledger.moved.add((use.source, target))
             shape = flow.nodes[use.source[0]].shapes[use.source[1]]

@@ -9,11 +9,12 @@ program costs as much to solve as one repeat and the segments around it. `bound`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.planner.budget import Price, copy_bytes, value_bytes
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem, Reduction, reduce
 from shardwright.planner.segments import Instance, Run
@@ -38,7 +39,9 @@ class Chain:
     graph: Graph
     instances: Sequence[Instance]
     runs: Sequence[Run]
-    _kinds: dict[int, Kind] = field(default_factory=dict)
+    price: Price | None = None
+    _kinds: dict[Hashable, Kind] = field(default_factory=dict)
+    _problems: dict[int, Problem] = field(default_factory=dict)
     _owner: dict[Variable, tuple[int, int]] = field(default_factory=dict)
     _run_of: dict[int, Run] = field(default_factory=dict)
 
@@ -52,13 +55,50 @@ class Chain:
     def kind(self, segment: int) -> Kind:
         """The solved kind of a segment."""
         instance = self.instances[segment]
-        found = self._kinds.get(instance.kind)
+        key: Hashable = instance.kind
+        if self.price is not None:  # when a value is live differs from place to place
+            run = self._run_of.get(segment)
+            key = (instance.kind, segment if run is None else (run.first, (segment - run.first) % run.period))
+        found = self._kinds.get(key)
         if found is None:
             crossing = self.graph.layout.crossing
             boundary = tuple(i for i, v in enumerate(instance.variables) if i >= instance.own or v in crossing)
-            problem = self.graph.problem(instance.nodes, instance.variables)
-            found = self._kinds[instance.kind] = Kind(boundary=boundary, reduction=reduce(problem, boundary))
+            problem = self.problem(segment)
+            found = self._kinds[key] = Kind(boundary=boundary, reduction=reduce(problem, boundary))
         return found
+
+    def problem(self, segment: int) -> Problem:
+        """The problem of a segment; with a price of memory, of what its repeats take on average."""
+        instance = self.instances[segment]
+        problem = self._problems.get(instance.kind)
+        if problem is None:
+            problem = self._problems[instance.kind] = self.graph.problem(instance.nodes, instance.variables)
+        if self.price is None:
+            return problem
+        priced = Problem(costs=list(problem.costs), edges=dict(problem.edges))
+        run = self._run_of.get(segment)
+        alike = [segment] if run is None else range(run.first + (segment - run.first) % run.period, run.stop, run.period)
+        position = {variable: i for i, variable in enumerate(instance.variables)}
+        for i, (node, leaf) in enumerate(instance.variables[: instance.own]):
+            if leaf < 0:
+                for each in range(len(self.graph.flow.nodes[node].shapes)):
+                    price = self._mean(alike, i, lambda v, each=each: self.price.of_value((v[0], each)))
+                    if price:
+                        priced.costs[i] = priced.costs[i] + price * value_bytes(self.graph, (node, -1), each)
+            else:
+                price = self._mean(alike, i, self.price.of_copy)
+                if price:
+                    priced.add_edge(position[node, -1], i, price * copy_bytes(self.graph, (node, leaf)))
+        return priced
+
+    def _mean(self, alike: Sequence[int], position: int, price: Callable[[Variable], float]) -> float:
+        return sum(price(self.instances[segment].variables[position]) for segment in alike) / len(alike)
+
+    def with_price(self, price: Price | None) -> Chain:
+        """The same chain with another price of memory."""
+        made = Chain(graph=self.graph, instances=self.instances, runs=self.runs, price=price)
+        made._problems = self._problems
+        return made
 
     def key(self, segment: int, position: int) -> Key:
         """What stands for a segment's variable in the rolled program."""

@@ -21,7 +21,7 @@ from shardwright.planner.pbqp import Problem
 from shardwright.planner.preference import Preference
 from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.linear import is_zero
+from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments import CHOOSERS, Segments
 from shardwright.planner.rules import rule_of
 from shardwright.planner.strategies import StrategyBuilder, StrategySet, signature, ways_through
@@ -92,7 +92,10 @@ def lay_out(
     rules = [rule_of(instruction) for instruction in instructions]
     through = [ways_through(instruction) for instruction in instructions]
     ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
-    sums = [any(factor.reduction == "add" for factor in rule.factors) for rule in rules]
+    sums = [
+        any(factor.reduction == "add" for factor in rule.factors) and not reduced_at_once(instruction)
+        for rule, instruction in zip(rules, instructions, strict=True)
+    ]
     made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
     partial = _can_be_partial(flow, free, made, ways, frozenset(pinned))
     allowed = tuple(

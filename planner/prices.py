@@ -2,23 +2,35 @@
 
 The search asks for the same few thousand prices millions of times: shardings are
 interned to small integers, and resharding prices come as matrices between lists
-of them. The formulas are `shardwright.cost`'s; nothing is priced here.
+of them. Which collectives take one sharding to another does not depend on the array, as long as its
+dimensions are even, and many pairs need the same ones: they are interned too (as *moves*), and each is priced once
+for an array's size. The formulas are `shardwright.cost`'s; nothing is priced here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cluster import Cluster
-from shardwright.cost import HardwareProfile, Topology, compute_time_s, reshard_time_s
+from shardwright.cost import HardwareProfile, Topology, collective_time_s, compute_time_s, reshard, reshard_time_s
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.plans import Mesh, TensorSharding
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+
+#: Collectives in order: kind, axes, devices of a group, payload as a part of the whole array's bytes.
+Moves = tuple[tuple[str, tuple[str, ...], int, float], ...]
+
+_UNKNOWN = -1
+
+#: Seconds of the first two lists of moves: none, and a partial sum that nobody has.
+_FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
 
 
 class Prices:
@@ -33,8 +45,10 @@ class Prices:
         self.topology = Topology.of(cluster, profile)
         self.shardings: list[TensorSharding] = []
         self._ids: dict[TensorSharding, int] = {}
+        self._table: IntArray = np.full((64, 64), _UNKNOWN, np.int64)  # by source and target: number of the moves
+        self._numbers: dict[Moves | str, int] = {(): 0, "impossible": 1}
+        self._priced: dict[int, FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
-        self._pairs: dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], float]] = {}
 
     def identify(self, sharding: TensorSharding) -> int:
         """The integer that stands for `sharding`."""
@@ -80,21 +94,80 @@ class Prices:
         key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), times)
         matrix = self._matrices.get(key)
         if matrix is None:
-            rows, row_of = np.unique(sources, return_inverse=True)
-            columns, column_of = np.unique(targets, return_inverse=True)
-            distinct = np.array([[self._pair_s(shape, i, j) for j in columns.tolist()] for i in rows.tolist()]).reshape(
-                len(rows), len(columns)
-            )
-            matrix = self._matrices[key] = _times(distinct, times)[np.ix_(row_of, column_of)]
+            moves = self._moves_between(shape, sources, targets)
+            matrix = self._matrices[key] = _times(self._seconds(shape)[moves], times)
         return matrix
 
-    def _pair_s(self, shape: ArrayShape, source: int, target: int) -> float:
-        pairs = self._pairs.setdefault((shape.element_type, shape.dimensions), {})
-        found = pairs.get((source, target))
-        if found is None:
-            found = self.reshard_s(shape, self.shardings[source], self.shardings[target])
-            pairs[source, target] = found
-        return found
+    def _moves_between(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
+        """The number of the moves between each pair."""
+        size = len(self.shardings)
+        if self._table.shape[0] < size:
+            grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)
+            known = self._table.shape[0]
+            grown[:known, :known] = self._table
+            self._table = grown
+        if not self._is_even(shape, sources) or not self._is_even(shape, targets):
+            return self._exact(shape, sources, targets)
+        numbers = self._table[np.ix_(sources, targets)]
+        missing = np.argwhere(numbers == _UNKNOWN)
+        for i, j in missing.tolist():
+            source, target = int(sources[i]), int(targets[j])
+            if self._table[source, target] == _UNKNOWN:
+                self._table[source, target] = self._number_of(source, target, len(shape.dimensions))
+        return self._table[np.ix_(sources, targets)] if len(missing) else numbers
+
+    def _is_even(self, shape: ArrayShape, ids: IntArray) -> bool:
+        return all(
+            size % self.mesh.size(axes) == 0
+            for i in set(ids.tolist())
+            for size, axes in zip(shape.dimensions, self.shardings[i].dims, strict=True)
+        )
+
+    def _number_of(self, source: int, target: int, rank: int) -> int:
+        """Interns the moves between two shardings of any even array."""
+        have, want = self.shardings[source], self.shardings[target]
+        if have == want:
+            return 0
+        if not set(want.unreduced) <= set(have.unreduced):
+            return 1
+        dims = (self.mesh.device_count**2,) * rank
+        whole = prod(dims)
+        moves = tuple(
+            (move.kind, move.axes, move.group_size, move.payload_bytes / whole)
+            for move in reshard("u8", dims, have, want, self.mesh)
+        )
+        return self._numbers.setdefault(moves, len(self._numbers))
+
+    def _seconds(self, shape: ArrayShape) -> FloatArray:
+        """Seconds of every known list of moves for an array of this size."""
+        seconds = self._priced.get(shape.size_bytes, _FREE_AND_IMPOSSIBLE)
+        if len(seconds) < len(self._numbers):
+            fresh = [self._price(moves, shape.size_bytes) for moves in list(self._numbers)[len(seconds) :]]
+            seconds = self._priced[shape.size_bytes] = np.concatenate([seconds, fresh])
+        return seconds
+
+    def _price(self, moves: Moves, size_bytes: int) -> float:
+        return sum(
+            collective_time_s(kind, round(part * size_bytes), axes, self.mesh, self.topology, group_size=group_size)
+            for kind, axes, group_size, part in moves
+        )
+
+    def _exact(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
+        """As `_moves_between`, for an array that some of the shardings do not divide: moves of its own."""
+        numbers = np.zeros((len(sources), len(targets)), np.int64)
+        for i, source in enumerate(sources.tolist()):
+            for j, target in enumerate(targets.tolist()):
+                have, want = self.shardings[source], self.shardings[target]
+                if have == want:
+                    continue
+                numbers[i, j] = 1
+                if set(want.unreduced) <= set(have.unreduced):
+                    moves = tuple(
+                        (move.kind, move.axes, move.group_size, move.payload_bytes / shape.size_bytes)
+                        for move in reshard(shape.element_type, shape.dimensions, have, want, self.mesh)
+                    )
+                    numbers[i, j] = self._numbers.setdefault(moves, len(self._numbers))
+        return numbers
 
 
 def _times(seconds: FloatArray, times: float) -> FloatArray:

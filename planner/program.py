@@ -5,12 +5,15 @@ Nothing here depends on a mesh.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from shardwright.config import PlanOptions
+from shardwright.cost import HardwareProfile
+from shardwright.cost.liveness import Liveness, liveness
 from shardwright.hlo import Module, parse
 from shardwright.options import name_matches
-from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.budget import Memory
+from shardwright.planner.dataflow import Leaf, build_dataflow
 from shardwright.planner.force import state_arguments
 from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
@@ -43,6 +46,7 @@ class Program:
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
         self.arriving = frozenset(self.flow.parameters) - self.state
+        self._liveness: Liveness | None = None
         self._structures: dict[Hashable, Structure] = {}
 
     def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
@@ -56,6 +60,13 @@ class Program:
         if found is None:
             found = self._structures[key] = Structure(self, pinned, extra)
         return found
+
+
+    def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf]) -> Memory:
+        """What the program stores and when."""
+        if self._liveness is None:
+            self._liveness = liveness(self.module, profile)
+        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs))
 
 
 class Structure:

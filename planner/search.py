@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, memory
-from shardwright.errors import AnnotationError, PlanError
+from shardwright.cost.memory import shard_bytes
+from shardwright.cost.profiles import memory_limit_bytes
+from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
 from shardwright.planner.assemble import (
     Decisions,
@@ -23,6 +25,7 @@ from shardwright.planner.assemble import (
     segment_plans,
     variables,
 )
+from shardwright.planner.budget import Price, breakdown
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
@@ -35,7 +38,7 @@ from shardwright.planner.program import Program
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.planner.verify import check_plan
-from shardwright.plans import Candidate, CostSummary, InstructionPlan, Mesh, Plan
+from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, Mesh, Plan, VariablePlan
 from shardwright.progress import PlanProgress
 
 #: Seconds the integer program may take on one mesh.
@@ -44,6 +47,10 @@ TIME_LIMIT_S = 20.0
 #: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
 #: parallelism: less is no difference that the cost model could tell.
 LEAST_GAIN = 1e-3
+
+#: Prices of a byte that are tried where memory binds, and the ratio of two at which they are close enough.
+MOST_PRICES = 12
+CLOSE_PRICES = 1.3
 
 
 Listener = Callable[[PlanProgress], None]
@@ -78,6 +85,7 @@ class _Planner:
         self.cluster = cluster
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
+        self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options)
         self.flow = self.program.flow
 
@@ -134,13 +142,86 @@ class _Planner:
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             chain = self._chain(mesh, force, frozenset())
             solved = chain.solve(TIME_LIMIT_S)
+        notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
+        return self._fitted(self._found(chain, solved, notes))
+
+    def _found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> _Found:
         decisions = decide(chain.graph, solved.states)
-        notes += _whole_product_notes(decisions, self.options)
+        mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
         communication_s = sum(collective.time_s for collective in planned_collectives(decisions))
         communication_s += arrival_time_s(decisions)
-        cost = CostSummary(compute_s=compute_s, communication_s=communication_s, lower_bound_s=0.0, bound_scope="")
-        return _Found(mesh=mesh, chain=chain, solved=solved, decisions=decisions, cost=cost, notes=tuple(notes))
+        instructions = instruction_plans(decisions)
+        parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
+        return _Found(
+            mesh=mesh,
+            chain=chain,
+            solved=solved,
+            decisions=decisions,
+            cost=CostSummary(compute_s=compute_s, communication_s=communication_s, lower_bound_s=0.0, bound_scope=""),
+            notes=tuple(notes),
+            instructions=instructions,
+            parameters=parameters,
+            outputs=outputs,
+            memory=memory(self.program.module, instructions, parameters, outputs, mesh, self.profile),
+            price_bound_s=price_bound_s,
+        )
+
+    # ---- memory ----------------------------------------------------------------
+    def _fitted(self, found: _Found) -> _Found:
+        """`found`, or the fastest plan that fits: the price of a byte is raised until one does, then lowered again.
+
+        Raises MemoryBudgetError where none does.
+        """
+        if found.memory.peak_bytes <= self.limit_bytes:
+            return found
+        model = self.program.memory(self.profile, found.chain.graph.layout.hubs)
+        peaks = [model.peak(found.decisions)]
+        low, high, best, least = 0.0, 0.0, None, found
+        bound_s = 0.0
+        price = found.cost.step_s / found.memory.peak_bytes
+        for _ in range(MOST_PRICES):
+            terms = Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
+            chain = found.chain.with_price(terms)
+            solved = chain.solve(TIME_LIMIT_S)
+            bound_s = max(bound_s, solved.rolled_bound - price * self.limit_bytes)
+            tried = self._found(found.chain, solved, found.notes, bound_s)
+            least = min(least, tried, key=lambda each: each.memory.peak_bytes)
+            if tried.memory.peak_bytes <= self.limit_bytes:
+                best = tried if best is None or tried.cost.step_s < best.cost.step_s else best
+                high = price
+            else:
+                low = price
+                peak = model.peak(tried.decisions)
+                peaks = [*peaks[-2:], peak] if peak not in peaks else peaks
+            if high and high < low * CLOSE_PRICES:
+                break
+            price = (low * high) ** 0.5 if low and high else (high / 8 if high else low * 8)
+        if best is None:
+            raise self._too_large(least)
+        return replace(best, price_bound_s=bound_s)
+
+    def _too_large(self, least: _Found) -> MemoryBudgetError:
+        """What is needed, what dominates, and what would help."""
+        needed, limit = least.memory.peak_bytes, self.limit_bytes
+        state = sum(
+            shard_bytes(v.element_type, v.stored_shape, v.sharding, least.mesh)
+            for v in least.parameters
+            if v.alias is not None
+        )
+        parts = breakdown(
+            {"state": state, "other arguments and results": least.memory.arguments_bytes - state
+             + least.memory.outputs_bytes},
+            least.memory.temporaries_bytes,
+        )
+        devices = self.cluster.device_count
+        enough = -(-devices * needed // limit)
+        return MemoryBudgetError(
+            f"no plan over {least.mesh} fits {limit / 2**30:.2f} GiB a device: the least that was found needs "
+            f"{needed / 2**30:.2f} GiB ({parts}), at {least.cost.step_s * 1e3:.3g} ms a step",
+            where="memory_budget",
+            remedy=f"allow {needed / 2**30:.2f} GiB, use about {enough} devices, or make the batch smaller",
+        )
 
     def _chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
@@ -192,7 +273,7 @@ class _Planner:
     def _bounded(self, found: _Found) -> _Found:
         """The same with a lower bound on what any plan on its mesh costs."""
         cost = found.cost
-        bound_s = found.chain.lower_bound(found.solved)
+        bound_s = found.price_bound_s or found.chain.lower_bound(found.solved)
         cost = replace(
             cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=_scope(found.chain, self.options, len(self.flow.nodes))
         )
@@ -200,23 +281,21 @@ class _Planner:
 
     def _assemble(self, found: _Found, candidates: tuple[Candidate, ...]) -> Plan:
         decisions, program = found.decisions, self.program
-        instructions = instruction_plans(decisions)
-        parameters, outputs = variables(decisions, program.arguments, program.outputs)
         made = Plan(
             module_name=program.module.name,
             hlo_sha256=hashlib.sha256(program.text.encode()).hexdigest(),
             mesh=found.mesh,
             hardware=self.profile.name,
             origin=origin(self.options),
-            instructions=instructions,
-            parameters=parameters,
-            outputs=outputs,
+            instructions=found.instructions,
+            parameters=found.parameters,
+            outputs=found.outputs,
             collectives=planned_collectives(decisions, Causes(self.flow, program.arguments, program.outputs)),
             cost=found.cost,
-            memory=memory(program.module, instructions, parameters, outputs, found.mesh, self.profile),
+            memory=found.memory,
             candidates=candidates,
             segments=segment_plans(decisions, found.chain),
-            notes=(*found.notes, *_replicated_notes(instructions)),
+            notes=(*found.notes, *_replicated_notes(found.instructions)),
             hlo_text=program.text,
         )
         original = hashlib.sha256(program.original_text.encode()).hexdigest()
@@ -233,6 +312,11 @@ class _Found:
     decisions: Decisions
     cost: CostSummary
     notes: tuple[str, ...]
+    instructions: tuple[InstructionPlan, ...]
+    parameters: tuple[VariablePlan, ...]
+    outputs: tuple[VariablePlan, ...]
+    memory: MemorySummary
+    price_bound_s: float = 0.0
 
 
 def _scope(chain: Chain, options: PlanOptions, nodes: int) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, denied, rule_of
-from shardwright.planner.rules.linear import linear_ways
+from shardwright.planner.rules.linear import linear_ways, reduced_at_once
 from shardwright.plans import Mesh, TensorSharding
 
 #: Attributes that say nothing about what an instruction computes.
@@ -184,13 +184,14 @@ def enumerate_strategies(
     """
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
+    at_once = reduced_at_once(instruction) is not None
     choices = [Choice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
         choices += [Choice(factor=factor) for factor in rule.factors]
         choices += [Choice(linear=way) for way in linear]
     seen = set()
     for combination in product(choices, repeat=len(mesh.axes)):
-        strategy = _strategy(combination, inputs, results, mesh)
+        strategy = _strategy(combination, inputs, results, mesh, at_once)
         if strategy is None or strategy in seen:
             continue
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
@@ -201,9 +202,16 @@ def enumerate_strategies(
 
 
 def _strategy(
-    combination: tuple[Choice, ...], inputs: tuple[ArrayShape, ...], results: tuple[ArrayShape, ...], mesh: Mesh
+    combination: tuple[Choice, ...],
+    inputs: tuple[ArrayShape, ...],
+    results: tuple[ArrayShape, ...],
+    mesh: Mesh,
+    at_once: bool,
 ) -> Strategy | None:
-    """The strategy that the axes' choices make together; None where they do not go together."""
+    """The strategy that the axes' choices make together; None where they do not go together.
+
+    at_once: sums are reduced where they arise, like anything else that is contracted.
+    """
     axes_of: dict[str, int] = {}
     for axis, choice in zip(mesh.axes, combination, strict=True):
         if choice.factor is not None:
@@ -217,7 +225,7 @@ def _strategy(
     if any(dims is None for dims in (*operands, *outputs)):
         return None
     contracted = tuple(axis for axis, factor in taken if factor.contracted)
-    sums = {axis for axis, factor in taken if factor.reduction == "add"} | {axis for axis, _ in through}
+    sums = {axis for axis, factor in taken if factor.reduction == "add" and not at_once} | {axis for axis, _ in through}
     if any(axis not in sums for axis in contracted) and through:
         return None  # a maximum over partial sums is none
     unreduced = tuple(axis.name for axis in mesh.axes if axis.name in sums)

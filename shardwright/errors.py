@@ -63,6 +63,12 @@ class PlanError(ShardwrightError):
     code = "plan"
 
 
+class MemoryBudgetError(PlanError):
+    """No plan fits the memory of a device; says what is needed, what dominates, and what would help."""
+
+    code = "memory_budget"
+
+
 class PlanCheckError(PlanError):
     """The plan checker found a plan that breaks a rule: a defect of ours, never run."""
 

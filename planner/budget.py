@@ -1,0 +1,134 @@
+"""Memory as a constraint of the search: what states of variables take where the program's memory peaks.
+
+For a position of the schedule the bytes on one device are a sum over the values that are live there (`cost.liveness`),
+each by its own sharding: linear in the choice. So the constraint moves into the costs with a price per byte (Lagrange
+relaxation: Everett, 1963): at a price p the search minimizes seconds + p × bytes, and whatever it finds is the
+fastest plan of those that take no more bytes than it does. That the price makes dearer what does not fit
+also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p × budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.cost.liveness import Liveness
+from shardwright.hlo import ArrayShape
+from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.planner.assemble import Decisions
+from shardwright.planner.dataflow import Dataflow, Leaf
+from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.prices import FloatArray
+from shardwright.plans import Mesh, TensorSharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """What is live at one position: array leaves that are stored, and copies that hubs make of others."""
+
+    size_bytes: int
+    values: frozenset[Leaf]
+    copies: frozenset[Leaf]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Memory:
+    """What a program stores and when, whatever the mesh."""
+
+    flow: Dataflow
+    liveness: Liveness
+    hubs: Sequence[Leaf]
+    _nodes: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)
+    _spans: dict[Leaf, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._nodes = {instruction.name: leaves for instruction, leaves in self.flow.leaves.items()}
+        position = {name: i for i, name in enumerate(self.liveness.order)}
+        wanted = set(self.hubs)
+        for node in self.flow.nodes:
+            at = position.get(node.instruction.name)
+            for use in node.uses:
+                if at is not None and use.source in wanted and not node.is_value:
+                    first, last = self._spans.get(use.source, (at, at))
+                    self._spans[use.source] = min(first, at), max(last, at)
+
+    def peak(self, decisions: Decisions) -> Peak:
+        """Where a plan takes the most bytes, and what is live there; arguments and results are always live."""
+        mesh = decisions.graph.prices.mesh
+        always = frozenset((node, 0) for node in (*self.flow.parameters, *self.flow.outputs))
+
+        def size(leaf: Leaf) -> int:
+            return _bytes(self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf), mesh)
+
+        def worst(found: Liveness) -> tuple[int, int, list[Leaf]]:
+            leaves = [self._leaf(name, leaf) for name, leaf in zip(found.names, found.leaves.tolist(), strict=True)]
+            live = found.live_bytes(np.array([size(leaf) if leaf else 0 for leaf in leaves], np.int64))
+            inside: dict[int, list[Leaf]] = {}
+            for position, bodies in found.bodies:
+                body = max((worst(body) for body in bodies), default=(0, 0, []))
+                live[position] += body[0]
+                inside[position] = body[2]
+            at = int(np.argmax(live)) if len(live) else 0
+            held = [leaf for i in found.live_at(at).tolist() if (leaf := leaves[i]) is not None]
+            return int(live[at]) if len(live) else 0, at, held + inside.get(at, [])
+
+        top, at, held = worst(self.liveness)
+        copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
+        total = top + sum(size(leaf) for leaf in always) + sum(_copied(decisions, leaf, mesh) for leaf in copies)
+        return Peak(size_bytes=total, values=frozenset(held) | always, copies=copies)
+
+    def _leaf(self, name: str, leaf: int) -> Leaf | None:
+        leaves = self._nodes.get(name, ())
+        return leaves[leaf] if leaf < len(leaves) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Price:
+    """Seconds per byte at each of some peaks."""
+
+    peaks: tuple[tuple[Peak, float], ...]
+
+    def of_value(self, leaf: Leaf) -> float:
+        """Seconds per byte of a value's own storage."""
+        return sum(price for peak, price in self.peaks if leaf in peak.values)
+
+    def of_copy(self, leaf: Leaf) -> float:
+        """Seconds per byte of a copy that a hub makes."""
+        return sum(price for peak, price in self.peaks if leaf in peak.copies)
+
+
+def value_bytes(graph: Graph, variable: Variable, leaf: int) -> FloatArray:
+    """Bytes that one array leaf of a node takes as it is made, by the node's states."""
+    shape, mesh = graph.flow.nodes[variable[0]].shapes[leaf], graph.prices.mesh
+    found = graph.set_of(variable)
+    by_id = {i: _bytes(shape, graph.prices.shardings[i], mesh) for i in set(found.result_ids[:, leaf].tolist())}
+    return np.array([by_id[i] for i in found.result_ids[:, leaf].tolist()], np.float64)
+
+
+def copy_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
+    """Bytes of the copy that a hub makes: states of the node × of the hub; none where it needs no more than is there."""
+    made, lies = value_bytes(graph, (leaf[0], -1), leaf[1]), value_bytes(graph, leaf, 0)
+    return np.where(lies[None, :] > made[:, None], np.broadcast_to(lies[None, :], (len(made), len(lies))), 0.0)
+
+
+def _copied(decisions: Decisions, leaf: Leaf, mesh: Mesh) -> int:
+    shape = decisions.graph.flow.nodes[leaf[0]].shapes[leaf[1]]
+    hub = decisions.hubs.get(leaf)
+    size = _bytes(shape, hub, mesh) if hub is not None else 0
+    return size if size > _bytes(shape, decisions.result(leaf), mesh) else 0
+
+
+def _bytes(shape: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
+    elements = 1
+    for size in sharding.shard_shape(shape.dimensions, mesh):
+        elements *= size
+    return (elements * ELEMENT_BITS[shape.element_type] + 7) // 8
+
+
+def breakdown(parameters: Mapping[str, int], temporaries: int) -> str:
+    """`parameters and state 1.2 GiB, activations and the rest 4.0 GiB`, the larger first."""
+    parts = {**parameters, "activations, gradients and buffers": temporaries}
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{what} {size / 2**30:.2f} GiB" for what, size in ordered if size)
