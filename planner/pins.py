@@ -4,13 +4,14 @@ A pin is read into a `Requirement`: which shardings a value may have, and who as
 are refused with the tensor, its shape, its source line and the reason; none is ever dropped.
 They come from `shardwright.annotate`, from the program's own constraints and the shardings of its
 arguments and outputs (`planner.foreign`), and from the options. An argument or output that a pin
-splits unevenly is stored padded; inside the program a dimension that the axes do not divide is refused.
+splits unevenly is stored padded; so is a value inside the program where its maker or a reader can work on padded
+shards, else the pin is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -20,6 +21,7 @@ from shardwright.errors import AnnotationError, OptionError, UnsupportedProgramE
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignSharding, ForeignShardingError, meshes_of, sharding_of
+from shardwright.planner.rules import Factor, rule_of
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
 
@@ -84,6 +86,15 @@ class Requirement:
         whole = frozenset(self.foreign.whole_axes(mesh))
         rule = (lambda sharding: not whole.intersection(sharding.axes)) if whole else self.rule
         return replace(self, dims=dims, rule=rule, foreign=None)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for requirements that ask the same."""
+        foreign = None
+        if self.foreign is not None:
+            foreign = (self.foreign.text, tuple(self.foreign.sizes.items()), tuple(sorted(self.foreign.dims)))
+        rule = None if self.rule is None else id(self.rule)
+        return (self.asked_by, tuple(sorted(self.dims.items())), self.may_pad, rule, foreign)
 
     def accepts(self, sharding: TensorSharding, mesh: Mesh) -> bool:
         fits = all(pin.accepts(sharding.dims[dim], mesh) for dim, pin in self.dims.items())
@@ -184,16 +195,15 @@ def allowed(
     requirements = [requirement.on(mesh) for requirement in requirements]
     for requirement in requirements:
         _check(flow, node, requirement, mesh, name)
-    may_pad = {
+    padded = {
         dim
         for requirement in requirements
-        if requirement.may_pad
         for dim, pin in requirement.dims.items()
-        if pin.axes is not None
+        if pin.axes is not None and (requirement.may_pad or _can_pad(flow, node, dim))
     }
     found = tuple(
         sharding
-        for sharding in _all_shardings(shape, mesh, may_pad)
+        for sharding in _all_shardings(shape, mesh, padded)
         if all(requirement.accepts(sharding, mesh) for requirement in requirements)
     )
     if not found:
@@ -202,9 +212,8 @@ def allowed(
     return found
 
 
-def _all_shardings(shape: ArrayShape, mesh: Mesh, may_pad: Iterable[int]) -> Iterator[TensorSharding]:
+def _all_shardings(shape: ArrayShape, mesh: Mesh, padded: Collection[int]) -> Iterator[TensorSharding]:
     options = [None, *range(shape.rank)]
-    padded = set(may_pad)
     for dims in product(options, repeat=len(mesh.axes)):
         split: list[tuple[str, ...]] = [()] * shape.rank
         for axis, dim in zip(mesh.axes, dims, strict=True):
@@ -212,6 +221,27 @@ def _all_shardings(shape: ArrayShape, mesh: Mesh, may_pad: Iterable[int]) -> Ite
                 split[dim] = (*split[dim], axis.name)
         if all(dim in padded or size % mesh.size(split[dim]) == 0 for dim, size in enumerate(shape.dimensions)):
             yield TensorSharding(tuple(split))
+
+
+def _can_pad(flow: Dataflow, node: Node, dim: int) -> bool:
+    """Whether an instruction that makes or reads the value inside the program can work on uneven shards of `dim`."""
+    makers = [
+        found.results[leaf] == dim
+        for source, leaf in (use.source for use in node.uses)
+        for found in _padding_factors(flow.nodes[source])
+    ]
+    readers = [
+        found.operands[use.position] == dim
+        for reader in flow.nodes
+        for use in reader.uses
+        if use.source[0] == node.index
+        for found in _padding_factors(reader)
+    ]
+    return any(makers) or any(readers)
+
+
+def _padding_factors(node: Node) -> list[Factor]:
+    return [] if node.is_value else [found for found in rule_of(node.instruction).factors if found.may_pad]
 
 
 # ---- what can be wrong with one pin ---------------------------------------------
@@ -249,8 +279,11 @@ def _check_divides(
 ) -> None:
     size = node.shapes[0].dimensions[dim]
     devices = mesh.size(pin.axes) if pin.axes else pin.count or 1
-    if size % devices and not requirement.may_pad:
-        reason = f"{requirement.asked_by} splits dimension {dim}, {size} elements, over {devices} devices: not even"
+    if size % devices and not requirement.may_pad and not (pin.axes and _can_pad(flow, node, dim)):
+        reason = (
+            f"{requirement.asked_by} splits dimension {dim}, {size} elements, over {devices} devices: not even, and "
+            "nothing that makes or reads it can pad that dimension"
+        )
         raise _error(flow, node, name, reason, "pad that dimension, or pin another one")
     if pin.somewhere and all(size % axis.size for axis in mesh.axes):
         reason = (

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from shardwright import xla
 from shardwright.client.annotate import annotate, annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
@@ -57,6 +58,20 @@ def on_own_mesh(text: str) -> Plan:
 
 def constraints(planned: Plan) -> list[tuple[tuple[str, ...], ...]]:
     return [entry.result[0].dims for entry in planned.instructions if entry.opcode == "custom-call"]
+
+
+def xla_outputs(planned: Plan, *arguments: np.ndarray) -> list[np.ndarray]:
+    """The outputs of the emitted program, run on eight devices; arguments must divide evenly."""
+    loaded = xla.load_program(
+        planned.emit().encode(), is_serialized=False, mesh=planned.mesh,
+        arguments=[xla.BoundaryArray.of(variable) for variable in planned.parameters],
+        outputs=[xla.BoundaryArray.of(variable) for variable in planned.outputs], donated=[],
+    )  # fmt: skip
+    put = [jax.device_put(value, loaded.argument_shardings[number]) for number, value in enumerate(arguments)]
+    return [
+        np.asarray(value)[tuple(slice(size) for size in variable.shape)]
+        for value, variable in zip(loaded.run(put), planned.outputs, strict=True)
+    ]
 
 
 def layer(w: Any, x: Any) -> Any:
@@ -129,6 +144,37 @@ def test_a_forced_strategy_against_a_pin_names_both() -> None:
     with pytest.raises(AnnotationError, match=r"its argument .*; force='data'") as caught:
         plan(text, EIGHT, PlanOptions(mesh={"dp": 2, "tp": 4}, force="data"))
     assert "argument w f32[16,32]" in caught.value.where
+
+
+def uneven(x: Any) -> Any:
+    return jnp.cos(annotate(jnp.sin(x) * 2, {0: "data", 1: None})).sum(1)
+
+
+def test_inner_values_are_padded_where_their_maker_can() -> None:
+    x = np.random.default_rng(0).normal(size=(15, 8)).astype(np.float32)
+    with annotations_kept():
+        text = lowered(uneven, shape(15, 8))
+    planned = plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
+    assert constraints(planned) == [(("data",), ())]
+    (output,) = xla_outputs(planned, x)
+    np.testing.assert_allclose(output, uneven(x), rtol=1e-5)
+
+
+def test_inner_values_that_nobody_can_pad_are_refused() -> None:
+    with annotations_kept():
+        text = lowered(lambda x: jnp.sort(annotate(jnp.sort(x, axis=0), {0: "data"}), axis=0), shape(15, 8))
+    with pytest.raises(AnnotationError, match="15 elements, over 8 devices: not even, and nothing that makes or reads"):
+        plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
+
+
+def test_equal_layers_with_unequal_pins_are_planned_apart() -> None:
+    def layers(w: Any, x: Any) -> Any:
+        for axes in (("dp", None), (None, "tp"), ("dp", None), (None, "tp")):
+            x = constrain(jnp.tanh(x @ w), *axes)
+        return x
+
+    planned = plan(lowered(layers, shape(16, 16), shape(16, 16)), EIGHT, PlanOptions(mesh={"dp": 2, "tp": 4}))
+    assert constraints(planned) == [(("dp",), ()), ((), ("tp",))] * 2
 
 
 def test_explicit_mode_is_held() -> None:

@@ -73,7 +73,6 @@ def test_split_somewhere_is_held() -> None:
         ("0:nowhere", "f32[16,8]", "names axis 'nowhere'"),
         ("0:data,1:data", "f32[16,8]", "over the same axis 'data'"),
         ("2:data", "f32[16,8]", "pins dimension 2"),
-        ("0:data", "f32[15,8]", "not even"),
         ("0:*", "f32[15,8]", "no axis of"),
         ("0:model+data", "f32[16,8]", "out of the mesh's order"),
         ("what", "f32[16,8]", "cannot be read"),
