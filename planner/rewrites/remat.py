@@ -1,0 +1,240 @@
+"""Rematerialization: forward values are computed again for the backward pass instead of being kept for it.
+
+As in Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), on HLO: what is not to be kept is
+cloned where the backward pass first needs it. The clones read the values that are kept through an
+optimization barrier, which keeps XLA from seeing that they equal the originals. The barrier also takes a
+value of the backward pass, so that no clone is computed before the backward pass has come so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence, Set
+
+from networkx.utils import UnionFind
+
+from shardwright.errors import PlanError
+from shardwright.hlo import Instruction, Module, TupleShape
+from shardwright.planner.rewrites import edit
+
+#: Instructions of which a second run gives or does something else.
+_ONCE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "send", "recv"})
+
+#: How JAX names what it makes by transposing, the backward pass, and what it makes for that, the forward pass.
+_BACKWARD_MARK, _FORWARD_MARK = "transpose(", "jvp("
+
+
+def rematerialize(module: Module, *, keep: Set[str], recompute: Set[str]) -> Module:
+    """The program with clones of the instructions in `recompute`, read by the backward pass.
+
+    keep, recompute: names of instructions of the entry computation, together its forward pass; everything else
+        is the backward pass, but for arguments, constants and what is made of these alone. For the backward
+        pass only values in `keep` are held, besides those. Values of `recompute` that hang together are one
+        segment, computed again as far as the backward pass reads it.
+
+    Numbers are those of the original program, bit for bit where XLA compiles both alike. `module` is not
+    changed; it is given back where the backward pass reads nothing in `recompute`.
+    Raises PlanError where a name is not in the entry computation or in both sets, or an instruction must not run
+    twice.
+    """
+    by_name = {instruction.name: instruction for instruction in module.entry}
+    _check(by_name, keep, recompute)
+    with edit.uncollected():
+        return _Rematerializer(module, {by_name[name] for name in keep}, {by_name[name] for name in recompute}).run()
+
+
+def forward_pass(module: Module) -> list[str]:
+    """Names of the entry's instructions that belong to the forward pass of a JAX program, in order.
+
+    Those that JAX marks as differentiated, and what they are made of; what it marks as transposed, and what is
+    made of that, is the backward pass. Arguments, and what is made of constants alone, are in neither.
+    Empty for a program without a backward pass, or without JAX's names.
+    """
+    backward: set[Instruction] = set()
+    for instruction in module.entry:
+        if _BACKWARD_MARK in instruction.op_name or any(operand in backward for operand in instruction.operands):
+            backward.add(instruction)
+    left_out = backward | _fixed(module)
+    forward: set[Instruction] = set()
+    for instruction in reversed(module.entry.instructions):
+        if instruction not in left_out and (instruction in forward or _FORWARD_MARK in instruction.op_name):
+            forward.add(instruction)
+            forward.update(operand for operand in instruction.operands if operand not in left_out)
+    return [instruction.name for instruction in module.entry if instruction in forward] if backward else []
+
+
+def _check(by_name: dict[str, Instruction], keep: Set[str], recompute: Set[str]) -> None:
+    for name in sorted(keep | recompute):
+        if name not in by_name:
+            raise PlanError(
+                f"there is no instruction {name!r} in the entry computation", where=name, remedy="inline calls first"
+            )
+    for name in sorted(recompute):
+        instruction = by_name[name]
+        has_effect = instruction.get("custom_call_has_side_effect", False)
+        if name in keep:
+            raise PlanError(f"{name!r} is to be kept and to be computed again", where=name)
+        if instruction.opcode in _ONCE or has_effect:
+            raise PlanError(
+                f"{instruction.opcode} {name!r} must not run twice", where=name, remedy="keep its result instead"
+            )
+
+
+def _fixed(module: Module) -> set[Instruction]:
+    """Arguments, and what is made of constants alone: there at any time, at no cost worth a clone."""
+    found: set[Instruction] = set()
+    for instruction in module.entry:
+        is_source = instruction.opcode in ("parameter", "constant", "iota")
+        made_of_constants = instruction.operands and all(
+            operand in found and operand.opcode != "parameter" for operand in instruction.operands
+        )
+        if is_source or made_of_constants:
+            found.add(instruction)
+    return found
+
+
+class _Rematerializer:
+    """Rewrites the entry computation: one group of clones per segment, where the backward pass first reads it."""
+
+    def __init__(self, module: Module, keep: set[Instruction], recompute: set[Instruction]) -> None:
+        self.module = module
+        self.root = module.entry.root
+        self.recompute = recompute
+        self.names = edit.Names(module)
+        self.fixed = _fixed(module)
+        others = keep | recompute | self.fixed
+        # The text may have the passes interleaved. Forward first is an order too, and one in which "before" means it.
+        forward = [instruction for instruction in module.entry if instruction in others]
+        self.backward = {instruction: None for instruction in module.entry if instruction not in others}
+        self.in_order = [*forward, *self.backward]
+        self.order = {instruction: number for number, instruction in enumerate(self.in_order)}
+        self.readers: dict[Instruction, list[Instruction]] = {}  # value to compute again → who of the backward reads it
+        for user in self.backward:
+            for operand in user.operands if user is not self.root else ():
+                if operand in recompute:
+                    self.readers.setdefault(operand, []).append(user)
+        self.made: dict[Instruction, Instruction] = {}  # original → its copy
+        self.clones: dict[Instruction, Instruction] = {}  # original → what the backward pass reads in its place
+        self.out: list[Instruction] = []
+
+    def run(self) -> Module:
+        self._check_passes()
+        due = self._segments_by_first_reader()
+        if not due:
+            return self.module
+        for old in self.in_order:
+            for segment in due.get(old, ()):
+                self._clone(segment, old)
+            reads_clones = old in self.backward and old is not self.root
+            operands = [
+                self.clones[operand] if reads_clones and operand in self.clones else self.made[operand]
+                for operand in old.operands
+            ]
+            self.made[old] = edit.copy_of(old, operands)
+            self.out.append(self.made[old])
+        entry = self.module.entry
+        edited = edit.computation_of(entry, self.out, self.made[self.root])
+        return edit.module_of(self.module, [edited if c is entry else c for c in self.module.computations])
+
+    def _check_passes(self) -> None:
+        for instruction, number in self.order.items():
+            for operand in instruction.operands:
+                if self.order[operand] > number:
+                    raise PlanError(
+                        f"{instruction.name!r} of the forward pass reads {operand.name!r}, which is not of it",
+                        where=instruction.name,
+                        remedy="name the whole forward pass in keep and recompute, and nothing else",
+                    )
+
+    # ---- what is cloned, and where -------------------------------------------
+    def _segments_by_first_reader(self) -> dict[Instruction, list[list[Instruction]]]:
+        """Per instruction of the backward pass, the segments that it is the first to read: what of them is needed."""
+        due: dict[Instruction, list[list[Instruction]]] = {}
+        for segment in self._connected(self._needed(self.readers)):
+            first = min(self._readers_of(segment), key=self.order.__getitem__)
+            due.setdefault(first, []).append(segment)
+        return due
+
+    def _readers_of(self, segment: Sequence[Instruction]) -> list[Instruction]:
+        return [user for value in segment for user in self.readers.get(value, ())]
+
+    def _needed(self, read: Collection[Instruction]) -> list[Instruction]:
+        """What is read, and what of `recompute` that is made of, in program order."""
+        needed = dict.fromkeys(read)
+        for instruction in reversed(self.in_order):
+            if instruction in needed:
+                needed.update(dict.fromkeys(operand for operand in instruction.operands if operand in self.recompute))
+        return sorted(needed, key=self.order.__getitem__)
+
+    def _connected(self, values: Sequence[Instruction]) -> list[list[Instruction]]:
+        """The values by segment: what reads each other directly belongs together."""
+        together = UnionFind(values)
+        for value in values:
+            for operand in value.operands:
+                if operand in self.recompute:
+                    together.union(value, operand)
+        segments: dict[Instruction, list[Instruction]] = {}
+        for value in values:
+            segments.setdefault(together[value], []).append(value)
+        return list(segments.values())
+
+    # ---- cloning -------------------------------------------------------------
+    def _clone(self, segment: Sequence[Instruction], reader: Instruction) -> None:
+        """Clones of a segment, ahead of its first reader."""
+        inputs = dict.fromkeys(
+            operand
+            for value in segment
+            for operand in value.operands
+            if operand not in self.recompute and (operand not in self.fixed or operand.opcode == "parameter")
+        )
+        held = self._behind_barrier(list(inputs), self._trigger(segment, reader), segment[0].name)
+        for value in segment:
+            operands = [self._read_by_clone(operand, held) for operand in value.operands]
+            clone = edit.copy_of(value, operands, name=self.names.like(value.name, "remat"))
+            self.clones[value] = clone
+            self.out.append(clone)
+
+    def _read_by_clone(self, operand: Instruction, held: dict[Instruction, Instruction]) -> Instruction:
+        if operand in self.recompute:
+            return self.clones[operand]
+        return held.get(operand) or self.made[operand]
+
+    def _trigger(self, segment: Sequence[Instruction], reader: Instruction) -> Instruction | None:
+        """The value of the backward pass that the segment waits for, made before any of its readers: the last that
+        one of them takes, else the last of all."""
+        before = self.order[reader]
+        taken = [
+            operand
+            for user in self._readers_of(segment)
+            for operand in user.operands
+            if operand in self.backward and self.order[operand] < before
+        ]
+        if taken:
+            return max(taken, key=self.order.__getitem__)
+        previous = self.in_order[before - 1]
+        return previous if previous in self.backward else None
+
+    def _behind_barrier(
+        self, inputs: Sequence[Instruction], trigger: Instruction | None, name: str
+    ) -> dict[Instruction, Instruction]:
+        """Each input as it comes out of a barrier that waits for the trigger too.
+
+        Whatever reads the trigger later reads it behind the barrier: XLA drops an element that nothing reads.
+        """
+        passed = [*inputs, *([trigger] if trigger else [])]
+        values = tuple(self.made[value] for value in passed)
+        shape = TupleShape(tuple(value.shape for value in values))
+        together = Instruction(self.names.like(name, "held"), "tuple", shape, values)
+        barrier = Instruction(self.names.like(name, "barrier"), "opt-barrier", shape, (together,))
+        self.out += [together, barrier]
+        held = {value: self._element(barrier, number, value.name) for number, value in enumerate(passed)}
+        if trigger:
+            self.made[trigger] = held[trigger]
+        return held
+
+    def _element(self, barrier: Instruction, number: int, name: str) -> Instruction:
+        shape = barrier.operands[0].operands[number].shape
+        element = Instruction(self.names.like(name, "held"), "get-tuple-element", shape, (barrier,))
+        element.attributes["index"] = edit.attribute("index", str(number))
+        element.index = number
+        self.out.append(element)
+        return element

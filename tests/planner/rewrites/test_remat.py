@@ -1,0 +1,129 @@
+"""Rematerialization: the same numbers, less memory, and only the backward pass reads what is computed again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from shardwright.errors import PlanError
+from shardwright.hlo import Module, parse
+from shardwright.planner.rewrites import forward_pass, rematerialize
+from shardwright.xla import private
+from tests.planner.programs import gpt2, lower
+from tests.planner.rewrites.rewrite_programs import compiled, deep, run
+
+#: XLA:CPU drops optimization barriers before it merges equal instructions, which undoes any rematerialization,
+#: jax.checkpoint's too. Compilers for other devices drop them afterwards.
+PASSES_OFF = "cse_barrier_expander"
+
+
+def temporaries_bytes(executable: Any) -> int:
+    return private.memory_figures(executable)[3]
+
+
+def residuals(module: Module, *shape: int) -> set[str]:
+    """What layers hand on: sums of activations."""
+    names = set(forward_pass(module))
+    return {
+        i.name for i in module.entry if i.name in names and i.opcode == "add" and i.shape.leaves[0].dimensions == shape
+    }
+
+
+def test_peak_falls_and_numbers_stay() -> None:
+    program = deep()
+    module = parse(lower(program))
+    keep = residuals(module, 128, 32)
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep)
+    arguments = jax.tree.leaves(program[1])
+    before, after = (compiled(m.to_text(), passes_off=PASSES_OFF) for m in (module, made))
+    for expected, found in zip(run(before, arguments), run(after, arguments), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert temporaries_bytes(after) < 0.4 * temporaries_bytes(before)
+
+
+def test_xla_on_cpu_undoes_rematerialization_by_default() -> None:
+    """Fails once XLA:CPU keeps barriers: then `PASSES_OFF` can go."""
+    module = parse(lower(deep()))
+    keep = residuals(module, 128, 32)
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep)
+    assert temporaries_bytes(compiled(made.to_text())) > 0.9 * temporaries_bytes(compiled(module.to_text()))
+
+
+def test_attention_is_computed_again() -> None:
+    program = gpt2(layers=1)
+    module = parse(lower(program))
+    keep = residuals(module, 8, 16, 32)
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep)
+    private.canonical_hlo(made.to_text())
+    arguments = jax.tree.leaves(program[1])
+    for expected, found in zip(run(module.to_text(), arguments), run(made.to_text(), arguments), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_backward_pass_reads_clones_and_it_reads_nothing_else() -> None:
+    module = parse(lower(deep(layers=3)))
+    forward = set(forward_pass(module))
+    keep = residuals(module, 128, 32)
+    made = rematerialize(module, keep=keep, recompute=forward - keep)
+    originals = {instruction.name for instruction in module.entry}
+    clones = {i.name for i in made.entry if i.name.endswith(".remat")}
+    assert {name.removesuffix(".remat") for name in clones} <= forward - keep
+    for instruction in made.entry:
+        read = {operand.name for operand in instruction.operands}
+        if instruction.name in forward:
+            assert not read & clones
+        elif instruction.name in originals and instruction.opcode != "tuple":
+            assert not read & (forward - keep)
+    for clone in (i for i in made.entry if i.name in clones):
+        original = next(i for i in module.entry if i.name == clone.name.removesuffix(".remat"))
+        assert (clone.opcode, clone.op_name, clone.shape) == (original.opcode, original.op_name, original.shape)
+
+
+def test_forward_pass_is_what_the_loss_is_made_of_and_what_is_made_for_the_backward_pass() -> None:
+    module = parse(lower(deep(layers=2)))
+    forward = set(forward_pass(module))
+    reached = {module.entry.root.operands[-1]}  # the loss
+    for instruction in reversed(module.entry.instructions):
+        if instruction in reached:
+            reached.update(instruction.operands)
+    variables = {i for i in module.entry if i.opcode in ("parameter", "constant")}
+    made_of_variables = {i.name for i in reached - variables if any(o not in variables for o in i.operands)}
+    assert made_of_variables <= forward
+    assert not any("transpose(" in i.op_name for i in module.entry if i.name in forward)
+    # Momentum times state belongs to neither pass.
+    assert all("jvp(" in i.op_name for i in module.entry if i.name in forward)
+
+
+def test_nothing_to_compute_again_gives_the_module_back() -> None:
+    module = parse(lower(deep(layers=1)))
+    assert rematerialize(module, keep=set(forward_pass(module)), recompute=set()) is module
+    assert forward_pass(parse(str(jax.jit(lambda x: x + 1).lower(np.ones(3)).as_text("hlo")))) == []
+
+
+@pytest.mark.parametrize(
+    ("keep", "recompute", "message"),
+    [
+        ({"x"}, {"nobody"}, "no instruction 'nobody' in the entry"),
+        ({"a"}, {"a"}, "'a' is to be kept and to be computed again"),
+        (set(), {"noise"}, "rng 'noise' must not run twice"),
+        (set(), {"b"}, "'b' of the forward pass reads 'a', which is not of it"),
+    ],
+)
+def test_impossible_requests_are_refused(keep: set[str], recompute: set[str], message: str) -> None:
+    module = parse("""HloModule m
+
+ENTRY main {
+  x = f32[4] parameter(0)
+  zero = f32[] constant(0)
+  one = f32[] constant(1)
+  noise = f32[4] rng(zero, one), distribution=rng_uniform
+  a = f32[4] add(x, noise)
+  b = f32[4] tanh(a)
+  ROOT y = f32[4] multiply(b, a)
+}
+""")
+    with pytest.raises(PlanError, match=message):
+        rematerialize(module, keep=keep, recompute=recompute)
