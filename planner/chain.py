@@ -115,7 +115,7 @@ class Chain:
 
         The constants of the kinds' reductions are left out of its value: see `constant`.
         """
-        states = self._states()
+        states = self.states()
         variables = {key: i for i, key in enumerate(states)}
         problem = Problem(costs=[np.zeros(len(left)) for left in states.values()])
         for segment in range(len(self.instances)):
@@ -146,16 +146,20 @@ class Chain:
             rolled_bound=solution.lower_bound + self.constant,
         )
 
-    def lower_bound(self, solved: SolvedChain) -> float:
-        """Seconds that no plan on this mesh is under."""
-        return solved.rolled_bound
+    def owner(self, variable: Variable) -> tuple[int, int]:
+        """The segment that a variable belongs to, and its position there."""
+        return self._owner[variable]
+
+    def key_of(self, variable: Variable) -> Key:
+        """What stands for a variable in the rolled program."""
+        return self.key(*self._owner[variable])
 
     @property
     def constant(self) -> float:
         """Seconds that are decided inside the segments, whatever their boundaries."""
         return sum(self.kind(segment).reduction.constant for segment in range(len(self.instances)))
 
-    def _states(self) -> dict[Key, IntArray]:
+    def states(self) -> dict[Key, IntArray]:
         """Per key, the states that every segment which has it leaves to it."""
         states: dict[Key, IntArray] = {}
         for segment in range(len(self.instances)):

@@ -10,7 +10,7 @@ the sharding its readers want (`Graph.is_free`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -250,11 +250,18 @@ class Graph:
 
     # ---- the problem of some nodes -------------------------------------------
     def least_s(self) -> float:
-        """Seconds a step that no plan can do without: every node by its cheapest strategy, and no moves."""
+        """Seconds a step that no plan can do without: every node that chooses by its cheapest strategy, and no moves."""
+        return self._least(lambda node: not self.is_free[node.index])
+
+    def least_of_free_s(self) -> float:
+        """The same of what is made anew for its readers."""
+        return self._least(lambda node: self.is_free[node.index])
+
+    def _least(self, counts: Callable[[Node], bool]) -> float:
         least: dict[int, float] = {}
         total = 0.0
         for node in self.flow.nodes:
-            if not self.is_free[node.index] and not node.is_value:
+            if not node.is_value and counts(node):
                 found = self.set_of((node.index, -1))
                 if id(found) not in least:
                     least[id(found)] = float(found.time_s.min())

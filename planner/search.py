@@ -25,6 +25,7 @@ from shardwright.planner.assemble import (
     segment_plans,
     variables,
 )
+from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import Price, breakdown
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
@@ -32,7 +33,7 @@ from shardwright.planner.force import Forced, check_force, forced, meshes_for, o
 from shardwright.planner.graph import Graph, free_nodes, with_views
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.pins import Requirement, allowed
-from shardwright.planner.preference import Preference
+from shardwright.planner.preference import MOST, Preference
 from shardwright.planner.prices import Prices
 from shardwright.planner.program import Program
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
@@ -273,7 +274,9 @@ class _Planner:
     def _bounded(self, found: _Found) -> _Found:
         """The same with a lower bound on what any plan on its mesh costs."""
         cost = found.cost
-        bound_s = found.price_bound_s or found.chain.lower_bound(found.solved)
+        graph = found.chain.graph
+        bound_s = found.price_bound_s or lower_bound(found.chain, TIME_LIMIT_S)
+        bound_s += graph.least_of_free_s() - MOST * graph.least_s()
         cost = replace(
             cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=_scope(found.chain, self.options, len(self.flow.nodes))
         )
