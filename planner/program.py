@@ -54,13 +54,12 @@ class Program:
 
         extra: keys of further nodes that differ from others of their kind, equal where they do not.
         """
-        pinned = {node: tuple(_key(each) for each in found) for node, found in requirements.items()}
+        pinned = {node: tuple(each.key for each in found) for node, found in requirements.items()}
         key = (tuple(sorted(pinned.items())), tuple(sorted(extra.items())) if extra else ())
         found = self._structures.get(key)
         if found is None:
             found = self._structures[key] = Structure(self, pinned, extra)
         return found
-
 
     def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf]) -> Memory:
         """What the program stores and when."""
@@ -84,11 +83,6 @@ class Structure:
             flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
         )
         self.runs: tuple[Run, ...] = find_runs(self.instances)
-
-
-def _key(requirement: Requirement) -> Hashable:
-    dims = tuple((dim, str(pin)) for dim, pin in sorted(requirement.dims.items()))
-    return (requirement.asked_by, dims, requirement.may_pad, id(requirement.rule) if requirement.rule else 0)
 
 
 def _named(module: Module, options: PlanOptions) -> set[int]:

@@ -1,6 +1,7 @@
 """Strategy rules: for every opcode the ways to split it over one mesh axis, or why there are none."""
 
 from shardwright.planner.rules import (  # noqa: F401 - importing registers the rules
+    batched,
     control_flow,
     convolution,
     data_movement,
@@ -13,5 +14,6 @@ from shardwright.planner.rules import (  # noqa: F401 - importing registers the 
 )
 from shardwright.planner.rules.base import Factor, OpRule, coverage, rule_of, strategy_rule
 from shardwright.planner.rules.denied import denied
+from shardwright.planner.rules.halo import Halo, exchanged_bytes
 
-__all__ = ["Factor", "OpRule", "coverage", "denied", "rule_of", "strategy_rule"]
+__all__ = ["Factor", "Halo", "OpRule", "coverage", "denied", "exchanged_bytes", "rule_of", "strategy_rule"]

@@ -50,6 +50,10 @@ class Halo:
         above = max(last + 1 - (part + 1) * shard for part, (_, last) in enumerate(reads) if part < parts - 1)
         if max(below, above) > shard:
             return None
+        if max(below, above) > 2 * self.held(parts):  # XLA cuts what is not read out of so long a border
+            if parts > 2:
+                return None
+            below, above = min(below, reads[1][1] + 1 - reads[1][0]), min(above, reads[0][1] + 1 - reads[0][0])
         return tuple(elements for elements in (below, above) if elements > 0)
 
     def held(self, parts: int) -> int:

@@ -20,12 +20,11 @@ only_replicated(
     "async-done", "async-start", "async-update", "copy-done", "copy-start", "fusion",
 )  # fmt: skip
 only_replicated(
-    "random numbers: every device must draw the same ones",
-    "rng", "rng-bit-generator", "rng-get-and-update-state",
+    "random numbers from a hidden state: every device must draw the same ones",
+    "rng", "rng-get-and-update-state",
 )  # fmt: skip
 only_replicated("new in XLA: what its partitioner makes of it was not tried yet", "shuffle")
 only_replicated("XLA gathers a Fourier transform whole, its batch too", "fft")
-only_replicated("XLA gathers a matrix decomposition whole, its batch too", "cholesky", "triangular-solve")
 only_replicated("its size is known only at run time", "dynamic-reshape", "get-dimension-size", "set-dimension-size")
 only_replicated("its groups have sizes known only at run time", "ragged-dot")
 only_replicated("XLA's partitioner has no case for block-scaled products", "scaled-dot")

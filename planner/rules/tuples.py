@@ -8,7 +8,6 @@ from shardwright.planner.rules.base import (
     Factor,
     OpRule,
     factor,
-    operand_leaves,
     replicated,
     rule,
     strategy_rule,
@@ -57,11 +56,12 @@ def get_tuple_element(instruction: Instruction) -> OpRule:
     return leafwise(instruction, {i: first + i for i in range(len(instruction.shape.leaves))})
 
 
-@strategy_rule("custom-call")
-def custom_call(instruction: Instruction) -> OpRule:
-    """Sharding annotations are the identity; what any other target computes is not known."""
-    target = instruction.get("custom_call_target", "")
-    leaves = operand_leaves(instruction)
-    if target in IDENTITY_TARGETS and len(leaves) == 1 == len(instruction.shape.leaves):
-        return rule(factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in range(leaves[0].rank))
-    return replicated(f"custom call {target!r} is opaque: it runs whole on every device")
+@strategy_rule("rng-bit-generator")
+def random_bits(instruction: Instruction) -> OpRule:
+    """`-> i j` beside the state, which stays whole: each device keeps the block it is asked for.
+
+    XLA draws all numbers on every device, so the split saves memory, not time.
+    """
+    drawn = len(instruction.shape.leaves) - 1
+    rank = instruction.shape.leaves[drawn].rank
+    return rule((factor(instruction, f"d{dim}", {}, {drawn: dim}) for dim in range(rank)), "the state stays whole")

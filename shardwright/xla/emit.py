@@ -298,24 +298,33 @@ def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorShardi
 
 def _steps_of_sum(entry: InstructionPlan, lies: TensorSharding, mesh: Mesh) -> tuple[TensorSharding, ...]:
     """How a result that is summed where it is made lies on its way: as summands, where its operands
-    are partial already, and as the whole sum, where it ends scattered."""
+    are partial already or only some of the axes scatter it, and as the whole sum, where it ends scattered."""
     if not entry.partial:
         return ()
-    steps = []
     whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
     handed_on = {axis for used in _flat(entry.operands) for axis in used.unreduced} & set(entry.partial)
-    if handed_on:
-        unreduced = tuple(axis for axis in mesh.sizes if axis in handed_on or axis in lies.unreduced)
-        steps.append(TensorSharding(whole.dims, unreduced))
+    rest = {axis for axis in entry.partial if axis not in (*lies.axes, *lies.unreduced)}
+    if rest and whole.dims != lies.dims:  # scattered over some axes first: XLA would reduce whole arrays over all
+        return (_marked(whole, {*entry.partial, *lies.unreduced}, mesh), _marked(lies, {*rest, *lies.unreduced}, mesh))
+    steps = [_marked(whole, {*handed_on, *lies.unreduced}, mesh)] if handed_on else []
     if whole != lies:
         steps.append(whole)
     return tuple(steps)
 
 
+def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
+    return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
+
+
 def _steps_to(lies: TensorSharding | None, wanted: TensorSharding) -> tuple[TensorSharding, ...]:
-    """How a partial value lies on its way to a use that moves it too: as the whole sum."""
+    """How a partial value lies on its way to a use that moves it too: as the whole sum, or, where the use splits it
+    over some of the axes to reduce, as it ends but for the sums over the others."""
     if lies is None or lies.dims == wanted.dims or set(lies.unreduced) <= set(wanted.unreduced):
         return ()
+    scattered = {axis for axis in lies.unreduced if axis in wanted.axes}
+    later = tuple(axis for axis in lies.unreduced if axis not in scattered)
+    if scattered and later != wanted.unreduced and _without(wanted.dims, tuple(scattered)) == lies.dims:
+        return (TensorSharding(wanted.dims, later),)
     return (TensorSharding(lies.dims, tuple(axis for axis in lies.unreduced if axis in wanted.unreduced)),)
 
 

@@ -23,7 +23,10 @@ from shardwright.plans import (
 
 @dataclass
 class Bundle:
-    """A module under construction: trial k is instruction `case.k` with parameters of its own."""
+    """A module under construction: trial k is instruction `case.k` with parameters of its own.
+
+    definite: numbers of the parameters that must be positive definite matrices.
+    """
 
     mesh: Mesh
     entry: list[Instruction] = field(default_factory=list)
@@ -34,6 +37,7 @@ class Bundle:
     output_shardings: list[TensorSharding] = field(default_factory=list)
     output_trials: list[int] = field(default_factory=list)
     plans: list[InstructionPlan] = field(default_factory=list)
+    definite: list[int] = field(default_factory=list)
 
     def add(self, number: int, trial: Trial) -> None:
         original = trial.case.instruction
@@ -45,6 +49,8 @@ class Bundle:
             leaf += count
             operands.append(self._operand(f"p{number}_{position}", operand, shardings[0]))
             values.append(shardings)
+        if original.opcode == "cholesky" or "potrf" in original.get("custom_call_target", ""):
+            self.definite.append(operands[0].index)
         called, attributes = self._regions(number, original)
         case = Instruction(
             name=f"case.{number}", opcode=original.opcode, shape=original.shape, operands=tuple(operands),

@@ -12,10 +12,11 @@ from itertools import product
 
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.rules import Factor, denied, rule_of
+from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
 
 #: Opcodes that make no case of their own: nothing is computed, or regions are planned inside.
-NOT_CASES = frozenset({"parameter", "tuple", "get-tuple-element", "while", "call", "conditional", "custom-call"})
+NOT_CASES = frozenset({"parameter", "tuple", "get-tuple-element", "while", "call", "conditional"})
 
 Assignment = dict[str, Factor | None]
 
@@ -99,7 +100,12 @@ def cases_of(programs: Mapping[str, str], *, without_factors: bool = False) -> l
     for program, text in programs.items():
         for instruction in parse(text).instructions():
             key = _signature(instruction)
-            if instruction.opcode in NOT_CASES or not instruction.shape.leaves or key in seen:
+            if (
+                instruction.opcode in NOT_CASES
+                or instruction.get("custom_call_target") in IDENTITY_TARGETS
+                or not instruction.shape.leaves
+                or key in seen
+            ):
                 continue
             seen.add(key)
             rule = rule_of(instruction)

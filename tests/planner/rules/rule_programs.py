@@ -336,6 +336,10 @@ def _movement() -> dict[str, Program]:
         "slice_every_third": (lambda x: x[..., 2::3], (x,)),
         "slice_split": (lambda x: jnp.split(x, 3, -1), (x,)),
         "concatenate": (lambda x, y: jnp.concatenate([x, y, x], 1), (x, f32(4, 4, 12))),
+        "slice_block": (lambda x: x[:, 4:8], (f32(4, 12),)),
+        "slice_gate": (lambda x: x[:, 0:8], (f32(4, 32),)),
+        "pad_edges": (lambda x: lax.pad(x, 1.0, ((0, 0, 0), (4, 4, 0), (0, 0, 0))), (x,)),
+        "pad_between": (lambda x: lax.pad(x, 1.0, ((0, 0, 0), (1, 0, 1), (0, 0, 0))), (x,)),
         "pad": (lambda x: lax.pad(x, 1.0, ((0, 0, 0), (1, 2, 1), (0, 0, 0))), (x,)),
         "pad_negative": (lambda x: lax.pad(x, 1.0, ((0, 0, 0), (-2, 0, 0), (0, 0, 0))), (x,)),
         "reverse": (lambda x: x[:, ::-1], (x,)),
@@ -427,9 +431,25 @@ def _others() -> dict[str, Program]:
     }  # fmt: skip
 
 
+def _decompositions() -> dict[str, Program]:
+    """Library calls of linear algebra, with a batch."""
+    x = f32(4, 8, 8)
+    return {
+        "library_cholesky": (jnp.linalg.cholesky, (x,)),
+        "library_eigh": (lambda x: jnp.linalg.eigh(x, symmetrize_input=False), (x,)),
+        "library_svd": (lambda x: jnp.linalg.svd(x, full_matrices=False), (x,)),
+        "library_qr": (jnp.linalg.qr, (x,)),
+        "library_lu": (jax.scipy.linalg.lu_factor, (x,)),
+        "library_solve": (jax.scipy.linalg.solve_triangular, (x, f32(4, 8, 12))),
+    }
+
+
 def operations() -> dict[str, Program]:
     """Single operations in every variant of dimension numbers that matters to a rule."""
-    return _convolutions() | _windows() | _products() | _reductions() | _movement() | _indexing() | _others()
+    groups = (
+        _convolutions, _windows, _products, _reductions, _movement, _indexing, _others, _decompositions,
+    )  # fmt: skip
+    return {name: program for group in groups for name, program in group().items()}
 
 
 def hlo_text(program: Program) -> str:

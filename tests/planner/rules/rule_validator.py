@@ -103,6 +103,8 @@ def judge(trials: Sequence[Trial]) -> list[Verdict]:
         bundle.add(number, trial)
     text, plan = bundle.module().to_text(), bundle.plan()
     arguments = [_input(parameter.shape.leaves[0], seed) for seed, parameter in enumerate(bundle.parameters)]
+    for number in bundle.definite:
+        arguments[number] = arguments[number] @ arguments[number].swapaxes(-1, -2)
     with jax.enable_x64(True):
         expected, _ = _run(private.stablehlo_of(text), arguments, None)
         actual, compiled = _run(emit_stablehlo(text, plan), arguments, plan)
@@ -159,6 +161,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
         [device.id for device in devices], overrides=[("xla_disable_hlo_passes", "cpu-all-reduce-combiner")]
     )
     executable = private.compile_and_load(stablehlo, devices, options)
+    private.prepare_custom_calls(private.compiled_hlo(executable))
     if plan:
         arguments = [_stored(a, v.stored_shape) for a, v in zip(arguments, plan.parameters, strict=True)]
     placed = [jax.device_put(a, placement) for a, placement in zip(arguments, placements, strict=True)]

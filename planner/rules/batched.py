@@ -1,0 +1,40 @@
+"""One computation for each element of a batch: matrix decompositions and library calls, split along the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwright.hlo import Instruction
+from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, replicated, rule, strategy_rule
+from shardwright.planner.rules.tuples import IDENTITY_TARGETS
+
+
+@strategy_rule("cholesky", "triangular-solve")
+def decomposition(instruction: Instruction) -> OpRule:
+    """`b i j -> b i j`: the dimensions before the matrices; each matrix stays whole."""
+    rank = instruction.shape.leaves[0].rank
+    return rule(_batch(instruction, range(rank - 2)), "XLA gathers the matrices, also what could be solved apart")
+
+
+@strategy_rule("custom-call")
+def custom_call(instruction: Instruction) -> OpRule:
+    """The batch that a library call declares; sharding annotations are the identity; nothing else is known.
+
+    JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's) whose targets are
+    registered with XLA as partitionable along so many leading dimensions of every operand and result.
+    """
+    target = instruction.get("custom_call_target", "")
+    leaves = operand_leaves(instruction)
+    if target in IDENTITY_TARGETS and len(leaves) == 1 == len(instruction.shape.leaves):
+        return rule(factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in range(leaves[0].rank))
+    count = int(instruction.get("frontend_attributes", {}).get("num_batch_dims", 0))
+    if count:
+        return rule(_batch(instruction, range(count)), f"custom call {target!r} computes each element of a batch whole")
+    return replicated(f"custom call {target!r} is opaque: it runs whole on every device")
+
+
+def _batch(instruction: Instruction, dims: Iterable[int]) -> Iterable[Factor | None]:
+    """A factor for each of the leading dimensions that all operands and results share."""
+    operands, results = range(len(operand_leaves(instruction))), range(len(instruction.shape.leaves))
+    for dim in dims:
+        yield factor(instruction, f"b{dim}", dict.fromkeys(operands, dim), dict.fromkeys(results, dim))
