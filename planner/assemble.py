@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.causes import Causes
-from shardwright.planner.dataflow import CONTROL_FLOW, Leaf
+from shardwright.planner.dataflow import CONTROL_FLOW, Dataflow, Leaf
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.strategies import Strategy, local_results
 from shardwright.plans import (
@@ -199,13 +200,14 @@ class _Ledger:
         shape: ArrayShape,
         source: TensorSharding,
         target: TensorSharding,
-        times: float,
+        weight: float,
+        runs: int,
     ) -> None:
         prices = self.decisions.graph.prices
         mesh = prices.mesh
         for move in reshard(shape.element_type, shape.dimensions, source, target, mesh):
             once_s = move.time_s(mesh, prices.topology)
-            count = max(1, round(times))
+            count = max(1, runs)
             self.found.append(
                 PlannedCollective(
                     kind=move.kind,
@@ -215,7 +217,7 @@ class _Ledger:
                     payload_bytes=move.payload_bytes,
                     wire_bytes=move.wire_bytes,
                     count=count,
-                    time_s=once_s * count,
+                    time_s=once_s * weight,
                 )
             )
 
@@ -239,13 +241,13 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
             shape = flow.nodes[use.source[0]].shapes[use.source[1]]
             name = node.instruction.name
             cause = causes.move(node, use) if causes else ""
-            ledger.add(name, cause, shape, source, target, use.weight)
+            ledger.add(name, cause, shape, source, target, use.weight, use.runs)
         made = strategy.results if node.is_value else local_results(strategy)
         for shape, source, target in zip(node.shapes, made, decisions.lies[node.index], strict=True):
             if source != target:
                 name = node.instruction.name
                 cause = causes.reduction(node) if causes else ""
-                ledger.add(name, cause, shape, source, target, node.weight)
+                ledger.add(name, cause, shape, source, target, node.weight, node.runs)
     return tuple(ledger.found)
 
 
@@ -282,17 +284,24 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
     crossing = decisions.graph.layout.crossing
     flow = decisions.graph.flow
     found = []
-    for number, instance in enumerate(chain.instances):
+    ends = (*decisions.graph.layout.segments.cuts, None)
+    for number, (instance, end) in enumerate(zip(chain.instances, ends, strict=True)):
         handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
         found.append(
             SegmentPlan(
-                name=f"segment {number}",
+                name=_segment_name(flow, number, end),
                 kind=instance.kind,
                 instructions=len(instance.nodes),
                 boundary=tuple((flow.nodes[leaf[0]].instruction.name, decisions.result(leaf)) for leaf in handed),
             )
         )
     return tuple(found)
+
+
+def _segment_name(flow: Dataflow, number: int, end: int | None) -> str:
+    """`segment 2, to model.py:93`: the line of the critical node that ends it."""
+    line = flow.module.source(flow.nodes[end].instruction) if end is not None else None
+    return f"segment {number}, to {PurePath(line.file).name}:{line.line}" if line else f"segment {number}"
 
 
 # ---- variables -------------------------------------------------------------------

@@ -277,14 +277,12 @@ class Graph:
             mine = position[index, -1]
             problem.costs[mine] = problem.costs[mine] + self._own_costs(node)
             for leaf in range(len(node.shapes)):
-                weight = self.layout.hubs.get((index, leaf))
-                if weight is not None:
-                    problem.add_edge(mine, position[index, leaf], self._spread_matrix(node, leaf, weight))
+                if (index, leaf) in self.layout.hubs:
+                    problem.add_edge(mine, position[index, leaf], self.spread_matrix((index, leaf)))
             for use in node.uses:
                 if not self.is_free[use.source[0]]:
-                    hub = position.get(use.source)
-                    source = position[use.source[0], -1] if hub is None else hub
-                    problem.add_edge(source, mine, self._use_matrix(node, use, hub is not None))
+                    source = use.source if use.source in self.layout.hubs else (use.source[0], -1)
+                    problem.add_edge(position[source], mine, self.use_matrix(node, use))
         return problem
 
     def _own_costs(self, node: Node) -> FloatArray:
@@ -300,16 +298,20 @@ class Graph:
                 costs = np.where(partial, np.inf, costs)
         return costs
 
-    def _spread_matrix(self, node: Node, leaf: int, weight: float) -> FloatArray:
-        """Seconds of bringing a value from how it is made to how its hub lies."""
-        made = self.set_of((node.index, -1)).result_ids[:, leaf]
-        lies = self.set_of((node.index, leaf)).result_ids[:, 0]
-        return self._moves(node.index, leaf, made, lies, weight)
+    def spread_matrix(self, hub: Leaf) -> FloatArray:
+        """Seconds of bringing a value from how it is made (rows) to how its hub lies."""
+        index, leaf = hub
+        made = self.set_of((index, -1)).result_ids[:, leaf]
+        lies = self.set_of(hub).result_ids[:, 0]
+        return self._moves(index, leaf, made, lies, self.layout.hubs[hub])
 
-    def _use_matrix(self, node: Node, use: Use, from_hub: bool) -> FloatArray:
-        """Seconds of bringing an operand from how it is made, or its hub lies, to how the node uses it."""
+    def use_matrix(self, node: Node, use: Use) -> FloatArray:
+        """Seconds of bringing an operand from how it is made, or its hub lies (rows), to how the node uses it."""
         source, leaf = use.source
-        made = self.set_of((source, leaf)).result_ids[:, 0] if from_hub else self.set_of((source, -1)).result_ids[:, leaf]
+        if use.source in self.layout.hubs:
+            made = self.set_of(use.source).result_ids[:, 0]
+        else:
+            made = self.set_of((source, -1)).result_ids[:, leaf]
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)

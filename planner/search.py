@@ -29,13 +29,14 @@ from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import Price, breakdown
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
-from shardwright.planner.force import Forced, check_force, forced, meshes_for, origin
+from shardwright.planner.force import Forced, check_force, forced, origin
 from shardwright.planner.graph import Graph, free_nodes, with_views
-from shardwright.planner.meshes import given_mesh
+from shardwright.planner.meshes import given_mesh, meshes_to_search
 from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import MOST, Preference
 from shardwright.planner.prices import Prices
 from shardwright.planner.program import Program
+from shardwright.planner.rule_mode import propagated
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.planner.verify import check_plan
@@ -44,6 +45,12 @@ from shardwright.progress import PlanProgress
 
 #: Seconds the integer program may take on one mesh.
 TIME_LIMIT_S = 20.0
+
+#: Seconds that it always may, however late it is.
+LEAST_TIME_LIMIT_S = 0.5
+
+#: Most axes of the meshes that are searched unless more effort is asked for.
+SEARCHED_AXES = 2
 
 #: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
 #: parallelism: less is no difference that the cost model could tell.
@@ -81,7 +88,7 @@ class _Planner:
         self._best: _Found | None = None
         self._bound_s = 0.0
         check_force(options)
-        self.given = given_mesh(options, cluster.device_count)
+        given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
         self._report("parse")
         self.cluster = cluster
         self.options = options
@@ -94,15 +101,18 @@ class _Planner:
         candidates: list[Candidate] = []
         refusal: PlanError | AnnotationError | None = None
         for mesh in self._meshes():
+            if self._best is not None and self._is_late():
+                candidates.append(Candidate(mesh=mesh, step_s=None, note="not tried: the deadline has passed"))
+                continue
             try:
-                found = self._on_mesh(mesh)
+                tried = self._on_mesh(mesh)
             except (PlanError, AnnotationError) as error:
                 refusal = refusal or error
                 candidates.append(Candidate(mesh=mesh, step_s=None, note=error.message, name=origin(self.options)))
                 continue
-            candidates.append(Candidate(mesh=mesh, step_s=found.cost.step_s, name=origin(self.options)))
-            if self._best is None or found.cost.step_s < self._best.cost.step_s * (1 - LEAST_GAIN):
-                self._best = found
+            candidates.append(Candidate(mesh=mesh, step_s=tried.step_s, name=origin(self.options)))
+            if tried.found is not None:
+                self._best = tried.found
                 self._report("search", str(mesh))
         if self._best is None:
             raise refusal or PlanError("no mesh can be planned")
@@ -113,7 +123,22 @@ class _Planner:
         return replace(made, planning_s=time.perf_counter() - self._start)
 
     def _meshes(self) -> tuple[Mesh, ...]:
-        return (self.given,) if self.given else meshes_for(self.options, self.cluster.device_count)
+        """Meshes in the order they are tried; three axes only where asked for."""
+        found = meshes_to_search(self.cluster, self.options, self.program.pins)
+        if self.options.effort == "best":
+            return found
+        return tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
+
+    def _is_late(self) -> bool:
+        deadline_s = self.options.deadline_s
+        return deadline_s is not None and time.perf_counter() - self._start > deadline_s
+
+    def _time_limit_s(self) -> float:
+        """Seconds that the integer program may take now."""
+        deadline_s = self.options.deadline_s
+        if deadline_s is None:
+            return TIME_LIMIT_S
+        return min(TIME_LIMIT_S, max(deadline_s - (time.perf_counter() - self._start), LEAST_TIME_LIMIT_S))
 
     def _report(self, phase: str, detail: str = "") -> None:
         best = self._best
@@ -129,22 +154,34 @@ class _Planner:
             )
 
     # ---- one mesh ------------------------------------------------------------
-    def _on_mesh(self, mesh: Mesh) -> _Found:
+    def _on_mesh(self, mesh: Mesh) -> _Tried:
+        """The best plan on one mesh that fits, if it is better than the best so far."""
         self._report("rules", str(mesh))
         force = forced(self.flow, self.program.arguments, self.options, mesh)
         notes = list(self.flow.notes)
         chain = self._chain(mesh, force, force.in_place)
         self._report("search", str(mesh))
         try:
-            solved = chain.solve(TIME_LIMIT_S)
+            solved = self._solved(chain)
         except PlanError:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             chain = self._chain(mesh, force, frozenset())
-            solved = chain.solve(TIME_LIMIT_S)
+            solved = self._solved(chain)
+        if not self._is_better(solved.value + chain.graph.least_of_free_s()):
+            return _Tried(step_s=solved.value)
         notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
-        return self._fitted(self._found(chain, solved, notes))
+        found = self._fitted(self._found(chain, solved, notes))
+        return _Tried(step_s=found.cost.step_s, found=found if self._is_better(found.cost.step_s) else None)
+
+    def _is_better(self, step_s: float) -> bool:
+        return self._best is None or step_s < self._best.cost.step_s * (1 - LEAST_GAIN)
+
+    def _solved(self, chain: Chain) -> SolvedChain:
+        if self.options.mode == "propagate":
+            return propagated(chain)
+        return chain.solve(self._time_limit_s())
 
     def _found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> _Found:
         decisions = decide(chain.graph, solved.states)
@@ -184,7 +221,7 @@ class _Planner:
         for _ in range(MOST_PRICES):
             terms = Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
             chain = found.chain.with_price(terms)
-            solved = chain.solve(TIME_LIMIT_S)
+            solved = chain.solve(self._time_limit_s())
             bound_s = max(bound_s, solved.rolled_bound - price * self.limit_bytes)
             tried = self._found(found.chain, solved, found.notes, bound_s)
             least = min(least, tried, key=lambda each: each.memory.peak_bytes)
@@ -275,7 +312,11 @@ class _Planner:
         """The same with a lower bound on what any plan on its mesh costs."""
         cost = found.cost
         graph = found.chain.graph
-        bound_s = found.price_bound_s or lower_bound(found.chain, TIME_LIMIT_S)
+        if self.options.mode == "propagate":
+            return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
+        bound_s = found.price_bound_s or found.solved.rolled_bound
+        if found.chain.runs and not found.price_bound_s:
+            bound_s = lower_bound(found.chain, self._time_limit_s())
         bound_s += graph.least_of_free_s() - MOST * graph.least_s()
         cost = replace(
             cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=_scope(found.chain, self.options, len(self.flow.nodes))
@@ -306,8 +347,16 @@ class _Planner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """step_s: the least that was found on a mesh. found: the plan, if it is better than those before."""
+
+    step_s: float
+    found: _Found | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The best of one mesh."""
+    """A plan on one mesh, before it is bounded and written down."""
 
     mesh: Mesh
     chain: Chain
