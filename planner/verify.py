@@ -7,7 +7,7 @@ What must hold, and the function that checks it:
    and nothing else has (`_Checker.run`);
 3. an entry is legal for its instruction: ranks, axes, factors, combinations (`legality`);
 4. a partial sum is one: it is made by a summed factor, goes through instructions that are linear in it
-   (`legality`), is used as partial only where it was made partial, or is zero (`_check_partial_uses`), and no
+   (`legality`), is used as partial only where it was made partial or lies whole (`_check_partial_uses`), and no
    argument or output is partial (`boundary`). By induction along the program, and around loops from
    what enters them, the summands of every value that is marked partial then add up to the value;
 5. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
@@ -19,7 +19,7 @@ Deep models repeat their layers: an entry is judged once for all instructions th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -28,7 +28,7 @@ from shardwright.hlo import Computation, Instruction, Module, TupleShape
 from shardwright.planner.boundary import boundary_problems
 from shardwright.planner.judge import Judge
 from shardwright.planner.legality import flat
-from shardwright.planner.rules.linear import is_zero
+from shardwright.planner.rules.linear import becomes_partial
 from shardwright.plans import InstructionPlan, Plan, TensorSharding, ValueSharding
 
 #: Problems that one error lists before it only counts.
@@ -135,17 +135,21 @@ class _Checker:
     # ---- one instruction ---------------------------------------------------
 
     def _check_partial_uses(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
-        """A value may be used as partial only where it was made partial, or is zero."""
+        """A value may be used as partial where it was made partial, or lies whole and can be kept on one device."""
         for i, (operand, used) in enumerate(zip(instruction.operands, entry.operands, strict=True)):
             if not any(sharding.unreduced for sharding in used):
                 continue
             made = self.entries.get(operand.name)
-            if made is None or is_zero(operand):
+            if made is None:
                 continue
-            for have, want in zip(made.result, used, strict=False):
-                extra = set(want.unreduced) - set(have.unreduced)
-                if extra:
-                    yield f"operand {i} is used as partial over {', '.join(sorted(extra))}, but {operand.name} is not"
+            for have, want, leaf in zip(made.result, used, operand.shape.leaves, strict=False):
+                new = set(want.unreduced) - set(have.unreduced)
+                split = new & set(have.axes)
+                if split:
+                    yield f"operand {i} is used as partial over {_listed(split)}, but {operand.name} is split over it"
+                elif new and not becomes_partial(leaf.element_type):
+                    kind = leaf.element_type
+                    yield f"operand {i} is used as partial over {_listed(new)}, but {operand.name} is a whole {kind}"
 
     def _check_carried(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
         """Leaves that an instruction only hands on keep their sharding, into and out of called computations."""
@@ -206,6 +210,10 @@ class _Checker:
 
 
 # ---- values ----------------------------------------------------------------
+
+
+def _listed(axes: Iterable[str]) -> str:
+    return ", ".join(sorted(axes))
 
 
 def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequence[TensorSharding]) -> Iterator[str]:

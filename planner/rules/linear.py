@@ -5,6 +5,10 @@ summands instead of to their sum where `f(a + b) = f(a) + f(b)`. A way says so f
 leaves are partial over the axis, every other operand leaf is whole over it (neither split nor partial: all
 devices must apply the same function), and every leaf of the result is then partial over it.
 
+A whole value may also be *used* as partial: XLA keeps it on the first device along the axis and puts zeros on the
+others, which costs no communication (`becomes_partial`). That is how a partial sum is added to a whole value, and how
+a loop that accumulates partial sums starts.
+
 Only sums are kept partial: a maximum or a product is reduced where it is made. Left out on purpose:
 
 - booleans, whose `add` is an or, so that no all-reduce of a sum fits them;
@@ -46,9 +50,18 @@ def linear_ways(instruction: Instruction) -> tuple[LinearWay, ...]:
     """
     if not all(_is_summable(leaf.element_type) for leaf in instruction.shape.leaves):
         return ()
-    zero: tuple[tuple[int, ...], ...] = ((),) if is_zero(instruction) else ()
+    is_start = is_zero(instruction) and all(becomes_partial(leaf.element_type) for leaf in instruction.shape.leaves)
+    zero: tuple[tuple[int, ...], ...] = ((),) if is_start else ()
     ways = _WAYS.get(instruction.opcode)
     return tuple(LinearWay(frozenset(way)) for way in (*zero, *(ways(instruction) if ways else ())))
+
+
+def becomes_partial(element_type: str) -> bool:
+    """Whether a value of this type that lies whole over an axis may be used as partial over it.
+
+    Not complex ones, on which XLA's compiler dies (pinned by tests/planner/test_linear.py).
+    """
+    return _is_summable(element_type) and not element_type.startswith("c")
 
 
 def reduced_at_once(instruction: Instruction) -> str | None:

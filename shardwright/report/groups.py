@@ -67,7 +67,7 @@ def group_variables(variables: Iterable[VariablePlan], mesh: Mesh) -> list[Varia
 
 
 def _layout(variable: VariablePlan) -> tuple[object, ...]:
-    return (variable.element_type, variable.shape, variable.stored_shape, variable.sharding)
+    return (variable.element_type, variable.user_shape, variable.stored_shape, variable.sharding)
 
 
 def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> VariableGroup:
@@ -77,7 +77,7 @@ def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> Variabl
         name=", ".join(heads) + (" " if len(heads) > 1 else "") + joined_name(tails),
         count=len(members),
         element_type=first.element_type,
-        shape=first.shape,
+        shape=first.user_shape,
         stored_shape=first.stored_shape,
         sharding=first.sharding,
         bytes_per_device=shard_bytes(first.element_type, first.stored_shape, first.sharding, mesh),
@@ -101,7 +101,7 @@ def _shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
     `opt_state[0].mu['w']`, which ends with the whole path of the former. Names that share none are left out.
     """
     paths = {
-        (variable.name[head.end() :], variable.shape): 0
+        (variable.name[head.end() :], variable.user_shape): 0
         for variable in variables
         if (head := _HEAD.match(variable.name)) is not None
     }
@@ -112,13 +112,13 @@ def _shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
         own = _HEAD.match(variable.name)
         for tail in ends:
             is_own = own is not None and own.end() == len(variable.name) - len(tail)
-            if (tail, variable.shape) in paths and not is_own:
+            if (tail, variable.user_shape) in paths and not is_own:
                 found[variable.name] = tail
-                paths[tail, variable.shape] += 1
+                paths[tail, variable.user_shape] += 1
                 break
     for variable in variables:
         own = _HEAD.match(variable.name)
-        if own is not None and variable.name not in found and paths[variable.name[own.end() :], variable.shape]:
+        if own is not None and variable.name not in found and paths[variable.name[own.end() :], variable.user_shape]:
             found[variable.name] = variable.name[own.end() :]
     return found
 

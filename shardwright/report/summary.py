@@ -54,7 +54,7 @@ def _layouts(plan: Plan) -> Iterable[tuple[str, str]]:
         more = f", and {len(inputs) - _SHOWN_INPUTS} more" if len(inputs) > _SHOWN_INPUTS else ""
         yield "inputs", ", ".join(shown) + more
     for kind, variables in state:
-        arrays = [variable for variable in variables if variable.shape]
+        arrays = [variable for variable in variables if variable.user_shape]
         if arrays:
             yield kind, _counted(arrays, plan)
 
@@ -71,9 +71,9 @@ def _input(variable: VariablePlan, plan: Plan) -> str:
 def _counted(variables: Sequence[VariablePlan], plan: Plan) -> str:
     """`12 of 16 matrices split over data, 4 replicated; 32 vectors replicated`."""
     parts = []
-    vectors = [variable for variable in variables if len(variable.shape) == 1]
-    others = [variable for variable in variables if len(variable.shape) > 1]
-    name = "tensors" if any(len(variable.shape) > 2 for variable in others) else "matrices"
+    vectors = [variable for variable in variables if len(variable.user_shape) == 1]
+    others = [variable for variable in variables if len(variable.user_shape) > 1]
+    name = "tensors" if any(len(variable.user_shape) > 2 for variable in others) else "matrices"
     for what, members in ((name, others), ("vectors", vectors)):
         if members:
             parts.append(_split(what, members, plan))

@@ -317,15 +317,13 @@ def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorShar
 
 
 def _steps_to(lies: TensorSharding | None, wanted: TensorSharding) -> tuple[TensorSharding, ...]:
-    """How a partial value lies on its way to a use that moves it too: as the whole sum, or, where the use splits it
-    over some of the axes to reduce, as it ends but for the sums over the others."""
-    if lies is None or lies.dims == wanted.dims or set(lies.unreduced) <= set(wanted.unreduced):
+    """How a value lies on its way to a use that moves it and sums it, or keeps it on one device for a sum, too:
+    as the whole sum where it was made, and as the whole value where it is wanted."""
+    if lies is None or lies.unreduced == wanted.unreduced:
         return ()
-    scattered = {axis for axis in lies.unreduced if axis in wanted.axes}
-    later = tuple(axis for axis in lies.unreduced if axis not in scattered)
-    if scattered and later != wanted.unreduced and _without(wanted.dims, tuple(scattered)) == lies.dims:
-        return (TensorSharding(wanted.dims, later),)
-    return (TensorSharding(lies.dims, tuple(axis for axis in lies.unreduced if axis in wanted.unreduced)),)
+    kept = tuple(axis for axis in lies.unreduced if axis in wanted.unreduced)
+    steps = [TensorSharding(dims, kept) for dims in (lies.dims, wanted.dims)]
+    return tuple(dict.fromkeys(step for step in steps if step not in (lies, wanted)))
 
 
 def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:

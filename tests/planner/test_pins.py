@@ -171,7 +171,7 @@ def test_pins_that_ask_something_else_have_other_keys() -> None:
     def layers(x: Any) -> Any:
         for axes in (("dp", None), (None, "tp"), ("dp", None), (("dp", "tp"), None)):
             x = constrain(jnp.tanh(x), *axes)
-        return x
+        return x * 2
 
     found = collect(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
     first, second, third, fourth = (requirement.key for index in sorted(found) for requirement in found[index])

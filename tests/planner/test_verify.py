@@ -303,7 +303,9 @@ def test_partial_sums_added_before_they_are_reduced() -> None:
     }
     refused(*by_hand(PRODUCTS, one_whole), "sum", "not linear")
     claimed = entries | {"second": (OPERANDS, sharding("", ""), ("x",))}
-    refused(*by_hand(PRODUCTS, claimed), "operand 1 is used as partial", "second")
+    check_plan(*by_hand(PRODUCTS, claimed))  # kept on one device
+    split = entries | {"second": (OPERANDS, sharding("x", ""), ("x",))}
+    refused(*by_hand(PRODUCTS, split), "operand 1 is used as partial", "second is split")
     lost = entries | {"sum": ([PARTIAL, PARTIAL], sharding("", ""), ())}
     refused(*by_hand(PRODUCTS, lost), "sum", "the result is not")
     bent = entries | {"out": ([PARTIAL], PARTIAL, ())}
@@ -354,7 +356,8 @@ WHOLE, NUMBER, INDEX = sharding("", ""), TensorSharding(()), sharding("")
 
 
 def test_partial_sums_go_where_the_instruction_is_linear() -> None:
-    for name, operands in {"scaled": [PARTIAL, WHOLE], "square": [PARTIAL, WHOLE], "same": [PARTIAL, PARTIAL]}.items():
+    both, left = [PARTIAL, PARTIAL], [PARTIAL, WHOLE]
+    for name, operands in {"scaled": left, "square": left, "same": both, "shifted": both}.items():
         check_plan(*by_hand(LINEAR, SUMMED | {name: (operands, PARTIAL, ())}))
     gathered = SUMMED | {"rows": ([PARTIAL, INDEX], PARTIAL, ()), "out": ([PARTIAL], PARTIAL, ())}
     refused(*by_hand(LINEAR, gathered), "output 0", "partial: nothing reduces it")
@@ -384,8 +387,6 @@ def test_partial_sums_go_nowhere_else(name: str, operands: list[TensorSharding],
 def test_only_zero_is_partial_from_the_start() -> None:
     check_plan(*by_hand(LINEAR, {"zero": ([], TensorSharding((), ("x",)), ())}))
     refused(*by_hand(LINEAR, {"one": ([], TensorSharding((), ("x",)), ())}), "one", "no factor")
-    ones = SUMMED | {"shifted": ([PARTIAL, PARTIAL], PARTIAL, ())}
-    refused(*by_hand(LINEAR, ones), "shifted", "operand 1 is used as partial over x, but ones is not")
     argument = {"a": ([], sharding("", "", unreduced="x"), ())}
     refused(*by_hand(LINEAR, argument), "parameter 0", "partial")
 
@@ -512,23 +513,24 @@ def test_loops_carry_one_layout() -> None:
 
 
 def test_loops_carry_partial_sums_from_partial_sums() -> None:
-    """What enters a loop as partial must be a partial sum, or zero; what ends its body must be one too."""
+    """What enters a loop as partial must be a partial sum, or whole; what ends its body too."""
     number, partial = TensorSharding(()), sharding("", "", unreduced="x")
     carried = (number, partial)
     text = LOOP.replace("tanh", "negate")
     entries = loop_entries() | {
         "carried": ([], carried, ()), "i": ([carried], number, ()), "v": ([carried], partial, ()),
         "w": ([partial], partial, ()), "again": ([number, partial], carried, ()), "state": ([], carried, ()),
-        "j": ([carried], number, ()), "start": ([], sharding("", ""), ()), "init": ([number, partial], carried, ()),
+        "j": ([carried], number, ()), "start": ([], sharding("x", ""), ()), "init": ([number, partial], carried, ()),
         "loop": ([carried], carried, ()), "end": ([carried], partial, ()),
     }  # fmt: skip
     refused(*by_hand(text, entries), "init", "operand 1 is used as partial")
-    broadcast = "low = f32[] constant(0)\n  start = f32[8,4]{1,0} broadcast(low), dimensions={}"
-    zeros = text.replace("(f32[8,4]{1,0})->", "()->").replace("start = f32[8,4]{1,0} parameter(0)", broadcast)
-    entries["start"] = (None, sharding("", ""), ())
-    refused(*by_hand(zeros, entries), "1 problem(s)", "output 0", "partial")
-    refused(*by_hand(zeros, entries | {"w": ([sharding("", "")], sharding("", ""), ())}), "again", "used as partial")
-    refused(*by_hand(zeros.replace("negate(v)", "tanh(v)"), entries), "w", "linear")
+    entries["start"] = ([], sharding("", ""), ())
+    refused(*by_hand(text, entries), "1 problem(s)", "output 0", "partial")
+    split = ([sharding("x", "")], sharding("x", ""), ())
+    refused(*by_hand(text, entries | {"w": split}), "again", "used as partial")
+    refused(*by_hand(text.replace("negate(v)", "tanh(v)"), entries), "w", "linear")
+    complex_text = text.replace("f32", "c64")
+    refused(*by_hand(complex_text, entries), "init", "start is a whole c64")
 
 
 def test_the_error_lists_and_counts() -> None:
