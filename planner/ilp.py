@@ -13,6 +13,8 @@ Constraints
     (2) Σ_t y[v,w,s,t] = Σ_(i in class s) x[v,i]  for every edge and class s of v           `_edge`
     (3) Σ_s y[v,w,s,t] = Σ_(j in class t) x[w,j]  for every edge and class t of w           `_edge`
     (4) no y exists where E[s,t] is infinite      (that pair is no choice)                  `_edge`
+    (5) Σ_v Σ_i a[v][i] · x[v,i] ≤ limit          for every row given, such as bytes        `_row`
+    (6) Σ_v x[v, s_v] ≤ n - 1                     for every assignment s that is forbidden  `_forbid`
 
 (2) and (3) are the local marginal polytope (Wainwright and Jordan, 2008): with x integral, y is the product of
 the ends, and near trees the linear relaxation is already integral. Costs are scaled to the incumbent's value, so
@@ -21,6 +23,7 @@ that HiGHS' absolute tolerances mean parts of a step, not seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,14 +46,36 @@ class Solution:
     lower_bound: float
 
 
-def solve(problem: Problem, *, time_limit_s: float) -> Solution:
-    """Best assignment found within the limit, with a certified bound. PlanError where none is finite."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A sum over the chosen states that may not exceed `limit`; coefficients per variable, by state."""
+
+    coefficients: Mapping[int, FloatArray]
+    limit: float
+
+    def allows(self, states: IntArray) -> bool:
+        return sum(float(a[states[v]]) for v, a in self.coefficients.items()) <= self.limit
+
+
+def solve(
+    problem: Problem, *, time_limit_s: float, rows: Sequence[Row] = (), forbidden: Sequence[IntArray] = ()
+) -> Solution:
+    """Best assignment found within the limit, with a certified bound. PlanError where none is finite.
+
+    rows: sums that are limited. forbidden: assignments that may not be chosen.
+    """
     if not problem.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
     start = incumbent(problem)
     value = problem.value(start)
     scale = _SCALE / value if np.isfinite(value) and value > 0 else 1.0
+    if not all(row.allows(start) for row in rows) or any(np.array_equal(start, each) for each in forbidden):
+        value = np.inf
     program, x = _program(problem, scale)
+    for row in rows:
+        _row(program, row, x)
+    for states in forbidden:
+        _forbid(program, states, x)
     solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=1e-9)
     status = program.solve(solver)
     if status == pulp.LpStatusInfeasible:
@@ -110,6 +135,23 @@ def _edge(
         flow = [(y[s, t], 1) for s in range(small.shape[0]) if (s, t) in y]
         program.addConstraint(pulp.LpAffineExpression(flow + members) == 0)
     return [(variable, float(small[key])) for key, variable in y.items() if small[key]]
+
+
+def _row(program: pulp.LpProblem, row: Row, x: list[list[pulp.LpVariable | None]]) -> None:
+    """(5), scaled to a limit of 1."""
+    terms = [
+        (variable, float(a) / row.limit)
+        for v, coefficients in row.coefficients.items()
+        for variable, a in zip(x[v], coefficients, strict=True)
+        if variable is not None and a
+    ]
+    program.addConstraint(pulp.LpAffineExpression(terms) <= 1)
+
+
+def _forbid(program: pulp.LpProblem, states: IntArray, x: list[list[pulp.LpVariable | None]]) -> None:
+    """(6)."""
+    chosen = [(variable, 1) for v, i in enumerate(states.tolist()) if (variable := x[v][i]) is not None]
+    program.addConstraint(pulp.LpAffineExpression(chosen) <= len(states) - 1)
 
 
 def _states(x: list[list[pulp.LpVariable | None]]) -> IntArray | None:

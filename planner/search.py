@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cluster import Cluster
@@ -26,11 +26,12 @@ from shardwright.planner.assemble import (
     variables,
 )
 from shardwright.planner.bound import lower_bound
-from shardwright.planner.budget import Price, breakdown
+from shardwright.planner.budget import Memory, Peak, Price, breakdown
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced, check_force, forced, origin
-from shardwright.planner.graph import Graph, free_nodes, with_views
+from shardwright.planner.graph import Graph, Variable, free_nodes, with_views
 from shardwright.planner.meshes import given_mesh, meshes_to_search
 from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import MOST, Preference
@@ -235,9 +236,22 @@ class _Planner:
             if high and high < low * CLOSE_PRICES:
                 break
             price = (low * high) ** 0.5 if low and high else (high / 8 if high else low * 8)
+        exact = self._fitted_exactly(found, model, peaks)
+        if exact is not None:
+            return exact
         if best is None:
             raise self._too_large(least)
         return replace(best, price_bound_s=bound_s)
+
+    def _fitted_exactly(self, found: _Found, model: Memory, peaks: Sequence[Peak]) -> _Found | None:
+        """The fastest plan that fits, where the program is small enough to solve whole; else, and where none fits, None."""
+
+        def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
+            tried = self._found(found.chain, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), found.notes)
+            return tried.memory.peak_bytes <= self.limit_bytes, model.peak(tried.decisions)
+
+        solved = fit_exactly(found.chain, self.limit_bytes, peaks, judge, self._time_limit_s())
+        return None if solved is None else self._found(found.chain, solved, found.notes, solved.rolled_bound)
 
     def _too_large(self, least: _Found) -> MemoryBudgetError:
         """What is needed, what dominates, and what would help."""
