@@ -74,7 +74,7 @@ numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-de
 
 .PHONY: bench-planner
 bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, every model and budget (hours); JSON in build/.
-	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --timing --json build/bench-planner.json
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.frozen && $(BIN)/python -m benchmarks.planner.run --timing --json build/bench-planner.json
 
 .PHONY: bench-planner-quick
 bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the whole budget (10 minutes).
