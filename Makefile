@@ -100,6 +100,10 @@ probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which colle
 verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (15 minutes).
 	@$(BIN)/python benchmarks/check_truth.py --explain
 
+.PHONY: check-memory
+check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
+	@$(BIN)/python benchmarks/check_memory.py
+
 .PHONY: measure-cpu
 measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.
 	@$(BIN)/python benchmarks/measure_cpu_profile.py
