@@ -92,6 +92,10 @@ fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO to the parser for a few minutes.
 validate-rules: $(VENV)/.stamp-dev ## Hold every strategy rule against XLA, in every combination (long).
 	@$(BIN)/python benchmarks/validate_rules.py
 
+.PHONY: validate-linear
+validate-linear: $(VENV)/.stamp-dev ## Hold every way of keeping sums partial against XLA (long).
+	@$(BIN)/python benchmarks/validate_linear.py
+
 .PHONY: probe-moves
 probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which collectives XLA makes of it.
 	@$(BIN)/python benchmarks/probe_moves.py
