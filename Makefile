@@ -74,7 +74,7 @@ numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-de
 
 .PHONY: bench-planner
 bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, every model and budget (hours); JSON in build/.
-	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --timing --json build/bench-planner.json
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.frozen && $(BIN)/python -m benchmarks.planner.run --timing --json build/bench-planner.json
 
 .PHONY: bench-planner-quick
 bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the whole budget (10 minutes).
@@ -92,6 +92,10 @@ fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO to the parser for a few minutes.
 validate-rules: $(VENV)/.stamp-dev ## Hold every strategy rule against XLA, in every combination (long).
 	@$(BIN)/python benchmarks/validate_rules.py
 
+.PHONY: validate-linear
+validate-linear: $(VENV)/.stamp-dev ## Hold every way of keeping sums partial against XLA (long).
+	@$(BIN)/python benchmarks/validate_linear.py
+
 .PHONY: probe-moves
 probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which collectives XLA makes of it.
 	@$(BIN)/python benchmarks/probe_moves.py
@@ -99,6 +103,10 @@ probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which colle
 .PHONY: verify-truth
 verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (15 minutes).
 	@$(BIN)/python benchmarks/check_truth.py --explain
+
+.PHONY: check-memory
+check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
+	@$(BIN)/python benchmarks/check_memory.py
 
 .PHONY: measure-cpu
 measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.

@@ -53,7 +53,7 @@ def main() -> int:
             continue
         wrong += _print("WRONG", [v for v in verdicts if v.wrong])
         _print("right, with collectives that were not promised", [v for v in verdicts if not v.wrong and v.extra])
-        idle = [v for v in verdicts if not v.wrong and v.trial.partial and "all-reduce" not in v.collectives]
+        idle = [v for v in verdicts if not v.wrong and v.trial.summed and "all-reduce" not in v.collectives]
         _print("contracted, but no all-reduce", idle)
     return 1 if wrong else 0
 
@@ -84,7 +84,7 @@ def _missing(cases: list[Case], mesh: Mesh) -> Iterator[Trial]:
 
 
 def _as_promised(verdict: Verdict) -> bool:
-    return not verdict.extra and bool(verdict.trial.partial) == ("all-reduce" in verdict.collectives)
+    return not verdict.extra and verdict.trial.summed == ("all-reduce" in verdict.collectives)
 
 
 def _print(title: str, verdicts: list[Verdict]) -> int:

@@ -9,11 +9,15 @@ from pathlib import PurePath
 from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 
-#: What rearranges a tensor and leaves it the tensor it was.
-_VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "broadcast", "bitcast"})
+#: What rearranges a tensor, or takes one layer of a stack, and leaves it the tensor it was.
+_VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "broadcast", "bitcast", "dynamic-slice"})
 
 #: What makes a gradient: the way back from an update ends there.
 _MAKERS = frozenset({"dot", "convolution", "reduce", "scatter", "gather", "dynamic-slice"})
+
+#: What adds parts of a gradient, or hands one on; and how many are looked through.
+_SUMS = _VIEWS | {"add", "concatenate", "pad"}
+_MOST_PARTS = 32
 
 _WORDS = {"dot": "matmul", "reduce": "sum", "gather": "lookup", "broadcast": "broadcasting"}
 
@@ -31,6 +35,13 @@ class Causes:
         self._arguments = dict(zip(flow.parameters, argument_names, strict=True))
         self._outputs = dict(zip(flow.outputs, output_names, strict=True))
         self._lines: dict[object, str] = {}
+        self._loops = {
+            body.name: instruction
+            for computation in flow.computations
+            for instruction in computation
+            if instruction.opcode == "while"
+            for body in instruction.called["body"]
+        }
         self._gradients = self._gradient_names()
 
     def move(self, node: Node, use: Use) -> str:
@@ -39,33 +50,63 @@ class Causes:
             return f"updated {self._arguments[node.index]}"
         if node.index in self._outputs:
             return f"output {self._outputs[node.index]}"
-        return f"{self._value(use.source)} for {self._operation(node)}"
+        gradient = self._gradient(self._flow.nodes[use.source[0]])
+        return f"gradient of {gradient}" if gradient else f"{self._value(use.source)} for {self._operation(node)}"
 
     def reduction(self, node: Node) -> str:
         """`gradient of params['w']`, or `partial sum of matmul (model.py:63)`."""
-        name = self._gradients.get(node.index)
+        name = self._gradient(node)
         return f"gradient of {name}" if name else f"partial sum of {self._operation(node)}"
 
+    def _gradient(self, node: Node) -> str | None:
+        """The argument whose gradient a node makes, or adds up from parts that are made elsewhere."""
+        seen, todo = {node.index}, [node.index]
+        while todo and len(seen) < _MOST_PARTS:
+            index = todo.pop(0)
+            if index in self._gradients:
+                return self._gradients[index]
+            part = self._flow.nodes[index]
+            if part.instruction.opcode in _SUMS and not part.is_value:
+                sources = [use.source[0] for use in part.uses if use.source[0] not in seen]
+                seen.update(sources)
+                todo += sources
+        return None
+
     def _value(self, leaf: Leaf) -> str:
+        """`params['w']`; `params['blocks']['w'][i]` of a stack that a loop takes slice by slice; else what makes it."""
         node = self._flow.nodes[leaf[0]]
-        while node.index not in self._arguments and node.uses and (node.is_value or node.instruction.opcode in _VIEWS):
-            source = node.uses[0].source[0]
-            if source >= node.index:
+        seen = {node.index}
+        is_slice = False
+        while node.index not in self._arguments:
+            source = self._origin(node)
+            if source is None or source in seen:
                 break
+            is_slice |= node.instruction.opcode == "dynamic-slice" and not node.is_value
             node = self._flow.nodes[source]
+            seen.add(source)
         if node.index in self._arguments:
-            return self._arguments[node.index]
-        if node.index in self._gradients:
-            return f"gradient of {self._gradients[node.index]}"
-        return f"result of {self._operation(node)}"
+            return self._arguments[node.index] + ("[i]" if is_slice else "")
+        return f"{'saved ' if is_slice else ''}result of {self._operation(node)}"
+
+    def _origin(self, node: Node) -> int | None:
+        """The node that made what this one hands on: for a stack that a loop fills, what it puts in."""
+        if not node.uses or not (node.is_value or node.instruction.opcode in _VIEWS):
+            return None
+        if node.is_value:
+            for use in node.uses:
+                source = self._flow.nodes[use.source[0]]
+                if source.instruction.opcode == "dynamic-update-slice":
+                    return source.uses[1].source[0]
+        return node.uses[0].source[0]
 
     def _operation(self, node: Node) -> str:
         instruction = node.instruction
+        words = _WORDS.get(instruction.opcode, instruction.opcode)
         if node.is_value:
+            instruction = self._loops.get(node.computation, instruction)
             words = {"while": "a loop", "parameter": "a called function"}.get(instruction.opcode, instruction.opcode)
-        else:
-            words = _WORDS.get(instruction.opcode, instruction.opcode)
-        backward = "backward " if is_backward(instruction.op_name) else ""
+        around = self._loops.get(node.computation, instruction)
+        backward = "backward " if is_backward(instruction.op_name) or is_backward(around.op_name) else ""
         line = self._line(instruction)
         return f"{backward}{words} ({line})" if line else f"{backward}{words} {instruction.name}"
 
@@ -78,23 +119,29 @@ class Causes:
         return self._lines[key]
 
     def _gradient_names(self) -> dict[int, str]:
-        """Sums that update state of their own size, with the name of the first argument that they update."""
+        """Sums that update state of their own size, with the name of the first argument that they update.
+
+        A loop makes the gradient of a stack layer by layer: behind an update of the stack, the layer's size counts.
+        """
         found: dict[int, str] = {}
         nodes = self._flow.nodes
         for argument, name in self._arguments.items():
             size = prod(nodes[argument].shapes[0].dimensions)
             seen = {argument}
-            todo = [use.source for use in nodes[argument].uses]
+            todo = [(use.source, size) for use in nodes[argument].uses]
             while todo:
-                index, leaf = todo.pop()
+                (index, leaf), size = todo.pop()
                 node = nodes[index]
                 if index in seen or index in self._arguments or prod(node.shapes[leaf].dimensions) != size:
                     continue
                 seen.add(index)
+                if node.instruction.opcode == "dynamic-update-slice" and not node.is_value:
+                    layer, layer_leaf = node.uses[1].source
+                    todo.append((node.uses[1].source, prod(nodes[layer].shapes[layer_leaf].dimensions)))
                 if node.instruction.opcode in _MAKERS and not self._keeps_size(node, size):
                     found.setdefault(index, name)
                 else:
-                    todo += [use.source for use in node.uses]
+                    todo += [(use.source, size) for use in node.uses]
         return found
 
     def _keeps_size(self, node: Node, size: int) -> bool:

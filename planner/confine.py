@@ -90,7 +90,7 @@ class Confinement:
         if not roles.sharded_state:
             kept = [i for i in kept if _whole_beside(found.strategies[i], along[i], roles.batch)]
         elif is_update:
-            kept = [i for i in kept if _is_on_shards(found.strategies[i], roles.batch)] or kept
+            kept = [i for i in kept if _is_on_shards_or_partial(found.strategies[i], roles.batch)] or kept
         return np.array(kept, np.int64)
 
 
@@ -113,9 +113,12 @@ def _whole_beside(strategy: Strategy, along: set[str], axes: tuple[str, ...]) ->
     return not (_used(strategy) - along).intersection(axes) and not scattered.intersection(axes)
 
 
-def _is_on_shards(strategy: Strategy, axes: tuple[str, ...]) -> bool:
-    """Whether every result is split over `axes`, in one dimension."""
-    return all(set(axes) <= set(s.axes) and sum(map(bool, s.dims)) == 1 for s in strategy.results)
+def _is_on_shards_or_partial(strategy: Strategy, axes: tuple[str, ...]) -> bool:
+    """Whether every result is split over `axes`, in one dimension, or is a sum over them that a later one scatters."""
+    return all(
+        set(axes) <= set(s.unreduced) or (set(axes) <= set(s.axes) and sum(map(bool, s.dims)) == 1)
+        for s in strategy.results
+    )
 
 
 def _only(found: StrategySet, kept: IntArray) -> StrategySet:

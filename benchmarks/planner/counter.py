@@ -38,8 +38,7 @@ KINDS = {
 _FREE = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "reshape", "after-all",
     "add-dependency", "opt-barrier", "optimization-barrier", "partition-id", "replica-id", "domain",
-    "all-reduce-done", "all-gather-done", "collective-permute-done", "while", "call", "conditional",
-    "copy", "transpose",
+    "all-reduce-done", "all-gather-done", "collective-permute-done", "while", "conditional", "copy", "transpose",
 })  # fmt: skip
 
 #: Kernels of their own: they read whole operands from memory.
@@ -168,8 +167,6 @@ class _Counting:
         if instruction.opcode == "while":
             trips = trip_count(instruction, self.module, body.name)
             self.visit(instruction.attribute("body"), runs * trips)
-        elif instruction.opcode == "call":
-            self.visit(instruction.attribute("to_apply"), runs)
         elif instruction.opcode == "conditional":  # all branches: which one runs is not known here
             for branch in instruction.branches():
                 self.visit(branch, runs)
@@ -236,7 +233,7 @@ class _Body:
         if self.instructions[name].is_root:
             yield None
         for reader in self.readers.get(name, ()):
-            if reader.opcode in ("tuple", "while", "call", "conditional"):
+            if reader.opcode in ("tuple", "while", "conditional"):
                 yield None
             elif reader.opcode in _FREE:
                 yield from self._kernels_reading(reader.name)
@@ -262,7 +259,7 @@ class _Body:
             source = self.instructions[operand]
             if source.opcode in ("constant", "iota"):
                 continue
-            if source.opcode in ("parameter", "get-tuple-element", "while", "call") or self.is_written(source):
+            if source.opcode in ("parameter", "get-tuple-element", "while") or self.is_written(source):
                 found[operand] = source.size_bytes
             else:
                 found.update(self._reads(source))

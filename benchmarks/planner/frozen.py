@@ -1,7 +1,7 @@
-"""What the experts' programs count to, kept in JSON: `python -m benchmarks.planner.frozen` makes it anew.
+"""What the experts' programs count to, kept in JSON.
 
-python -m benchmarks.planner.frozen                 # every case that is not there yet
-python -m benchmarks.planner.frozen --again gpt2    # those whose name begins so, again
+`python -m benchmarks.planner.frozen` counts every case that is not there yet, `--again gpt2` those whose name begins
+so, `--list` prints the best of them for each budget.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from benchmarks.planner.counter import Counted, count
 from benchmarks.planner.judge import MACHINES, judge
 from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.partition import DOES_NOT_APPLY, Partitioned, PartitionError, partition
-from benchmarks.planner.suite import Entry, entries
+from benchmarks.planner.suite import BUDGETS, Entry, entries
 
 FOLDER = Path(__file__).parent / "experts" / "frozen"
+
+
+class NotFrozen(Exception):
+    """A case has no frozen experts, or those of another slice of the model."""
 
 
 def path_of(entry: Entry) -> Path:
@@ -28,12 +32,26 @@ def path_of(entry: Entry) -> Path:
 
 
 def read(entry: Entry) -> dict[str, Any]:
-    """Frozen experts of a case: name → figures, as `figures` gives them. FileNotFoundError where none are."""
-    data = json.loads(path_of(entry).read_text())
+    """Frozen experts of a case: name → figures, as `figures` gives them. NotFrozen where none are."""
+    path = path_of(entry)
+    if not path.exists():
+        raise NotFrozen(f"no frozen experts of {entry.name}: python -m benchmarks.planner.frozen")
+    data = json.loads(path.read_text())
     if data["changes"] != json.loads(json.dumps(entry.changes)):
-        raise FileNotFoundError(f"{path_of(entry)} is of {data['changes']}: make it again")
+        raise NotFrozen(f"{path} is of {data['changes']}: python -m benchmarks.planner.frozen --again {entry.name}")
     experts: dict[str, Any] = data["experts"]
     return experts
+
+
+def best_that_fits(experts: dict[str, Any], limit_bytes: float, machine: str) -> str | None:
+    """The fastest expert on `machine` that takes no more than `limit_bytes` on a device."""
+    fitting = [name for name, figures in experts.items() if figures["memory_bytes"] <= limit_bytes]
+    return min(fitting, key=lambda name: step_s(experts[name], machine), default=None)
+
+
+def step_s(figures: dict[str, Any], machine: str) -> float:
+    """Judged seconds of a step."""
+    return float(figures["judged"][machine]["step_s"])
 
 
 def figures(partitioned: Partitioned, counted: Counted) -> dict[str, Any]:
@@ -91,10 +109,24 @@ def freeze(entry: Entry) -> None:
     path_of(entry).write_text(json.dumps(data, indent=1) + "\n")
 
 
+def _listed(experts: dict[str, Any], budget: float, entry: Entry) -> str:
+    best = best_that_fits(experts, budget * experts["data"]["memory_bytes"], entry.machine)
+    if best is None:
+        return f"{budget:4.0%} none fits"
+    wire = experts[best]["wire_bytes"] / 1e6
+    return f"{budget:4.0%} {best} {step_s(experts[best], entry.machine) * 1e3:.2f} ms {wire:.0f} MB"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", metavar="NAME", help="cases whose name begins so, though they are there")
+    parser.add_argument("--list", action="store_true", help="print the best frozen experts and freeze nothing")
     arguments = parser.parse_args()
+    if arguments.list:
+        for entry in entries():
+            if path_of(entry).exists():
+                print(f"{entry.name:16}", "  ".join(_listed(read(entry), budget, entry) for budget in BUDGETS))
+        return
     for entry in entries():
         chosen = entry.name.startswith(arguments.again) if arguments.again else not path_of(entry).exists()
         if chosen:

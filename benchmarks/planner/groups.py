@@ -71,7 +71,8 @@ def _mesh(axes_text: str, used_text: str) -> Groups:
     sizes = {name: int(size) for name, size in _SIZE.findall(axes_text)}
     used = [(name, int(before or 1), int(size or sizes[name])) for name, before, size in _AXIS.findall(used_text)]
     # Every axis becomes (before, used part, after) for each part of it that is used.
-    parts, places = [], {}
+    parts: list[int] = []
+    places: dict[tuple[str, int], int] = {}
     for name, size in sizes.items():
         left = size
         for _, before, part in sorted(entry for entry in used if entry[0] == name):

@@ -9,7 +9,7 @@ groups that cross there share.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -117,7 +117,7 @@ def _nodes(group: tuple[int, ...], machine: Machine) -> set[int]:
 
 def _bytes_out_of_a_node(collective: Collective, machine: Machine) -> float:
     """Bytes that leave the busiest node in one run."""
-    leaving: Counter[int] = Counter()
+    leaving: defaultdict[int, float] = defaultdict(float)
     sent = collective.wire_bytes
     for group in collective.groups:
         members = Counter(device // machine.devices_per_node for device in group)
@@ -130,5 +130,6 @@ def _bytes_out_of_a_node(collective: Collective, machine: Machine) -> float:
             for node, count in members.items():
                 leaving[node] += sent * count * (len(group) - count) / others
         else:  # a ring leaves each node once, with what one device sends
-            leaving.update(dict.fromkeys(members, sent))
+            for node in members:
+                leaving[node] += sent
     return max(leaving.values(), default=0.0)

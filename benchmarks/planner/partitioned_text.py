@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -76,7 +76,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Module:
-    """Computations by name, each a dict of instructions in program order."""
+    """Computations by name, each a dict of instructions in program order; calls are written out in place."""
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
@@ -85,14 +85,16 @@ class Module:
 def read_module(text: str) -> Module:
     """Read a dumped module. Raises CountingError naming the line that is not understood."""
     computations: dict[str, dict[str, Instruction]] = {}
-    entry, body = "", None
+    entry, name = "", ""
+    body: dict[str, Instruction] | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if body is None:
             header = _HEADER.match(line)
             if header and not line.startswith("HloModule"):
-                body = computations.setdefault(header[2], {})
-                entry = header[2] if header[1] else entry
+                name, body = header[2], {}
+                entry = name if header[1] else entry
         elif line.startswith("}"):
+            computations[name] = _with_calls_in_place(body, computations)  # what is called stands above its callers
             body = None
         elif line.strip():
             instruction = _read_instruction(line, number)
@@ -100,6 +102,36 @@ def read_module(text: str) -> Module:
     if not entry or body is not None:
         raise CountingError("the text has no complete ENTRY computation")
     return Module(computations, entry)
+
+
+def _with_calls_in_place(
+    body: dict[str, Instruction], computations: dict[str, dict[str, Instruction]]
+) -> dict[str, Instruction]:
+    """XLA inlines calls behind the partitioner: a reader inside one is a reader like any other."""
+    if not any(instruction.opcode == "call" for instruction in body.values()):
+        return body
+    written: dict[str, Instruction] = {}
+    same: dict[str, str] = {}  # a call that hands a parameter back → its operand
+    for instruction in body.values():
+        operands = tuple(same.get(operand, operand) for operand in instruction.operands)
+        if instruction.opcode != "call":
+            written[instruction.name] = replace(instruction, operands=operands)
+            continue
+        names: dict[str, str] = {}
+        for inner in computations[instruction.attribute("to_apply")].values():
+            if inner.opcode == "parameter":
+                names[inner.name] = operands[int(inner.inside)]
+                if inner.is_root:
+                    same[instruction.name] = names[inner.name]
+                continue
+            names[inner.name] = instruction.name if inner.is_root else f"{instruction.name}/{inner.name}"
+            written[names[inner.name]] = replace(
+                inner,
+                name=names[inner.name],
+                operands=tuple(names[operand] for operand in inner.operands),
+                is_root=inner.is_root and instruction.is_root,
+            )
+    return written
 
 
 def _read_instruction(line: str, number: int) -> Instruction:

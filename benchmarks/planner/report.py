@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.planner.frozen import step_s
+
 #: A plan is no worse than the best expert within this part of its time.
 TOLERANCE = 0.01
 
@@ -16,17 +18,13 @@ def ratio_of(outcome: dict[str, Any]) -> float | None:
     """Our step time over the best expert's; None where there is none of one of them."""
     if not outcome.get("expert") or "ours" not in outcome:
         return None
-    return float(_step_s(outcome["ours"]) / _step_s(outcome["expert"]))
+    return step_s(outcome["ours"], outcome["machine"]) / step_s(outcome["expert"], outcome["machine"])
 
 
 def misses_the_bar(outcome: dict[str, Any]) -> bool:
     """Whether a plan failed, is over its budget, or is slower than the best expert by more than the tolerance."""
     ratio = ratio_of(outcome)
     return "error" in outcome or not outcome.get("fits", True) or (ratio is not None and ratio > 1 + TOLERANCE)
-
-
-def _step_s(figures: dict[str, Any]) -> float:
-    return float(figures["judged"]["a100"]["step_s"])
 
 
 def print_outcomes(outcomes: Sequence[dict[str, Any]]) -> None:
@@ -48,15 +46,15 @@ def _cells(outcome: dict[str, Any]) -> list[str]:
         return [*head, "[red]failed[/red]" if "error" in outcome else "refused", "", said[:60]]
     ours, expert, said = outcome["ours"], outcome["expert"], outcome["planner"]
     lowering_s = outcome["lower_s"] + outcome["as_text_s"]
-    own = [f"{_ms(ours)}{'' if outcome['fits'] else ' (over)'}", _mb(ours)]
+    own = [f"{_ms(ours, outcome['machine'])}{'' if outcome['fits'] else ' (over)'}", _mb(ours)]
     against = ["none fits", "", "", ""]
     if expert:
-        against = [outcome["best_expert"], _ms(expert), _mb(expert), _coloured(ratio_of(outcome))]
+        against = [outcome["best_expert"], _ms(expert, outcome["machine"]), _mb(expert), _coloured(ratio_of(outcome))]
     return [*head, *own, *against, f"{said['gap']:.2%}", f"{said['planning_s'] / lowering_s:.1f}"]
 
 
-def _ms(figures: dict[str, Any]) -> str:
-    return f"{_step_s(figures) * 1e3:.2f}"
+def _ms(figures: dict[str, Any], machine: str) -> str:
+    return f"{step_s(figures, machine) * 1e3:.2f}"
 
 
 def _mb(figures: dict[str, Any]) -> str:

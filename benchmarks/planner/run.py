@@ -68,15 +68,17 @@ def run_entry(entry: Entry, budgets: Sequence[float], deadline: float | None) ->
     try:
         experts = frozen.read(entry)
         lowered = lower(entry)
-    except (OSError, ValueError) as error:
+    except frozen.NotFrozen as error:
+        print(f"{entry.name}: {error}", flush=True)
         return [{"case": entry.name, "budget": budget, "error": str(error)} for budget in budgets]
     judging = Judging(entry, LIMIT_S)
     outcomes = []
     for budget in budgets:
         limit_bytes = round(experts["data"]["memory_bytes"] * budget)
-        best = _best_that_fits(experts, limit_bytes, entry)
+        best = frozen.best_that_fits(experts, limit_bytes, entry.machine)
         outcome: dict[str, Any] = {
-            "case": entry.name, "changes": dict(entry.changes), "budget": budget, "budget_bytes": limit_bytes,
+            "case": entry.name, "machine": entry.machine, "changes": dict(entry.changes),
+            "budget": budget, "budget_bytes": limit_bytes,
             "lower_s": lowered.lower_s, "as_text_s": lowered.as_text_s,
             "best_expert": best, "expert": experts[best] if best else None,
         }  # fmt: skip
@@ -91,11 +93,6 @@ def run_entry(entry: Entry, budgets: Sequence[float], deadline: float | None) ->
     return outcomes
 
 
-def _best_that_fits(experts: dict[str, Any], limit_bytes: int, entry: Entry) -> str | None:
-    fitting = [name for name, figures in experts.items() if figures["memory_bytes"] <= limit_bytes]
-    return min(fitting, key=lambda name: _step_s(experts[name], entry), default=None)
-
-
 def _ours(entry: Entry, lowered: Lowered, judging: Judging, options: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         emitted = Path(folder) / "step.mlir"
@@ -104,10 +101,6 @@ def _ours(entry: Entry, lowered: Lowered, judging: Judging, options: dict[str, A
     ours = frozen.figures(partitioned, counted)
     fits = partitioned.memory_bytes is None or partitioned.memory_bytes <= options["memory_budget"]
     return {"planner": said, "ours": ours, "fits": fits}
-
-
-def _step_s(figures: dict[str, Any], entry: Entry) -> float:
-    return float(figures["judged"][entry.machine]["step_s"])
 
 
 def _line(outcome: dict[str, Any]) -> str:

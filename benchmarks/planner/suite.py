@@ -54,7 +54,7 @@ JUDGED: dict[tuple[str, str], dict[str, Any]] = {
 #: What `make bench-planner-quick` runs: every model once, where it does not take long.
 QUICK = (
     "gpt2-124M-8", "gpt2-1.5B-16", "llama-1B-8", "moe-8e-8", "bert-large-8", "vit-L16-8", "resnet-250M-8", "unet-128-8",
-    "t5-base-8", "lstm-1024-8", "dlrm-1M-16",
+    "t5-base-8", "lstm-1024-8", "dlrm-1M-8",
 )  # fmt: skip
 
 

@@ -2,7 +2,17 @@
 
 from shardwright.planner.rewrites.classes import Required
 from shardwright.planner.rewrites.remat import forward_pass, rematerialize
+from shardwright.planner.rewrites.settle import without_idle_views
 from shardwright.planner.rewrites.split_dims import Rewritten, rewrite
 from shardwright.planner.rewrites.variables import rewrite_for, with_views
 
-__all__ = ["Required", "Rewritten", "forward_pass", "rematerialize", "rewrite", "rewrite_for", "with_views"]
+__all__ = [
+    "Required",
+    "Rewritten",
+    "forward_pass",
+    "rematerialize",
+    "rewrite",
+    "rewrite_for",
+    "with_views",
+    "without_idle_views",
+]

@@ -36,7 +36,8 @@ class Factor:
         splits, or None where that leaf is used whole.
     results: the same, per array leaf of the result.
     reduction: how partial results combine (`add`, `maximum`, `minimum`, `multiply`, `and`, `or`)
-        when the factor is contracted; None when every result leaf is exact.
+        when the factor is contracted; None when every result leaf is exact. `gather`: no all-reduce combines
+        them, so every device gathers all partial results and reduces once more.
     may_pad: a mesh axis may take the factor though it does not divide `size`: XLA pads the last shards,
         computes the right result (a contracted factor's padding is masked) and moves nothing for it. Only where
         every dimension that the factor names has `size` elements, so that all shards are cut alike.
@@ -62,8 +63,9 @@ class OpRule:
 
     leafwise: the instruction only hands leaves on (tuple, get-tuple-element, while, …), so a mesh axis
         may take one factor per leaf, each leaf choosing for itself. False everywhere else.
-    bordered: further factors, along which neighbours exchange borders (`Factor.halo`): as legal as the others,
-        but not free of communication. A mesh axis may take one where each halo's `permutes` is not None.
+    bordered: further factors, as legal as the others, that communicate otherwise than by an all-reduce: neighbours
+        exchange borders (`Factor.halo`; a mesh axis may take one where each halo's `permutes` is not None), or
+        partial results are gathered.
     """
 
     factors: tuple[Factor, ...]
@@ -154,11 +156,9 @@ def factor(
 def rule(factors: Iterable[Factor | None], reason: str = "", *, leafwise: bool = False) -> OpRule:
     """An OpRule of those factors that exist; `reason` says which dimensions were left out and why."""
     found = [each for each in factors if each is not None]
+    plain = tuple(each for each in found if not each.halo and each.reduction != "gather")
     return OpRule(
-        factors=tuple(each for each in found if not each.halo),
-        reason=reason,
-        leafwise=leafwise,
-        bordered=tuple(each for each in found if each.halo),
+        factors=plain, reason=reason, leafwise=leafwise, bordered=tuple(each for each in found if each not in plain)
     )
 
 

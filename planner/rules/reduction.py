@@ -25,11 +25,20 @@ def reduction_of(region: Computation) -> str | None:
     return None
 
 
+#: Opcodes of a region that only chooses among its arguments.
+_CHOOSING = frozenset({"parameter", "compare", "select", "and", "or", "not", "maximum", "minimum", "tuple"})
+
+
+def _chooses(region: Computation) -> bool:
+    """Whether a region hands on one of its arguments, so that an initial value may be counted more than once."""
+    return all(instruction.opcode in _CHOOSING for instruction in region)
+
+
 @strategy_rule("reduce")
 def reduce(instruction: Instruction) -> OpRule:
     """`i j -> i`: kept dimensions, and reduced ones where the region is a plain reduction.
 
-    A reduce of several arrays at once (argmax) has no all-reduce: its reduced dimensions stay whole.
+    A reduce of several arrays at once (argmax) has no all-reduce: XLA gathers the devices' partial results.
     """
     count = len(instruction.operands) // 2
     arrays = range(count)
@@ -40,7 +49,13 @@ def reduce(instruction: Instruction) -> OpRule:
         factor(instruction, f"d{dim}", dict.fromkeys(arrays, dim), dict.fromkeys(arrays, position))
         for position, dim in enumerate(kept)
     ]
-    reduction = reduction_of(instruction.called["to_apply"][0]) if count == 1 else None
+    region = instruction.called["to_apply"][0]
+    if count > 1 and _chooses(region):
+        gathered = (
+            factor(instruction, f"r{dim}", dict.fromkeys(arrays, dim), {}, reduction="gather") for dim in reduced
+        )
+        return rule([*factors, *gathered])
+    reduction = reduction_of(region) if count == 1 else None
     why_whole = _why_whole(instruction, reduction)
     if why_whole:
         return rule(factors, f"{why_whole}: reduced dimensions stay whole")

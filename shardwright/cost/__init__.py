@@ -2,13 +2,15 @@
 
 from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
-from shardwright.cost.memory import memory
+from shardwright.cost.liveness import Liveness, liveness
+from shardwright.cost.memory import memory, required_bytes
 from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, known_profiles
 from shardwright.cost.reshard import Move, reshard, reshard_time_s
 
 __all__ = [
     "HardwareProfile",
     "Link",
+    "Liveness",
     "Move",
     "Topology",
     "collective_time_s",
@@ -17,8 +19,10 @@ __all__ = [
     "hardware_profile",
     "is_free",
     "known_profiles",
+    "liveness",
     "memory",
     "memory_traffic_bytes",
+    "required_bytes",
     "reshard",
     "reshard_time_s",
     "wire_bytes",

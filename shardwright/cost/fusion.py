@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE_ELEMENTWISE, IDENTITIES, INDEXING, TUPLE_VIEWS
-from shardwright.hlo import Instruction
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.hlo.shapes import Shape
 
 #: What a kernel can compute from element to element, so that it can take in what it reads.
 _LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
@@ -54,8 +55,7 @@ class Program:
         self.operands.append(operands)
         self.sizes_bytes.append(sizes)
         self.elements.append(elements)
-        leaves = instruction.shape.leaves
-        self.ranks.append(max((sum(size > 1 for size in leaf.dimensions) for leaf in leaves), default=0))
+        self.ranks.append(_rank(instruction.shape))
         return len(self.opcodes) - 1
 
     def users(self) -> list[list[int]]:
@@ -66,6 +66,13 @@ class Program:
                 if not users[operand] or users[operand][-1] != node:
                     users[operand].append(node)
         return users
+
+
+def _rank(shape: Shape) -> int:
+    """Dimensions larger than one, of the leaf that has most."""
+    if isinstance(shape, ArrayShape):
+        return len(shape.dimensions) - shape.dimensions.count(1)
+    return max((_rank(leaf) for leaf in shape.leaves), default=0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +111,11 @@ class _Fusion:
         self.is_taken_in = [False] * count  # by every reader that can
         self.home = list(range(count))  # the one kernel that computes it, or _MANY
         self.is_repeated = [False] * count  # whether its kernel reads elements of it more than once
-        self.is_closed = [False] * count  # whether its kernel takes nothing else in
+        # Kernels that take in whatever loops compute; what has been taken in by a reduction that does not is closed.
+        self.is_open = [
+            opcode in self.loops and not self._is_copying(node) for node, opcode in enumerate(program.opcodes)
+        ]
+        self.is_loop = list(self.is_open)
 
     def run(self) -> Kernels:
         for node in range(len(self.program.opcodes) - 1, -1, -1):
@@ -112,9 +123,8 @@ class _Fusion:
         return self._kernels()
 
     def _decide(self, node: int) -> None:
-        opcode = self.program.opcodes[node]
         users = self.users[node]
-        if not users or opcode not in self.loops:
+        if not users or not self.is_loop[node]:
             return
         takers = [user for user in users if self._takes_in(user, node)]
         if not takers:
@@ -136,16 +146,15 @@ class _Fusion:
         homes = {self.home[user] for user in takers} | ({node} if not everybody else set())
         self.home[node] = homes.pop() if len(homes) == 1 else _MANY
         self.is_repeated[node] = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
-        self.is_closed[node] = self.program.opcodes[takers[0]] == "reduce" and "reduce" not in self.loops
+        self.is_open[node] = self.is_open[takers[0]]
 
     def _takes_in(self, user: int, node: int) -> bool:
         """Whether the kernel of `user` can compute `node`."""
-        opcode = self.program.opcodes[user]
-        if self.is_closed[user]:
-            return False
-        if opcode == "reduce" and opcode not in self.loops:
+        if self.is_open[user]:
+            return self.is_loop[node]
+        if self.program.opcodes[user] == "reduce":
             return self.program.opcodes[node] in ELEMENTWISE and len(self.users[node]) == 1
-        return opcode in self.loops and not self._is_copying(user) and not self._is_copying(node)
+        return False
 
     def _is_copying(self, node: int) -> bool:
         """Concatenations along the last dimension move whole pieces."""
@@ -204,11 +213,22 @@ class _Fusion:
             found: dict[int, bool] = {}
             for operand in operands:
                 if self.is_taken_in[operand] and self._takes_in(node, operand):
-                    for source, is_aligned in reads[operand].items():
-                        found[source] = found.get(source, True) and aligned and is_aligned
+                    found = _joined(found, reads[operand])
                 else:
-                    found[operand] = found.get(operand, True) and aligned
-            reads.append(found)
+                    found = _joined(found, {operand: True})
+            reads.append(found if aligned else dict.fromkeys(found, False))
             if program.opcodes[node] in IDENTITIES and tuple(found) == operands:
                 is_view[node] = True
         return Kernels(is_kept=self.is_stored, is_view=is_view, reads=reads)
+
+
+def _joined(some: dict[int, bool], others: dict[int, bool]) -> dict[int, bool]:
+    """What two parts of a kernel read; the larger is copied, or handed on where the other is empty."""
+    if not some or not others:
+        return some or others
+    if len(some) < len(others):
+        some, others = others, some
+    joined = dict(some)
+    for source, is_aligned in others.items():
+        joined[source] = is_aligned and joined.get(source, True)
+    return joined

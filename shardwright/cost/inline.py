@@ -11,6 +11,13 @@ from shardwright.hlo.shapes import TupleShape
 #: Nodes after which calls stay calls: nested ones can double the program at each level.
 _MOST_NODES = 500_000
 
+#: Attributes that name the computations an instruction runs, by opcode.
+_BODIES = {
+    "while": ("body",),
+    "call": ("to_apply",),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+}
+
 #: Instructions that hand on a tuple as it is.
 _BARRIERS = frozenset({"opt-barrier", "optimization-barrier"})
 
@@ -33,6 +40,12 @@ def inlined(computation: Computation) -> FlatComputation:
     flat = FlatComputation()
     flat.root = _expand(computation, None, flat)
     return _without_unread(flat)
+
+
+def bodies(instruction: Instruction) -> list[Computation]:
+    """The computations that a loop, conditional or call runs; not what reductions and the like apply."""
+    called = instruction.called
+    return [body for name in _BODIES.get(instruction.opcode, ()) for body in called.get(name, ())]
 
 
 def first_leaf(shape: TupleShape, index: int) -> int:

@@ -20,19 +20,12 @@ from numpy.typing import NDArray
 
 from shardwright.cost.buffers import Buffers, buffers_of
 from shardwright.cost.fusion import Program
-from shardwright.cost.inline import inlined
+from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
 from shardwright.plans import Mesh
-
-#: Attributes that name the computations an instruction runs, by opcode.
-BODIES = {
-    "while": ("body",),
-    "call": ("to_apply",),
-    "conditional": ("branch_computations", "true_computation", "false_computation"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +117,7 @@ class _Maker:
 
     def _bodies(self, program: Program, order: Sequence[Step]) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
         for position, (node, *_) in enumerate(order):
-            called = program.instructions[node].called
-            found = [body for name in BODIES.get(program.opcodes[node], ()) for body in called.get(name, ())]
+            found = bodies(program.instructions[node])
             if found:
                 yield position, tuple(self.of(body) for body in found)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 from shardwright.cost.fusion import Program
 from shardwright.cost.inline import FlatComputation
@@ -37,7 +38,7 @@ class Lowering:
         self.mesh = mesh
         self.plans = plans
         self.profile = profile
-        self._shards: dict[tuple[ArrayShape, TensorSharding], tuple[int, int]] = {}
+        self._shards: dict[tuple[int, int], _Shard] = {}
 
     def program(self, flat: FlatComputation) -> Program:
         """What one device runs of a computation."""
@@ -52,12 +53,22 @@ class Lowering:
 
     def shard(self, shape: ArrayShape, sharding: TensorSharding) -> tuple[int, int]:
         """Bytes and elements of one device's shard."""
-        key = (shape, sharding)
+        key = (id(shape), id(sharding))  # hashing their contents takes longer than all the rest
         found = self._shards.get(key)
         if found is None:
             elements = prod(sharding.shard_shape(shape.dimensions, self.mesh))
-            found = self._shards[key] = ((elements * ELEMENT_BITS[shape.element_type] + 7) // 8, elements)
-        return found
+            found = _Shard(shape, sharding, (elements * ELEMENT_BITS[shape.element_type] + 7) // 8, elements)
+            self._shards[key] = found
+        return found.size_bytes, found.elements
+
+
+class _Shard(NamedTuple):
+    """What a shard takes; keeps shape and sharding alive, whose identities are its key."""
+
+    shape: ArrayShape
+    sharding: TensorSharding
+    size_bytes: int
+    elements: int
 
 
 class _Lowered:
@@ -68,12 +79,15 @@ class _Lowered:
         self.flat = flat
         self.compiler = lowering.profile.compiler
         self.program = Program()
+        self.results = [lowering.result_of(instruction) for instruction in flat.instructions]
         self.made: list[int] = []  # the node of the program that holds each node's final result
         self.added: dict[object, int] = {}
+        self.widens = self.compiler.computes_bf16_in_f32 and any(map(_is_bf16, flat.instructions))
 
     def run(self) -> Program:
         for node, instruction in enumerate(self.flat.instructions):
-            self.made.append(self._result(instruction, self._operands(node, instruction)))
+            operands = self._operands(node, instruction)
+            self.made.append(self._result(instruction, operands, self.results[node]))
             if instruction.opcode == "parameter":
                 self.program.parameters.append(self.made[-1])
         self.program.root = self.made[self.flat.root]
@@ -93,12 +107,11 @@ class _Lowered:
         plan = self.lowering.plans.get(instruction.name)
         if plan is not None and instruction.opcode not in ("parameter", "get-tuple-element"):
             for i, (operand, wanted) in enumerate(zip(operands, plan.operands, strict=True)):
-                source = self.flat.instructions[operand]
-                have = self.lowering.result_of(source)
+                have = self.results[operand]
                 if have != wanted:
-                    move = partial(self._moved, source, self.made[operand], have, wanted)
+                    move = partial(self._brought, operand, have, wanted)
                     used[i] = self._once((operand, wanted), move)
-        if self._is_widened(instruction):
+        if self.widens and self._is_widened(instruction):
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
         if instruction.opcode == "dot" and self.compiler.copies_dot_operands:
@@ -108,12 +121,26 @@ class _Lowered:
                     used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i]))
         return tuple(used)
 
+    def _brought(self, operand: int, have: ValueSharding, wanted: ValueSharding) -> int:
+        """The node that holds an operand in another layout; of a tuple, only the elements that differ are moved."""
+        source = self.flat.instructions[operand]
+        if source.opcode != "tuple":
+            return self._moved(source, self.made[operand], have, wanted)
+        elements = []
+        first = 0
+        for element, made in zip(self.flat.operands[operand], self.program.operands[self.made[operand]], strict=True):
+            instruction = self.flat.instructions[element]
+            leaves = slice(first, first + len(instruction.shape.leaves))
+            first = leaves.stop
+            if have[leaves] == wanted[leaves]:
+                elements.append(made)
+            else:
+                move = partial(self._moved, instruction, made, have[leaves], wanted[leaves])
+                elements.append(self._once((made, wanted[leaves]), move))
+        return self._add("tuple", source, tuple(elements), wanted)
+
     def _is_widened(self, instruction: Instruction) -> bool:
-        return (
-            self.compiler.computes_bf16_in_f32
-            and instruction.opcode in COMPUTING
-            and any(_is_bf16(each) for each in (instruction, *instruction.operands))
-        )
+        return instruction.opcode in COMPUTING and any(map(_is_bf16, (instruction, *instruction.operands)))
 
     def _wide(self, instruction: Instruction, node: int) -> int:
         if not _is_bf16(instruction):
@@ -127,16 +154,15 @@ class _Lowered:
 
     # ---- results -----------------------------------------------------------------
 
-    def _result(self, instruction: Instruction, operands: tuple[int, ...]) -> int:
+    def _result(self, instruction: Instruction, operands: tuple[int, ...], result: ValueSharding) -> int:
         opcode = instruction.opcode
         if opcode == "custom-call" and instruction.get("custom_call_target") in MARKER_TARGETS:
             opcode = "bitcast"
-        result = self.lowering.result_of(instruction)
         plan = self.lowering.plans.get(instruction.name)
         summed = plan.partial if plan is not None else ()
         local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
         node = self._add(opcode, instruction, operands, local)
-        if self._is_widened(instruction) and _is_bf16(instruction):
+        if self.widens and self._is_widened(instruction) and _is_bf16(instruction):
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
             node = self._like("convert", instruction, node, 0.5)
         if summed:
@@ -154,7 +180,7 @@ class _Lowered:
             kind = self.lowering.profile.reduce_scatter_runs_as if move.kind == "reduce-scatter" else move.kind
             size = move.payload_bytes // (move.group_size if kind == "reduce-scatter" else 1)
             elements = size * 8 // ELEMENT_BITS[shape.element_type]
-            wide = kind in _REDUCING and self.compiler.computes_bf16_in_f32 and _is_bf16(instruction)
+            wide = self.widens and kind in _REDUCING and _is_bf16(instruction)
             if wide:
                 node = self._like("convert", instruction, node, 2)
             node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)
@@ -165,7 +191,11 @@ class _Lowered:
         return node
 
     def _add(self, opcode: str, instruction: Instruction, operands: tuple[int, ...], shardings: ValueSharding) -> int:
-        shards = [self.lowering.shard(*pair) for pair in zip(instruction.shape.leaves, shardings, strict=True)]
+        leaves = instruction.shape.leaves
+        if len(leaves) == 1:
+            size, elements = self.lowering.shard(leaves[0], shardings[0])
+            return self.program.add(opcode, instruction, operands, (size,), elements)
+        shards = [self.lowering.shard(*pair) for pair in zip(leaves, shardings, strict=True)]
         sizes = tuple(size for size, _ in shards)
         return self.program.add(opcode, instruction, operands, sizes, sum(elements for _, elements in shards))
 

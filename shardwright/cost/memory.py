@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
+from math import ceil, prod
 
 from shardwright.cost.buffers import buffers_of
 from shardwright.cost.fusion import Program
 from shardwright.cost.heap import Interval, heap_bytes
-from shardwright.cost.inline import inlined
+from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
+from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorSharding, VariablePlan
-
-#: Attributes that name the computations an instruction runs, by opcode.
-_BODIES = {
-    "while": ("body",),
-    "call": ("to_apply",),
-    "conditional": ("branch_computations", "true_computation", "false_computation"),
-}
 
 
 def memory(
@@ -41,8 +35,16 @@ def memory(
     return MemorySummary(
         arguments_bytes=sum(_stored_bytes(variable, mesh) for variable in parameters),
         outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
-        temporaries_bytes=estimate.peak_bytes(module.entry, carried=False),
+        temporaries_bytes=estimate.peak_bytes(module.entry),
     )
+
+
+def required_bytes(summary: MemorySummary, profile: HardwareProfile) -> int:
+    """Bytes a device must have for a plan to be called feasible: the predicted peak and, of its temporaries, a margin.
+
+    The margin is the profile's (`Compiler.temporaries_margin`); arguments and outputs are known exactly.
+    """
+    return summary.peak_bytes + ceil(summary.temporaries_bytes * profile.compiler.temporaries_margin)
 
 
 def shard_bytes(element_type: str, shape: tuple[int, ...], sharding: TensorSharding, mesh: Mesh) -> int:
@@ -60,40 +62,34 @@ class _Estimate:
         self._profile = profile
         self._known: dict[Computation, tuple[list[Interval], int]] = {}
 
-    def peak_bytes(self, computation: Computation, carried: bool) -> int:
+    def peak_bytes(self, computation: Computation) -> int:
         """Bytes of intermediate values; parameters and results are the caller's."""
-        intervals, _ = self._intervals(computation, carried)
+        intervals, _ = self._intervals(computation)
         return heap_bytes(intervals)
 
-    def _intervals(self, computation: Computation, carried: bool) -> tuple[list[Interval], int]:
-        """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes.
+    def _intervals(self, computation: Computation) -> tuple[list[Interval], int]:
+        """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes."""
+        if computation not in self._known:
+            self._known[computation] = self._made(computation)
+        return self._known[computation]
 
-        carried: whether the results are written over the parameters, as in a loop's body.
-        """
+    def _made(self, computation: Computation) -> tuple[list[Interval], int]:
         program = self._lowering.program(inlined(computation))
         buffers = buffers_of(program, self._profile.compiler)
         found: list[Interval] = []
         begins = [0]  # time of each position; what runs a body takes as long as that
         for step in buffers.order:
             duration = 1
-            for node in step:
-                for body, is_loop in _bodies(program, node):
-                    inner, takes = self._body(body, is_loop)
-                    found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
-                    duration = max(duration, takes)
+            for body in _bodies(program, step):
+                inner, takes = self._intervals(body)
+                found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
+                duration = max(duration, takes)
             begins.append(begins[-1] + duration)
         found += [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in buffers.lifetimes()]
         return found, begins[-1]
 
-    def _body(self, computation: Computation, carried: bool) -> tuple[list[Interval], int]:
-        if computation not in self._known:
-            self._known[computation] = self._intervals(computation, carried)
-        return self._known[computation]
 
-
-def _bodies(program: Program, node: int) -> Iterator[tuple[Computation, bool]]:
-    """The computations that a node runs, and whether each is a loop's."""
-    opcode = program.opcodes[node]
-    for name in _BODIES.get(opcode, ()):
-        for computation in program.instructions[node].called.get(name, ()):
-            yield computation, opcode == "while"
+def _bodies(program: Program, step: Step) -> Iterator[Computation]:
+    for node in step:
+        if program.opcodes[node] == program.instructions[node].opcode:  # not what a plan added for it
+            yield from bodies(program.instructions[node])

@@ -36,6 +36,8 @@ class Compiler:
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects.
     computes_bf16_in_f32: whether arithmetic on bfloat16 is done by instructions on float32 and converted back.
+    temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
+        called feasible that the compiler finds too large.
     """
 
     schedule: str
@@ -44,6 +46,7 @@ class Compiler:
     merges_all_reduces: bool
     copies_dot_operands: bool
     computes_bf16_in_f32: bool
+    temporaries_margin: float
 
 
 @dataclass(frozen=True, kw_only=True)

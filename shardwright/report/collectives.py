@@ -166,6 +166,8 @@ def _differences(proof: Proof) -> list[RenderableType]:
 
 
 def _every_line(proof: Proof) -> list[RenderableType]:
+    if not proof.lines:
+        return []
     table = plain_table(
         [("instruction", "left"), ("source", "left"), ("collective", "left"), ("over", "left"), ("plan", "right"),
          ("program", "right"), ("", "left")],

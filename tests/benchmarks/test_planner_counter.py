@@ -219,3 +219,32 @@ def test_the_counter_and_the_judge_share_no_code_with_the_planner():
     code = "import sys, benchmarks.planner.judge, benchmarks.planner.counter\nprint(*sys.modules)"
     child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not [name for name in child.stdout.split() if name.startswith("shardwright")]
+
+
+def test_calls_are_written_in_place():
+    """Shardy leaves explicit reductions in computations of their own, which XLA inlines later on."""
+    text = """HloModule m
+%add (p: f32[], q: f32[]) -> f32[] {
+  %p = f32[] parameter(0)
+  %q = f32[] parameter(1)
+  ROOT %s = f32[] add(%p, %q)
+}
+
+%body (param: f32[64]) -> f32[64] {
+  %param = f32[64]{0} parameter(0)
+  ROOT %sum = f32[64]{0} all-reduce(%param), replica_groups={{0,1},{2,3}}, to_apply=%add
+}
+
+ENTRY %main (a: f32[64]) -> f32[32] {
+  %a = f32[64]{0} parameter(0)
+  %call = f32[64]{0} call(%a), to_apply=%body
+  %table = u32[4]{0} constant({0, 32, 0, 32})
+  %id = u32[] partition-id()
+  %row = u32[1]{0} dynamic-slice(%table, %id), dynamic_slice_sizes={1}
+  %start = u32[] reshape(%row)
+  %copy = f32[64]{0} copy(%call)
+  ROOT %part = f32[32]{0} dynamic-slice(%copy, %start), dynamic_slice_sizes={32}
+}
+"""
+    (collective,) = count(text, 4).collectives
+    assert (collective.kind, collective.payload_bytes, collective.group_size) == ("reduce-scatter", 256, 2)

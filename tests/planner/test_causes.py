@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.hlo import parse
 from shardwright.planner import plan
+from shardwright.planner.causes import Causes
+from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.inlining import inline_calls
+from shardwright.planner.names import argument_names, output_names
 from tests.planner.programs import gpt2, lower, scan
 
 EIGHT = Cluster.local(8)
@@ -42,5 +51,45 @@ def test_gathered_weights_are_named_with_their_use(text: str) -> None:
         assert any(cause.startswith(f"{name} for ") and "(programs.py:" in cause for cause in found), name
 
 
-def test_sums_inside_a_loop_name_their_line() -> None:
-    assert all("(programs.py:" in cause for cause in causes(lower(scan()), "data", "all-reduce"))
+def test_sums_inside_a_loop_name_what_they_update_or_their_line() -> None:
+    found = causes(lower(scan()), "data", "all-reduce")
+    assert {"gradient of params['w']", "gradient of params['b']"} <= found
+    assert all(cause.startswith("gradient of params[") or "(programs.py:" in cause for cause in found)
+
+
+@pytest.fixture(scope="module")
+def stacked() -> str:
+    """Six layers in a scan: weights are slices of stacks, activations are saved for the backward loop."""
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            layer = lambda y, w: (jnp.tanh(y @ w["up"]) @ w["down"], None)  # noqa: E731
+            return jnp.mean(lax.scan(layer, x, p)[0] ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+    params = {"up": jnp.ones((6, 64, 256)), "down": jnp.ones((6, 256, 64))}
+    return jax.jit(step, donate_argnums=0).lower(params, jnp.ones((64, 64))).as_text("hlo", debug_info=True)
+
+
+def test_layers_of_a_stack_are_named_by_their_stack(stacked: str) -> None:
+    gradients = causes(stacked, "data", "all-reduce")
+    assert {"gradient of params['up']", "gradient of params['down']"} <= gradients
+    flow = build_dataflow(inline_calls(parse(stacked)))
+    words = Causes(flow, argument_names(flow, ()), output_names(flow, ()))
+    dots = [node for node in flow.nodes if node.instruction.opcode == "dot"]
+    found = {words.move(node, use) for node in dots for use in node.uses}
+    for start in (
+        r"params\['up'\]\[i\] for matmul",
+        r"params\['down'\]\[i\] for matmul",
+        r"params\['up'\]\[i\] for backward matmul",
+        r"saved result of tanh \(test_causes\.py:\d+\) for backward matmul",
+    ):
+        assert any(re.match(start, cause) for cause in found), (start, found)
+
+
+def test_what_a_loop_carries_names_the_loop(stacked: str) -> None:
+    gathered = causes(stacked, "fsdp", "all-gather")
+    assert any(re.fullmatch(r"params\['up'\] for a loop \(test_causes\.py:\d+\)", cause) for cause in gathered), (
+        gathered
+    )

@@ -69,18 +69,17 @@ def test_activations_stay_split_along_the_batch(name: str, force: str) -> None:
 def test_data_parallel_sums_each_gradient_once_and_moves_nothing_else(name: str) -> None:
     planned = forced(name, "data")
     assert {collective.kind for collective in planned.collectives} == {"all-reduce"}
-    assert all(collective.cause.startswith(("gradient of", "partial sum")) for collective in planned.collectives)
+    assert all(collective.cause.startswith(("gradient of", "partial sum", "result of")) for collective in planned.collectives)
     reduced = sum(collective.payload_bytes * collective.count for collective in planned.collectives)
-    tied = 64 * 32 * 4 if name == "gpt2" else 0  # a table used twice has two gradients, which are added
     statistics = 4 * (1 + 4 * 8 + 2 * 16)  # the loss; a batch norm's means, forward and backward, at most
-    assert gradient_bytes(planned) + tied <= reduced <= gradient_bytes(planned) + tied + statistics
+    assert gradient_bytes(planned) <= reduced <= gradient_bytes(planned) + statistics
 
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_data_parallel_computes_the_update_whole(name: str) -> None:
     for shape, sharding in results(forced(name, "data")):
         if not any(size % BATCH == 0 for size in shape):
-            assert sharding.is_replicated, (shape, str(sharding))
+            assert not sharding.axes, (shape, str(sharding))  # a sum may stay partial until it is added to another
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "scan"])

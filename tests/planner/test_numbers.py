@@ -85,6 +85,15 @@ def test_planned_steps_give_single_device_numbers(name: str, force: str | None) 
     assert_same(run_planned(program, planned), run_single(program))
 
 
+@pytest.mark.parametrize("name", ["mlp", "scan"])
+def test_three_axes_give_single_device_numbers(name: str) -> None:
+    program = PROGRAMS[name]()
+    options = PlanOptions(mesh={"data": 2, "model": 2, "sequence": 2}, force="mixed")
+    planned = plan(lower(program), Cluster.local(8), options)
+    assert {axis for collective in planned.collectives for axis in collective.axes} == {"data", "model", "sequence"}
+    assert_same(run_planned(program, planned), run_single(program))
+
+
 def test_padded_variables_give_single_device_numbers() -> None:
     """60 hidden units over 8 devices: weights are stored as 64, the program sees 60."""
     program = mlp(hidden=60)

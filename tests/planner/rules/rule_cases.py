@@ -88,6 +88,11 @@ class Trial:
     def partial(self) -> tuple[str, ...]:
         return tuple(axis for axis, f in self.assignment.items() if f is not None and f.contracted)
 
+    @property
+    def summed(self) -> bool:
+        """Whether partial results are combined by an all-reduce."""
+        return any(f is not None and f.contracted and f.reduction != "gather" for f in self.assignment.values())
+
 
 # ---- cases -----------------------------------------------------------------
 def cases_of(programs: Mapping[str, str], *, without_factors: bool = False) -> list[Case]:

@@ -306,6 +306,7 @@ def _reductions() -> dict[str, Program]:
         "reduce_from_argument": (lambda x, i: lax.reduce(x, i, lax.add, (0,)), (x, f32())),
         "reduce_odd_region": (lambda x: one(x, 0.0, computation=lambda a, b: a + b * b), (x,)),
         "argmax": (lambda x: jnp.argmax(x, 1), (x,)),
+        "argmin_all": (jnp.argmin, (f32(4, 8),)),
     }
 
 

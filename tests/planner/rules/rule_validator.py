@@ -70,7 +70,7 @@ class Verdict:
         for moved in promised(self.trial):
             if moved in left:
                 left.remove(moved)
-        return tuple(moved for moved in left if not (self.trial.partial and moved.kind == "all-reduce"))
+        return tuple(moved for moved in left if not (self.trial.summed and moved.kind == "all-reduce"))
 
     @property
     def absent(self) -> tuple[Moved, ...]:
@@ -83,16 +83,26 @@ class Verdict:
 
 
 def promised(trial: Trial) -> list[Moved]:
-    """The borders that neighbours exchange, by the halos of the trial's factors."""
+    """The borders that neighbours exchange, by the halos of the trial's factors, and gathered partial results."""
     taken = shares(trial.assignment, trial.mesh)
     halos = [(halo, taken[f]) for f in trial.case.factors if f in taken for halo in f.halo]
     found: list[Moved] = []
     pairs = zip(operand_leaves(trial.case.instruction), trial_shardings(trial, operands=True), strict=True)
     for number, (leaf, sharding) in enumerate(pairs):
-        devices = prod(trial.mesh.size(axes) for axes in sharding.dims)
-        sent = exchanged_bytes([each for each in halos if each[0].operand == number], leaf.size_bytes // devices)
+        sent = exchanged_bytes(
+            [each for each in halos if each[0].operand == number], _shard_bytes(leaf, sharding, trial.mesh)
+        )
         found += [Moved("collective-permute", size_bytes) for size_bytes in sent]
+    gathered = prod(parts for factor, parts in taken.items() if factor.reduction == "gather")
+    if gathered > 1:
+        results = zip(trial.case.instruction.shape.leaves, trial_shardings(trial, operands=False), strict=True)
+        found += [Moved("all-gather", gathered * _shard_bytes(*result, trial.mesh)) for result in results]
     return found
+
+
+def _shard_bytes(leaf: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
+    shard = [-(-size // mesh.size(axes)) for size, axes in zip(leaf.dimensions, sharding.dims, strict=True)]
+    return prod(shard) * ELEMENT_BITS[leaf.element_type] // 8
 
 
 # ---- compile, run, judge ---------------------------------------------------

@@ -39,10 +39,10 @@ def _faults(instruction: Instruction, rule: OpRule) -> list[str]:
         for number, (leaf, dim) in enumerate(zip((*inputs, *outputs), dims, strict=True)):
             if dim is None:
                 continue
-            taken[number, dim] += not factor.halo
+            taken[number, dim] += factor in rule.factors
             if not 0 <= dim < leaf.rank or leaf.dimensions[dim] % factor.size:
                 faults.append(f"{factor.name} splits dimension {dim} of {leaf}")
-        if bool(factor.halo) != (factor in rule.bordered):
+        if (bool(factor.halo) or factor.reduction == "gather") != (factor in rule.bordered):
             faults.append(f"{factor.name} has borders and is not said to, or the reverse")
         if factor.may_pad and {
             leaf.dimensions[d] for leaf, d in zip((*inputs, *outputs), dims, strict=True) if d is not None

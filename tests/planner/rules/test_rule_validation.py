@@ -48,10 +48,10 @@ def _assert_all_right(verdicts: list[Verdict]) -> None:
     assert len(verdicts) > 100
     wrong = [verdict for verdict in verdicts if verdict.wrong]
     assert not wrong, "\n".join(map(str, wrong))
-    extra = [verdict for verdict in verdicts if verdict.extra]
+    extra = [verdict for verdict in verdicts if verdict.extra or verdict.absent]
     assert not extra, "\n".join(map(str, extra))
     # A contracted factor that needs no all-reduce was not split at all.
-    idle = [verdict for verdict in verdicts if verdict.trial.partial and "all-reduce" not in verdict.collectives]
+    idle = [verdict for verdict in verdicts if verdict.trial.summed and "all-reduce" not in verdict.collectives]
     assert not idle, "\n".join(map(str, idle))
 
 

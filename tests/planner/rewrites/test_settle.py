@@ -1,0 +1,89 @@
+"""Variables are stored as the user's program has them, unless the plan splits what a view takes apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.hlo import Module, parse
+from shardwright.planner import plan
+from shardwright.planner.rewrites import rewrite, with_views, without_idle_views
+from shardwright.planner.verify import check_plan
+from shardwright.plans import Plan
+from tests.planner.programs import lower
+from tests.planner.rewrites.rewrite_programs import REWRITTEN, run
+from tests.planner.test_numbers import run_planned
+
+
+def viewed(name: str, force: str, mesh: dict[str, int]) -> tuple[Any, Module, Plan]:
+    """(program, the module that is planned, a plan of it with every variable in its view)."""
+    program = REWRITTEN[name]()
+    original = parse(lower(program))
+    made = rewrite(original)
+    # The rewritten text is planned as it stands, so that the planner settles nothing itself.
+    planned = plan(made.module.to_text(), Cluster.local(8), PlanOptions(mesh=mesh, force=force, rewrites="none"))
+    return program, parse(planned.require_hlo()), with_views(planned, made, original, "0" * 64)
+
+
+@pytest.mark.parametrize("name", ["glu", "lstm", "nested"])
+def test_data_parallel_plan_is_portable_and_computes_the_same(name: str) -> None:
+    program, module, before = viewed(name, "data", {"data": 8})
+    assert not before.portable
+    made, after = without_idle_views(module, before)
+    check_plan(made, after)
+    assert after.portable
+    assert (after.cost, after.memory, after.collectives) == (before.cost, before.memory, before.collectives)
+    assert after.hlo_text is not None
+    assert after.hlo_sha256 == sha256(after.hlo_text.encode()).hexdigest()
+    arguments = [np.asarray(leaf) for leaf in jax.tree.leaves(program[1])]
+    expected = run(lower(program), arguments)
+    for e, f in zip(expected, run(after.hlo_text, arguments), strict=True):
+        np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-6)
+
+
+def test_portable_plan_runs_on_all_devices() -> None:
+    program, module, before = viewed("glu", "data", {"data": 4, "model": 2})
+    _, after = without_idle_views(module, before)
+    for e, f in zip(run_single_of(program), run_planned(program, after)[0], strict=True):
+        np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-6)
+
+
+def run_single_of(program: Any) -> list[np.ndarray]:
+    step, arguments, _ = program
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(step)(*arguments))]
+
+
+def test_view_that_the_plan_splits_is_kept() -> None:
+    _, module, before = viewed("glu", "tensor", {"data": 1, "model": 8})
+    made, after = without_idle_views(module, before)
+    assert (made, after) == (module, before)
+    assert [v.view_of for v in after.parameters].count((16, 48)) == 2
+
+
+def test_first_of_two_dimensions_may_be_split() -> None:
+    """Blocks of the pieces are blocks of the whole: `[2, 24]` split in two is `[48]` split in two."""
+    module = parse("""HloModule m, input_output_alias={ {}: (0, {}, may-alias) }
+
+ENTRY main {
+  x = f32[2,24]{1,0} parameter(0)
+  ROOT y = f32[2,24]{1,0} tanh(x)
+}
+""")
+    options = PlanOptions(mesh={"data": 2}, argument_axes={0: (("data",), ())}, argument_views={0: (2, 24)})
+    before = plan(module.to_text(), Cluster.local(2), options)
+    parameters, outputs = (
+        tuple(replace(v, view_of=(48,)) for v in variables) for variables in (before.parameters, before.outputs)
+    )
+    before = replace(before, parameters=parameters, outputs=outputs)
+    made, after = without_idle_views(module, before)
+    check_plan(made, after)
+    assert after.portable
+    assert str(after.parameters[0].sharding) == str(after.outputs[0].sharding) == "[data]"
+    assert after.parameters[0].stored_shape == (48,)
