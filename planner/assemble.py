@@ -66,19 +66,16 @@ def _lies(
     order = [axis.name for axis in graph.prices.mesh.axes]
     return tuple(
         tuple(
-            made if not made.unreduced else _reduced(made, wanted.get((index, leaf)), strategy.partial, order)
+            made if not made.unreduced else _reduced(made, wanted.get((index, leaf)), order)
             for leaf, made in enumerate(strategy.results)
         )
         for index, strategy in enumerate(strategies)
     )
 
 
-def _reduced(
-    made: TensorSharding, wanted: TensorSharding | None, contracted: Sequence[str], order: Sequence[str]
-) -> TensorSharding:
-    """A partial sum reduced over the contracted axes that `wanted` reduces: split where it wants that and nothing else
-    moves. Sums that were taken through stay partial here: their readers reduce them."""
-    ending = [axis for axis in made.unreduced if axis in contracted and (wanted is None or axis not in wanted.unreduced)]
+def _reduced(made: TensorSharding, wanted: TensorSharding | None, order: Sequence[str]) -> TensorSharding:
+    """A partial sum reduced over the axes that `wanted` reduces: split where it wants that and nothing else moves."""
+    ending = [axis for axis in made.unreduced if wanted is None or axis not in wanted.unreduced]
     kept = tuple(axis for axis in made.unreduced if axis not in ending)
     whole = TensorSharding(made.dims, kept)
     if wanted is None:
