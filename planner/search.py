@@ -77,13 +77,15 @@ def plan(
     the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
     plan satisfies them together.
     """
-    return _Planner(hlo, cluster, options or PlanOptions(), progress).run()
+    return Search(hlo, cluster, options or PlanOptions(), progress).run()
 
 
-class _Planner:
+class Search:
     """One call of `plan`: the program and its pins are read once, then planned on mesh after mesh."""
 
-    def __init__(self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None) -> None:
+    def __init__(
+        self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
+    ) -> None:
         self._start = time.perf_counter()
         self._progress = progress
         self._best: _Found | None = None
@@ -106,7 +108,7 @@ class _Planner:
                 candidates.append(Candidate(mesh=mesh, step_s=None, note="not tried: the deadline has passed"))
                 continue
             try:
-                tried = self._on_mesh(mesh)
+                tried = self.on_mesh(mesh)
             except (PlanError, AnnotationError) as error:
                 refusal = refusal or error
                 candidates.append(Candidate(mesh=mesh, step_s=None, note=error.message, name=origin(self.options)))
@@ -155,12 +157,12 @@ class _Planner:
             )
 
     # ---- one mesh ------------------------------------------------------------
-    def _on_mesh(self, mesh: Mesh) -> _Tried:
+    def on_mesh(self, mesh: Mesh) -> _Tried:
         """The best plan on one mesh that fits, if it is better than the best so far."""
         self._report("rules", str(mesh))
         force = forced(self.flow, self.program.arguments, self.options, mesh)
         notes = list(self.flow.notes)
-        chain = self._chain(mesh, force, force.in_place)
+        chain = self.chain(mesh, force, force.in_place)
         self._report("search", str(mesh))
         try:
             solved = self._solved(chain)
@@ -168,12 +170,12 @@ class _Planner:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
-            chain = self._chain(mesh, force, frozenset())
+            chain = self.chain(mesh, force, frozenset())
             solved = self._solved(chain)
         if not self._is_better(solved.value + chain.graph.least_of_free_s()):
             return _Tried(step_s=solved.value)
         notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
-        found = self._fitted(self._found(chain, solved, notes))
+        found = self._fitted(self.found(chain, solved, notes))
         return _Tried(step_s=found.cost.step_s, found=found if self._is_better(found.cost.step_s) else None)
 
     def _is_better(self, step_s: float) -> bool:
@@ -184,7 +186,7 @@ class _Planner:
             return propagated(chain)
         return chain.solve(self._time_limit_s())
 
-    def _found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> _Found:
+    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> _Found:
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
@@ -224,7 +226,7 @@ class _Planner:
             chain = found.chain.with_price(terms)
             solved = chain.solve(self._time_limit_s())
             bound_s = max(bound_s, solved.rolled_bound - price * self.limit_bytes)
-            tried = self._found(found.chain, solved, found.notes, bound_s)
+            tried = self.found(found.chain, solved, found.notes, bound_s)
             least = min(least, tried, key=lambda each: each.memory.peak_bytes)
             if tried.memory.peak_bytes <= self.limit_bytes:
                 best = tried if best is None or tried.cost.step_s < best.cost.step_s else best
@@ -247,11 +249,11 @@ class _Planner:
         """The fastest plan that fits, where the program is small enough to solve whole; else, and where none fits, None."""
 
         def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
-            tried = self._found(found.chain, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), found.notes)
+            tried = self.found(found.chain, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), found.notes)
             return tried.memory.peak_bytes <= self.limit_bytes, model.peak(tried.decisions)
 
         solved = fit_exactly(found.chain, self.limit_bytes, peaks, judge, self._time_limit_s())
-        return None if solved is None else self._found(found.chain, solved, found.notes, solved.rolled_bound)
+        return None if solved is None else self.found(found.chain, solved, found.notes, solved.rolled_bound)
 
     def _too_large(self, least: _Found) -> MemoryBudgetError:
         """What is needed, what dominates, and what would help."""
@@ -275,7 +277,7 @@ class _Planner:
             remedy=f"allow {needed / 2**30:.2f} GiB, use about {enough} devices, or make the batch smaller",
         )
 
-    def _chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
+    def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
         prices = Prices(mesh, self.cluster, self.profile)
         builder = StrategyBuilder(prices)
