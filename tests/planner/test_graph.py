@@ -1,32 +1,32 @@
-"""Strategies and coarsening: against brute force over all strategies of small programs."""
+"""Variables, hubs, segments and runs; the rolled program against the program written out."""
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from shardwright.cluster import Cluster
-from shardwright.cost import hardware_profile
-from shardwright.hlo import parse
+from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.dataflow import Dataflow, build_dataflow
-from shardwright.planner.graph import FINE_NODES, Graph, build_graph
-from shardwright.planner.prices import Prices
+from shardwright.planner.bound import lower_bound
+from shardwright.planner.chain import Chain, value_of
+from shardwright.planner.force import Forced
+from shardwright.planner.graph import Graph
+from shardwright.planner.search import Search
 from shardwright.planner.solve import solve
-from shardwright.planner.strategies import StrategyBuilder, even_shardings
+from shardwright.planner.strategies import even_shardings
 from shardwright.plans import Mesh
-from tests.planner.programs import PROGRAMS, lower
+from tests.planner.programs import PROGRAMS, gpt2, lower
 
 ONE_AXIS = Mesh.of({"data": 8})
 TWO_AXES = Mesh.of({"data": 4, "model": 2})
 
 
-def graph_of(text: str, mesh: Mesh, *, coarsen: bool | None) -> Graph:
-    flow = build_dataflow(parse(text))
-    prices = Prices(mesh, Cluster.local(mesh.device_count), hardware_profile("cpu"))
-    return build_graph(flow, StrategyBuilder(prices), prices, {}, coarsen=coarsen)
+def chain_of(text: str, mesh: Mesh, hardware: str = "a100") -> Chain:
+    cluster = replace(Cluster.local(mesh.device_count), hardware=hardware)
+    return Search(text, cluster, PlanOptions(mesh=mesh.sizes)).chain(mesh, Forced(), frozenset())
 
 
 CHAIN = """HloModule chain, entry_computation_layout={(f32[64,32], f32[32,16])->f32[64,16]}
@@ -40,54 +40,58 @@ ENTRY main {
 """
 
 
-def brute_force(graph: Graph) -> float:
-    """The least cost over every combination of every node's strategies, priced edge by edge."""
-    flow, prices = graph.flow, graph.prices
-    best = np.inf
-    for chosen in product(*(range(len(s)) for s in graph.sets)):
-        strategies = [s.strategies[i] for s, i in zip(graph.sets, chosen, strict=True)]
-        cost = sum(float(graph.sets[n.index].time_s[chosen[n.index]]) * n.weight for n in flow.nodes)
-        for node in flow.nodes:
-            for use in node.uses:
-                source, leaf = use.source
-                made = strategies[source].results[leaf]
-                wanted = strategies[node.index].operands[use.position]
-                if use.hard and made != wanted:
-                    cost = np.inf
-                else:
-                    cost += use.weight * prices.reshard_s(flow.nodes[source].shapes[leaf], made, wanted)
-        best = min(best, cost)
-    return best
+# ---- segments -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("coarsen", [True, False])
-def test_small_program_against_brute_force(coarsen: bool) -> None:
-    graph = graph_of(CHAIN, ONE_AXIS, coarsen=coarsen)
-    assert solve(graph.problem(), time_limit_s=10).value == pytest.approx(brute_force(graph))
+@pytest.fixture(scope="module")
+def deep() -> str:
+    return lower(gpt2(layers=6, width=64, batch=16, length=32))
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_small_programs_are_not_coarsened(name: str) -> None:
-    text = lower(PROGRAMS[name]())
-    as_planned = graph_of(text, TWO_AXES, coarsen=None)
-    assert len(as_planned.flow.nodes) <= FINE_NODES
-    assert as_planned.leaders == graph_of(text, TWO_AXES, coarsen=False).leaders
+def test_layers_are_segments_and_equal_ones_a_run(deep: str) -> None:
+    """Two segments a layer, between the residual additions; the first and the last layer may differ."""
+    chain = chain_of(deep, ONE_AXIS)
+    assert len(chain.instances) == 2 * 6 + 2
+    (run,) = chain.runs
+    assert run.period == 2
+    assert run.repeats >= 4
+    assert chain.kind_count <= 6
+
+
+def test_backward_and_optimizer_belong_to_the_forward_they_differentiate(deep: str) -> None:
+    """Only the residual stream and its gradient cross a boundary between layers."""
+    chain = chain_of(deep, ONE_AXIS)
+    (run,) = chain.runs
+    flow = chain.graph.flow
+    for segment in range(run.first + 1, run.stop - 1):
+        imports = [flow.nodes[node].shapes[leaf] for node, leaf in chain.instances[segment].imports]
+        assert [shape.dimensions for shape in imports] == [(16, 32, 64), (16, 32, 64)]
 
 
 @pytest.mark.parametrize("mesh", [ONE_AXIS, TWO_AXES], ids=str)
-@pytest.mark.parametrize("name", ["mlp", "gpt2", "scan"])
-def test_coarsening_loses_at_most_three_percent(name: str, mesh: Mesh) -> None:
-    text = lower(PROGRAMS[name]())
-    coarse = graph_of(text, mesh, coarsen=True)
-    fine = graph_of(text, mesh, coarsen=False)
-    assert len(coarse.leaders) < 0.6 * len(fine.leaders)
-    best = solve(fine.problem(), time_limit_s=20)
-    found = solve(coarse.problem(), time_limit_s=20)
-    assert best.value - 1e-12 <= found.value <= 1.03 * best.value
+def test_rolling_up_a_run_loses_nothing_here(deep: str, mesh: Mesh) -> None:
+    """The rolled program's plan costs what it says, written out; and the bound on the unrolled one meets it."""
+    chain = chain_of(deep, mesh)
+    solved = chain.solve(20.0)
+    assert value_of(chain.graph, chain.instances, solved.states).sum() == pytest.approx(solved.value, rel=1e-9)
+    assert lower_bound(chain, 20.0) <= solved.value * (1 + 1e-9)
+    assert lower_bound(chain, 20.0) >= solved.value * 0.995
 
 
-def node_named(flow: Dataflow, name: str) -> int:
-    return next(node.index for node in flow.nodes if node.instruction.name == name)
+def test_whole_program_in_one_piece_agrees_with_its_segments(deep: str) -> None:
+    """One problem over all nodes, no run rolled up: what segments and runs must not change."""
+    chain = chain_of(deep, ONE_AXIS)
+    apart = Chain(graph=chain.graph, instances=chain.instances, runs=())
+    assert apart.solve(60.0).value == pytest.approx(chain.solve(20.0).value, rel=1e-6)
+
+
+def test_small_program_against_the_problem_written_out() -> None:
+    chain = chain_of(CHAIN, ONE_AXIS)
+    (instance,) = chain.instances
+    problem = chain.graph.problem(instance.nodes, instance.variables)
+    best = min(problem.value(np.array(states)) for states in np.ndindex(*(len(cost) for cost in problem.costs)))
+    assert chain.solve(10.0).value == pytest.approx(best)
+    assert solve(problem, time_limit_s=10).value == pytest.approx(best)
 
 
 def test_conditionals_and_nested_tuples_plan_end_to_end() -> None:
@@ -119,26 +123,37 @@ ENTRY main {
 # ---- strategies --------------------------------------------------------------------
 
 
+def set_of(graph: Graph, name: str):  # type: ignore[no-untyped-def]
+    node = next(node.index for node in graph.flow.nodes if node.instruction.name == name)
+    return graph.set_of((node, -1))
+
+
 def test_strategies_of_a_product_on_one_axis() -> None:
-    """m, n and k; k summed everywhere, or scattered over either dimension of the result."""
-    graph = graph_of(CHAIN, ONE_AXIS, coarsen=False)
-    strategies = graph.sets[node_named(graph.flow, "y")].strategies
+    """m, n and k; a contracted k leaves a partial sum for the reader to reduce."""
+    strategies = set_of(chain_of(CHAIN, ONE_AXIS).graph, "y").strategies
     found = {(str(s.operands[0]), str(s.operands[1]), str(s.results[0]), s.partial) for s in strategies}
     assert found == {
         ("[-, -]", "[-, -]", "[-, -]", ()),
         ("[data, -]", "[-, -]", "[data, -]", ()),
         ("[-, -]", "[-, data]", "[-, data]", ()),
-        ("[-, data]", "[data, -]", "[-, -]", ("data",)),
-        ("[-, data]", "[data, -]", "[data, -]", ("data",)),
-        ("[-, data]", "[data, -]", "[-, data]", ("data",)),
+        ("[-, data]", "[data, -]", "[-, -] partial over data", ("data",)),
     }
 
 
 def test_strategies_divide_and_keep_mesh_order() -> None:
-    graph = graph_of(CHAIN, TWO_AXES, coarsen=False)
-    for found in graph.sets:
-        for strategy in found.strategies:
+    graph = chain_of(CHAIN, TWO_AXES).graph
+    for node in graph.flow.nodes:
+        for strategy in graph.set_of((node.index, -1)).strategies:
             for sharding in (*strategy.operands, *strategy.results):
                 assert all(list(axes) == sorted(axes) for axes in sharding.dims)
     shape = graph.flow.nodes[0].shapes[0]
     assert len(list(even_shardings(shape, TWO_AXES))) == 9
+    assert len(list(even_shardings(shape, TWO_AXES, partial=True))) == 16
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_every_value_with_a_hub_has_readers(name: str) -> None:
+    layout = chain_of(lower(PROGRAMS[name]()), TWO_AXES).graph.layout
+    read = {use.source for node in layout.flow.nodes for use in node.uses}
+    assert set(layout.hubs) <= read
+    assert set(layout.crossing) <= set(layout.hubs)

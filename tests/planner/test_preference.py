@@ -10,15 +10,11 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile
-from shardwright.hlo import parse
 from shardwright.planner import plan
-from shardwright.planner.dataflow import build_dataflow
-from shardwright.planner.graph import Graph, build_graph
-from shardwright.planner.preference import prefer_simple
-from shardwright.planner.prices import Prices
-from shardwright.planner.solve import solve
-from shardwright.planner.strategies import StrategyBuilder
+from shardwright.planner.chain import Chain
+from shardwright.planner.force import Forced
+from shardwright.planner.preference import MOST
+from shardwright.planner.search import Search
 from shardwright.plans import Mesh
 from tests.planner.programs import PROGRAMS, gpt2, lower
 
@@ -44,29 +40,28 @@ def test_equal_layers_are_laid_out_alike(deep: str, hardware: str, mesh: dict[st
     assert {name: found for name, found in layouts.items() if len(found) > 1} == {}
 
 
-def graph_of(name: str) -> Graph:
-    prices = Prices(Mesh.of({"data": 4, "model": 2}), Cluster.local(8), hardware_profile("a100"))
-    return build_graph(build_dataflow(parse(lower(PROGRAMS[name]()))), StrategyBuilder(prices), prices, {})
-
-
 @pytest.mark.parametrize("name", ["mlp", "cnn", "scan"])
-def test_preferences_cost_nothing_and_keep_the_bound(name: str) -> None:
-    graph = graph_of(name)
-    problem = graph.problem()
-    preferred = prefer_simple(graph, problem)
-    best, chosen = solve(problem, time_limit_s=10), solve(preferred.problem, time_limit_s=10)
-    assert 0 < preferred.most < 1e-3 * best.value
-    assert best.value <= problem.value(chosen.states) * (1 + 1e-9)
-    assert problem.value(chosen.states) <= best.value + preferred.most
-    assert chosen.lower_bound - preferred.most <= best.value
+def test_preferences_cost_next_to_nothing(name: str) -> None:
+    chain = chain_of(name)
+    preferred = chain.solve(10.0)
+    chain.graph.preference = None
+    plain = Chain(graph=chain.graph, instances=chain.instances, runs=chain.runs)
+    assert plain.solve(10.0).value <= preferred.value <= plain.solve(10.0).value * (1 + MOST)
 
 
 def test_replicated_is_free_and_every_split_is_not() -> None:
-    graph = graph_of("mlp")
-    problem = graph.problem()
-    added = [new - old for new, old in zip(prefer_simple(graph, problem).problem.costs, problem.costs, strict=True)]
-    for leader, points in zip(graph.leaders, added, strict=True):
-        strategies = graph.sets[leader].strategies
-        whole = np.array([all(s.is_replicated for s in (*each.operands, *each.results)) for each in strategies])
-        assert np.allclose(points[whole], 0, atol=1e-15)
-        assert (points[~whole] > 0).all()
+    graph = chain_of("mlp").graph
+    preference = graph.preference
+    assert preference is not None
+    for node in graph.flow.nodes:
+        found = graph.set_of((node.index, -1))
+        added = preference.added_s(found)
+        whole = np.array([all(s.is_replicated for s in (*each.operands, *each.results)) for each in found.strategies])
+        assert (added[whole] == 0).all()
+        assert (added[~whole] > 0).all()
+
+
+def chain_of(name: str) -> Chain:
+    mesh = Mesh.of({"data": 4, "model": 2})
+    cluster = replace(Cluster.local(8), hardware="a100")
+    return Search(lower(PROGRAMS[name]()), cluster, PlanOptions(mesh=mesh.sizes)).chain(mesh, Forced(), frozenset())
