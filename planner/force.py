@@ -36,11 +36,10 @@ from math import prod
 from shardwright.config import FORCED_STRATEGIES, Pins, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.hlo import ArrayShape
-from shardwright.options import DEFAULT_AXES, name_matches
+from shardwright.options import name_matches
 from shardwright.planner.colours import coloured_dims
 from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
-from shardwright.planner.meshes import all_meshes
 from shardwright.planner.pins import Requirement, Requirements, dim_pin
 from shardwright.planner.strategies import StrategyBuilder
 from shardwright.plans import Mesh, TensorSharding
@@ -82,21 +81,11 @@ def check_force(options: PlanOptions) -> None:
 
 def origin(options: PlanOptions) -> str:
     """`Plan.origin`: who decided."""
+    if options.mode == "propagate":
+        return "propagated from annotations"
     if options.force is None:
         return "search"
     return f"forced: {options.force}" if isinstance(options.force, str) else "forced: pins"
-
-
-def meshes_for(options: PlanOptions, device_count: int) -> tuple[Mesh, ...]:
-    """Candidate meshes where the options give none: one axis but for `mixed`, which needs two."""
-    if options.force == "mixed":
-        meshes = tuple(mesh for mesh in all_meshes(device_count) if len(mesh.axes) == 2)
-        if not meshes:
-            raise OptionError(f"{device_count} devices have no two factors for a mixed strategy", where="force")
-        return meshes
-    if options.force == "tensor":
-        return (Mesh.of({DEFAULT_AXES[1]: device_count}),)
-    return all_meshes(device_count)[:1] if isinstance(options.force, str) else all_meshes(device_count)
 
 
 def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mesh) -> Forced:

@@ -24,7 +24,7 @@ from shardwright.config import MAX_MESH_AXES, PlanOptions
 from shardwright.cost.collectives import device_groups
 from shardwright.errors import OptionError
 from shardwright.options import DEFAULT_AXES
-from shardwright.planner.pins import Requirements, named_axes, program_meshes
+from shardwright.planner.pins import Requirements, named_axes, program_meshes, tiled_sizes
 from shardwright.plans import Mesh, MeshAxis
 
 #: What a set of axes looks like from outside: per group of devices, its members on each node.
@@ -55,7 +55,8 @@ def given_mesh(options: PlanOptions, device_count: int) -> Mesh | None:
 def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requirements) -> tuple[Mesh, ...]:
     """The meshes to plan on: the given one, the program's own, or candidates that have the axes which pins name.
 
-    A program's own mesh (of its sharding constraints) is taken where it has as many devices as the cluster.
+    A program's own mesh (of its sharding constraints; the one that their tiles need where they name no axes) is taken
+    where it has as many devices as the cluster.
     Without either, a forced strategy over all axes gets one axis, a mixed one two or more.
     Raises OptionError where the given mesh does not fit, or nothing can.
     """
@@ -87,17 +88,10 @@ def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: in
             continue
         if all(name.isidentifier() for name in real) and real:
             return Mesh.of(real)
+    tiles = () if names else tiled_sizes(requirements, device_count)
+    if 0 < len(tiles) <= MAX_MESH_AXES:
+        return Mesh.of(dict(zip(DEFAULT_AXES, tiles, strict=False)))
     return None
-
-
-def all_meshes(device_count: int) -> tuple[Mesh, ...]:
-    """Every factorization of the devices into one or two axes; `data` is the major one."""
-    first, second = DEFAULT_AXES[:2]
-    splits = [size for size in range(2, device_count) if device_count % size == 0]
-    return (
-        Mesh.of({first: device_count}),
-        *(Mesh.of({first: device_count // size, second: size}) for size in splits),
-    )
 
 
 def candidate_meshes(

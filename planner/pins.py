@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from shardwright.config import ANNOTATION_TARGET, Pin, PlanOptions
@@ -160,12 +160,33 @@ def named_axes(requirements: Requirements) -> tuple[str, ...]:
 
 def program_meshes(requirements: Requirements) -> tuple[Mapping[str, int], ...]:
     """The program's own meshes that pins name axes of, each once."""
-    found: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
-    for index in sorted(requirements):
-        for requirement in requirements[index]:
-            if requirement.foreign is not None and requirement.foreign.axis_names and requirement.foreign.sizes:
-                found.setdefault(tuple(requirement.foreign.sizes.items()), requirement.foreign.sizes)
-    return tuple(found.values())
+    found = {tuple(each.sizes.items()): each.sizes for each in _foreign_shardings(requirements) if each.axis_names}
+    return tuple(sizes for sizes in found.values() if sizes)
+
+
+def tiled_sizes(requirements: Requirements, device_count: int) -> tuple[int, ...]:
+    """Sizes of the axes, major first, of the coarsest mesh that has all tiles of the program's shardings.
+
+    Empty where there are no tiles over `device_count` devices, or no such mesh.
+    """
+    tiles = [each for each in _foreign_shardings(requirements) if each.device_count == device_count and not each.sizes]
+    parts = [part for each in tiles for dim in each.dims.values() for part in dim.parts]
+    known = [(part.stride, part.size) for part in parts if part.stride is not None]
+    if not parts or len(known) < len(parts):
+        return ()
+    cuts = sorted({1, device_count} | {end for stride, size in known for end in (stride, stride * size)})
+    if any(larger % smaller for smaller, larger in pairwise(cuts)):
+        return ()
+    return tuple(larger // smaller for smaller, larger in reversed(list(pairwise(cuts))))
+
+
+def _foreign_shardings(requirements: Requirements) -> list[ForeignSharding]:
+    return [
+        requirement.foreign
+        for index in sorted(requirements)
+        for requirement in requirements[index]
+        if requirement.foreign is not None
+    ]
 
 
 def _exact(

@@ -62,14 +62,20 @@ class _Splits:
         places = tuple(sorted(set().union(*rows)))
         table = np.array([[place in row for place in places] for row in rows], bool).reshape(len(rows), len(places))
         partial = np.array([[each in strategy.partial for each in axis] for strategy in found.strategies], bool)
+        unreduced = np.array([_unreduced(strategy) for strategy in found.strategies])
         return cls(
             table=table,
             column={place: number for number, place in enumerate(places)},
             places=places,
             partial=partial,
-            size=table.sum(axis=1) + partial.sum(axis=1),
+            size=table.sum(axis=1) + partial.sum(axis=1) + unreduced,
             hands_on=not partial.any(),
         )
+
+
+def _unreduced(strategy: Strategy) -> int:
+    """Axes over which operands or results are partial sums: none is carried on where nothing asks for it."""
+    return sum(len(sharding.unreduced) for sharding in (*strategy.operands, *strategy.results))
 
 
 def _places(strategy: Strategy, axis: dict[str, int]) -> Iterator[_Place]:

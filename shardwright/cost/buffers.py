@@ -59,7 +59,7 @@ class Buffers:
 
 def buffers_of(program: Program, compiler: Compiler) -> Buffers:
     """Fuse, schedule and allocate a program as `compiler` does."""
-    kernels = fuse(program, reduce_takes_in=compiler.reduce_takes_in, duplicates=compiler.repeats_cheap)
+    kernels = fuse(program, compiler)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
     return allocate(program, kernels, schedule(program, kernels, compiler.schedule, together))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE_ELEMENTWISE, IDENTITIES, INDEXING, TUPLE_VIEWS
+from shardwright.cost.profiles import Compiler
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.hlo.shapes import Shape
 
@@ -18,6 +19,8 @@ from shardwright.hlo.shapes import Shape
 _LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
 
 _EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}
+
+_PRODUCTS = frozenset({"dot", "convolution"})
 
 #: Instructions that read an element of an operand more than once.
 _REPEATING = frozenset({"broadcast", "gather", "pad", "reduce"})
@@ -90,22 +93,17 @@ class Kernels:
     reads: list[dict[int, bool]]
 
 
-def fuse(program: Program, *, reduce_takes_in: str, duplicates: bool) -> Kernels:
-    """Decide what is stored.
-
-    reduce_takes_in: what a reduction computes inside its own kernel: `loops` (everything that a kernel can), or
-        `elementwise` (only the one elementwise instruction whose result nobody else reads).
-    duplicates: whether a cheap value that is stored for one reader is computed again by those that can.
-    """
-    return _Fusion(program, reduce_takes_in == "loops", duplicates).run()
+def fuse(program: Program, compiler: Compiler) -> Kernels:
+    """Decide what `compiler` stores of a program."""
+    return _Fusion(program, compiler).run()
 
 
 class _Fusion:
-    def __init__(self, program: Program, reduces: bool, duplicates: bool) -> None:
+    def __init__(self, program: Program, compiler: Compiler) -> None:
         self.program = program
+        self.compiler = compiler
         self.users = program.users()
-        self.loops = _LOOPS | {"reduce"} if reduces else _LOOPS
-        self.duplicates = duplicates
+        self.loops = _LOOPS | {"reduce"} if compiler.reduce_takes_in == "loops" else _LOOPS
         count = len(program.opcodes)
         self.is_stored = [True] * count
         self.is_taken_in = [False] * count  # by every reader that can
@@ -116,6 +114,9 @@ class _Fusion:
             opcode in self.loops and not self._is_copying(node) for node, opcode in enumerate(program.opcodes)
         ]
         self.is_loop = list(self.is_open)
+        self.has_product = [opcode in _PRODUCTS for opcode in program.opcodes]
+        if compiler.products_take_in:
+            self.is_open = [each or product for each, product in zip(self.is_open, self.has_product, strict=True)]
 
     def run(self) -> Kernels:
         for node in range(len(self.program.opcodes) - 1, -1, -1):
@@ -124,7 +125,12 @@ class _Fusion:
 
     def _decide(self, node: int) -> None:
         users = self.users[node]
-        if not users or not self.is_loop[node]:
+        if not users:
+            return
+        if self.compiler.products_take_in and self.program.opcodes[node] in _PRODUCTS:
+            self._decide_product(node)
+            return
+        if not self.is_loop[node]:
             return
         takers = [user for user in users if self._takes_in(user, node)]
         if not takers:
@@ -138,7 +144,7 @@ class _Fusion:
         elif everybody:
             fused = True
         else:
-            fused = self.duplicates and self._is_cheap_to_repeat(node)
+            fused = self.compiler.repeats_cheap and self._is_cheap_to_repeat(node)
         if not fused:
             return
         self.is_taken_in[node] = True
@@ -147,6 +153,17 @@ class _Fusion:
         self.home[node] = homes.pop() if len(homes) == 1 else _MANY
         self.is_repeated[node] = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
         self.is_open[node] = self.is_open[takers[0]]
+
+    def _decide_product(self, node: int) -> None:
+        """A product is part of the kernel of the only, elementwise, instruction that reads it: one in each kernel."""
+        user, *others = self.users[node]
+        home = self.home[user]
+        if others or home == _MANY or self.program.opcodes[user] not in ELEMENTWISE | IDENTITIES:
+            return
+        if self.has_product[home] or not self.is_open[home]:
+            return
+        self.has_product[home] = self.is_loop[node] = True
+        self.is_taken_in[node], self.is_stored[node], self.home[node] = True, False, home
 
     def _takes_in(self, user: int, node: int) -> bool:
         """Whether the kernel of `user` can compute `node`."""
@@ -168,6 +185,8 @@ class _Fusion:
 
     def _is_expensive(self, node: int) -> bool:
         opcode = self.program.opcodes[node]
+        if self.compiler.repeats_expensive and opcode in ELEMENTWISE:
+            return False
         if opcode in ("divide", "remainder"):
             return not self._is_constant(self.program.operands[node][1])
         if opcode == "convert":

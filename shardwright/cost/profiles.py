@@ -32,6 +32,9 @@ class Compiler:
     reduce_takes_in: what a reduction computes inside its own kernel: `loops` (whatever a kernel can) or
         `elementwise` (one elementwise instruction that nobody else reads).
     repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
+    repeats_expensive: whether elementwise functions that take long, such as tanh, count as cheap for that.
+    products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
+        an elementwise instruction that alone reads their result as well.
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects.
@@ -43,6 +46,8 @@ class Compiler:
     schedule: str
     reduce_takes_in: str
     repeats_cheap: bool
+    repeats_expensive: bool
+    products_take_in: bool
     merges_all_reduces: bool
     copies_dot_operands: bool
     computes_bf16_in_f32: bool

@@ -202,6 +202,16 @@ def test_the_programs_own_mesh_is_taken_where_it_fits_the_cluster() -> None:
     assert {"data": 4} in meshes(text, Cluster.local(4))  # another number of devices: all meshes are tried
 
 
+def test_tiles_that_name_no_axes_make_a_mesh() -> None:
+    text = constrained("sharding={devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}")
+    assert meshes(text) == [{"data": 2, "model": 4}]
+    assert meshes(constrained("sharding={devices=[2,2,2]<=[2,2,2]T(2,0,1) last_tile_dim_replicate}")) == [
+        {"data": 2, "model": 2, "sequence": 2}
+    ]
+    assert len(meshes(constrained("sharding={replicated}"))) > 1
+    assert len(meshes(constrained("sharding={devices=[2,2]<=[4]}"))) > 1  # another number of devices
+
+
 def test_annotations_choose_meshes_that_have_their_axes() -> None:
     def function(x: Any) -> Any:
         return annotate(jnp.sin(x), {0: "rows", 1: "columns"})
