@@ -27,7 +27,7 @@ from shardwright.planner.solve import solve
 #: Sweeps over the edges of a repeat, at most; and the relative gain of `_PATIENCE` sweeps below which they end.
 _SWEEPS = 400
 _PATIENCE = 10
-_LEAST_GAIN = 1e-6
+_LEAST_GAIN = 3e-5
 
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:

@@ -40,8 +40,11 @@ class Bounded:
     kept: tuple[IntArray, ...]
 
 
-def tighten(problem: Problem) -> Bounded:
-    """Bound `problem` and drop states. Every row and column of an edge must have a finite entry."""
+def tighten(problem: Problem, close: float = TIGHT) -> Bounded:
+    """Bound `problem` and drop states. Every row and column of an edge must have a finite entry.
+
+    close: relative gap at which to stop.
+    """
     unary = [cost.copy() for cost in problem.costs]
     edges = sorted(problem.edges)
     pairs = {edge: problem.edges[edge].copy() for edge in edges}
@@ -58,7 +61,7 @@ def tighten(problem: Problem) -> Bounded:
             if problem.value(found) < value:
                 states, value = found, problem.value(found)
         gain = bound - history[-1 - _PATIENCE] if sweep >= _PATIENCE else np.inf
-        if value - bound <= TIGHT * abs(value) or gain <= _LEAST_GAIN * abs(bound):
+        if value - bound <= close * abs(value) or gain <= _LEAST_GAIN * abs(bound):
             break
     kept = _kept(unary, pairs, history[-1], value)
     return Bounded(states=states, value=value, lower_bound=min(history[-1], value), kept=kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cluster import Cluster
@@ -46,6 +46,17 @@ from shardwright.progress import PlanProgress
 
 #: Seconds the integer program may take on one mesh.
 TIME_LIMIT_S = 20.0
+
+#: Plans that experts write, as forced strategies on the meshes that these take, and the largest program, in nodes,
+#: for which they are priced beside the search unless more effort is asked for.
+EXPERTS = {
+    "data parallel": "data",
+    "fully sharded (ZeRO-3)": "fsdp",
+    "tensor parallel": "tensor",
+    "data × tensor": "mixed",
+    "replicated": "replicated",
+}
+EXPERT_NODES = 2500
 
 #: Seconds that it always may, however late it is.
 LEAST_TIME_LIMIT_S = 0.5
@@ -89,7 +100,7 @@ class Search:
         self._start = time.perf_counter()
         self._progress = progress
         self._best: _Found | None = None
-        self._bound_s = 0.0
+        self._incumbent_s = 0.0
         check_force(options)
         given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
         self._report("parse")
@@ -101,29 +112,75 @@ class Search:
         self.flow = self.program.flow
 
     def run(self) -> Plan:
-        candidates: list[Candidate] = []
-        refusal: PlanError | AnnotationError | None = None
-        for mesh in self._meshes():
-            if self._best is not None and self._is_late():
-                candidates.append(Candidate(mesh=mesh, step_s=None, note="not tried: the deadline has passed"))
-                continue
-            try:
-                tried = self.on_mesh(mesh)
-            except (PlanError, AnnotationError) as error:
-                refusal = refusal or error
-                candidates.append(Candidate(mesh=mesh, step_s=None, note=error.message, name=origin(self.options)))
-                continue
-            candidates.append(Candidate(mesh=mesh, step_s=tried.step_s, name=origin(self.options)))
-            if tried.found is not None:
-                self._best = tried.found
-                self._report("search", str(mesh))
-        if self._best is None:
-            raise refusal or PlanError("no mesh can be planned")
-        self._best = self._bounded(self._best)
+        tried, refusals = self._try_meshes()
+        if not tried:
+            raise next(iter(refusals.values()), PlanError("no mesh can be planned"))
+        self._best = self._bounded(self.choose(tried, refusals))
         self._report("check", str(self._best.mesh))
-        made = self._assemble(self._best, tuple(candidates))
+        made = self._assemble(self._best, self._candidates(tried, refusals))
         check_plan(self.program.module, made)
         return replace(made, planning_s=time.perf_counter() - self._start)
+
+    def _try_meshes(self) -> tuple[list[_Tried], dict[Mesh, PlanError | AnnotationError]]:
+        """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
+        tried: list[_Tried] = []
+        refusals: dict[Mesh, PlanError | AnnotationError] = {}
+        for mesh in self._meshes():
+            if tried and self._is_late():
+                refusals[mesh] = PlanError("not tried: the deadline has passed")
+                continue
+            try:
+                tried.append(self.on_mesh(mesh))
+            except (PlanError, AnnotationError) as error:
+                refusals[mesh] = error
+                continue
+            self._incumbent_s = min(each.step_s for each in tried)
+            self._report("search", str(mesh))
+        return tried, refusals
+
+    def choose(self, tried: Sequence[_Tried], refusals: dict[Mesh, PlanError | AnnotationError]) -> _Found:
+        """The fastest plan that fits the memory. MemoryBudgetError, of the mesh that needs least, where none does."""
+        best: _Found | None = None
+        refusal: MemoryBudgetError | None = None
+        for each in sorted(tried, key=lambda each: each.step_s * (1 + LEAST_GAIN * tried.index(each))):
+            if best is not None and each.step_s >= best.cost.step_s * (1 - LEAST_GAIN):
+                break
+            try:
+                found = self._fitted(self.found(each.chain, each.solved, each.notes))
+            except MemoryBudgetError as error:
+                refusals[each.mesh] = error
+                refusal = refusal or error
+                continue
+            if best is None or found.cost.step_s < best.cost.step_s * (1 - LEAST_GAIN):
+                best = found
+        if best is None:
+            raise refusal or PlanError("no mesh can be planned")
+        return best
+
+    def _candidates(
+        self, tried: Sequence[_Tried], refusals: Mapping[Mesh, PlanError | AnnotationError]
+    ) -> tuple[Candidate, ...]:
+        """What was tried, with its price; and the plans that experts write, where the program is small enough."""
+        name = origin(self.options)
+        found = {
+            each.mesh: Candidate(mesh=each.mesh, step_s=each.step_s, name=name)
+            for each in tried
+            if each.mesh not in refusals
+        }
+        if self._best is not None:
+            found[self._best.mesh] = Candidate(mesh=self._best.mesh, step_s=self._best.cost.step_s, name=name)
+        refused = [Candidate(mesh=mesh, step_s=None, note=e.message, name=name) for mesh, e in refusals.items()]
+        return (*found.values(), *refused, *self._experts())
+
+    def _experts(self) -> tuple[Candidate, ...]:
+        """The plans that are written by hand, priced by the same model."""
+        if self.options.force is not None or self.options.mode != "search" or self._is_late():
+            return ()
+        if len(self.flow.nodes) > EXPERT_NODES and self.options.effort != "best":
+            return ()
+        return tuple(
+            candidate for name, force in EXPERTS.items() for candidate in expert_candidates(self, name, force)
+        )
 
     def _meshes(self) -> tuple[Mesh, ...]:
         """Meshes in the order they are tried; three axes only where asked for."""
@@ -150,7 +207,7 @@ class Search:
                 PlanProgress(
                     phase=phase,
                     detail=detail,
-                    incumbent_s=best.cost.step_s if best else 0.0,
+                    incumbent_s=best.cost.step_s if best else self._incumbent_s,
                     lower_bound_s=best.cost.lower_bound_s if best else 0.0,
                     elapsed_s=time.perf_counter() - self._start,
                 )
@@ -158,7 +215,7 @@ class Search:
 
     # ---- one mesh ------------------------------------------------------------
     def on_mesh(self, mesh: Mesh) -> _Tried:
-        """The best plan on one mesh that fits, if it is better than the best so far."""
+        """The fastest plan on one mesh, memory aside."""
         self._report("rules", str(mesh))
         force = forced(self.flow, self.program.arguments, self.options, mesh)
         notes = list(self.flow.notes)
@@ -172,14 +229,10 @@ class Search:
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             chain = self.chain(mesh, force, frozenset())
             solved = self._solved(chain)
-        if not self._is_better(solved.value + chain.graph.least_of_free_s()):
-            return _Tried(step_s=solved.value)
-        notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
-        found = self._fitted(self.found(chain, solved, notes))
-        return _Tried(step_s=found.cost.step_s, found=found if self._is_better(found.cost.step_s) else None)
-
-    def _is_better(self, step_s: float) -> bool:
-        return self._best is None or step_s < self._best.cost.step_s * (1 - LEAST_GAIN)
+        if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
+            notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
+        step_s = solved.value + chain.graph.least_of_free_s()
+        return _Tried(mesh=mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
 
     def _solved(self, chain: Chain) -> SolvedChain:
         if self.options.mode == "propagate":
@@ -364,10 +417,13 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tried:
-    """step_s: the least that was found on a mesh. found: the plan, if it is better than those before."""
+    """The fastest plan on one mesh: its states, and what it costs but for what is made anew for readers."""
 
+    mesh: Mesh
     step_s: float
-    found: _Found | None = None
+    chain: Chain
+    solved: SolvedChain
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +443,25 @@ class _Found:
     price_bound_s: float = 0.0
 
 
+def expert_candidates(search: Search, name: str, force: str) -> Iterator[Candidate]:
+    """What a forced strategy costs on each mesh that it takes, by the objective of the search."""
+    options = replace(search.options, force=force, mode="search")
+    for mesh in meshes_to_search(search.cluster, options, search.program.pins):
+        if len(mesh.axes) > SEARCHED_AXES:
+            continue
+        wanted = forced(search.flow, search.program.arguments, options, mesh)
+        for in_place in dict.fromkeys((wanted.in_place, frozenset())):
+            try:
+                chain = search.chain(mesh, wanted, in_place)
+                value = chain.solve(LEAST_TIME_LIMIT_S).value + chain.graph.least_of_free_s()
+            except (PlanError, AnnotationError) as error:
+                if not in_place:
+                    yield Candidate(mesh=mesh, step_s=None, note=error.message, name=name)
+                continue
+            yield Candidate(mesh=mesh, step_s=value, name=name)
+            break
+
+
 def _scope(chain: Chain, options: PlanOptions, nodes: int) -> str:
     """What the bound is of: no plan within this scope is cheaper, by this cost model."""
     forced_by = "" if options.force is None else f" that {origin(options).removeprefix('forced: ')} leaves"
@@ -403,8 +478,6 @@ _ALONG_THE_BATCH = frozenset({"data", "fsdp", "mixed"})
 
 def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:
     """What a strategy that splits the batch computes whole on every device all the same."""
-    if not isinstance(options.force, str) or options.force not in _ALONG_THE_BATCH:
-        return []
     axis = decisions.graph.prices.mesh.axes[0]
     whole = []
     for node in decisions.graph.flow.nodes:

@@ -9,6 +9,10 @@ from shardwright.planner import dual, ilp, pbqp
 from shardwright.planner.ilp import Solution
 from shardwright.planner.pbqp import Problem
 
+#: Cores of up to so many states are solved to optimality; larger ones until this relative gap is proven.
+EXACT_STATES = 2000
+CLOSE = 1e-4
+
 
 def solve(problem: Problem, *, time_limit_s: float) -> Solution:
     """The best states found, their value and a certified lower bound (equal where proven optimal).
@@ -36,9 +40,10 @@ def _solve_core(core: Problem, time_limit_s: float) -> Solution:
     """Bound the core; what may still be better than the best known assignment goes to the integer program."""
     if not core.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-    bounded = dual.tighten(core)
+    close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE
+    bounded = dual.tighten(core, close)
     known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
-    if known.value - known.lower_bound <= dual.TIGHT * abs(known.value):
+    if known.value - known.lower_bound <= close * abs(known.value):
         return known
     rest = pbqp.reduce(core.restricted(bounded.kept))
     solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
