@@ -27,6 +27,7 @@ only_replicated(
     "rng", "rng-get-and-update-state",
 )  # fmt: skip
 only_replicated("new in XLA: jaxlib's parser does not know it yet", "shuffle")
+only_replicated("XLA draws all numbers on every device; a split result is cut out of them", "rng-bit-generator")
 only_replicated("XLA gathers a Fourier transform whole, its batch too", "fft")
 only_replicated("its size is known only at run time", "dynamic-reshape", "get-dimension-size", "set-dimension-size")
 only_replicated("XLA cannot convert block-scaled products to StableHLO", "scaled-dot")

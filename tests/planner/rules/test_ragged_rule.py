@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rule_bundle import Bundle
 from rule_cases import Case, Trial, cases_of
 from rule_texts import RAGGED
+from rule_validator import partitioned
 
 from shardwright.planner.rules import Factor
 from shardwright.plans import Mesh
-from shardwright.xla import emit_stablehlo, private
 
 CASES = {name: cases_of({name: text})[0] for name, text in RAGGED.items()}
 PAIRS = [(name, factor) for name, case in CASES.items() for factor in case.factors]
@@ -59,20 +55,6 @@ def test_blocks_make_the_whole(name: str, factor: Factor) -> None:
 
 @pytest.mark.parametrize(("name", "factor"), PAIRS, ids=IDS)
 def test_xla_splits_it_with_the_promised_collectives(name: str, factor: Factor) -> None:
-    text = _partitioned(Trial(CASES[name], {"x": factor, "y": None}, Mesh.of({"x": 4, "y": 2})))
+    text = partitioned(Trial(CASES[name], {"x": factor, "y": None}, Mesh.of({"x": 4, "y": 2})))
     kinds = re.findall(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
     assert kinds == (["all-reduce"] if factor.contracted else [])
-
-
-def _partitioned(trial: Trial) -> str:
-    """The partitioner's result; the compilation fails later, for want of a kernel."""
-    bundle = Bundle(trial.mesh)
-    bundle.add(0, trial)
-    devices = jax.devices("cpu")[: trial.mesh.device_count]
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = [("xla_dump_to", folder), ("xla_dump_hlo_pass_re", ".*spmd-partitioning")]
-        options = private.compile_options([device.id for device in devices], overrides=overrides)
-        with pytest.raises(jax.errors.JaxRuntimeError, match="ragged-dot"):
-            private.compile_and_load(emit_stablehlo(bundle.module().to_text(), bundle.plan()), devices, options)
-        (dump,) = Path(folder).glob("*after_spmd-partitioning*.txt")
-        return dump.read_text()

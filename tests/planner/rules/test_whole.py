@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import jax
@@ -11,7 +12,7 @@ from jax import lax
 from rule_cases import Trial, cases_of
 from rule_programs import f32, hlo_text, s32
 from rule_texts import TEXTS
-from rule_validator import Verdict, judge
+from rule_validator import Verdict, judge, partitioned
 
 from shardwright.planner.rules import Factor
 from shardwright.plans import Mesh
@@ -75,3 +76,11 @@ def test_xla_gathers(split: Split) -> None:
 @pytest.mark.parametrize("split", WRONG.values(), ids=WRONG)
 def test_xla_is_wrong(split: Split) -> None:
     assert _verdict(split).wrong
+
+
+@pytest.mark.parametrize("program", ["random_bits", "random_philox"])
+def test_xla_draws_all_numbers_on_every_device(program: str) -> None:
+    (case,) = cases_of({program: TEXTS[program]}, without_factors=True)
+    factor = Factor(name="split", size=4, operands=(None,), results=(None, 0))
+    text = partitioned(Trial(case, {"x": factor}, Mesh.of({"x": 4})))
+    assert re.search(r"u32\[4,8\]\S*\) rng-bit-generator", text), text
