@@ -202,6 +202,26 @@ def odd() -> str:
     return step_text(loss, params, array(320, 100), array(320, 60))
 
 
+def dlrm() -> str:
+    """Tables looked up by several indices an example, their rows summed, beside dense features."""
+    width, rows, looked_up = 32, 4096, 4
+
+    def loss(params: Any, dense: jax.Array, indices: jax.Array, labels: jax.Array) -> jax.Array:
+        bags = [table[indices[:, i]].sum(1) for i, table in enumerate(params["tables"])]
+        features = jnp.stack([jax.nn.relu(dense @ params["bottom"]), *bags], 1)
+        crossed = jnp.einsum("bif,bjf->bij", features, features).reshape(dense.shape[0], -1)
+        logits = jax.nn.relu(crossed @ params["top"]) @ params["out"]
+        return optax.sigmoid_binary_cross_entropy(logits[:, 0], labels).mean()
+
+    params = {
+        "tables": [array(rows, width)] * 3,
+        "bottom": array(16, width),
+        "top": array(16, 64),
+        "out": array(64, 1),
+    }
+    return step_text(loss, params, array(256, 16), array(256, 3, looked_up, dtype=jnp.int32), array(256))
+
+
 MODELS: dict[str, Callable[[], str]] = {
     "mlp": mlp,
     "odd": odd,
@@ -210,4 +230,6 @@ MODELS: dict[str, Callable[[], str]] = {
     "moe": moe,
     "llama": llama,
     "gpt2": gpt2,
+    "gpt2-6-heads": partial(gpt2, heads=6, width=96),
+    "dlrm": dlrm,
 }

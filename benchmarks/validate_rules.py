@@ -2,18 +2,24 @@
 
 Cuts the distinct instructions out of training steps and of single operations (tests/planner/rules/rule_programs.py),
 gives their factors to mesh axes in every way, compiles, runs and compares (tests/planner/rules/rule_validator.py).
-Prints what is wrong, what XLA realises with more collectives than the factor promises and, with --missing, splits
-that XLA realises but no rule offers. Exit code 1 where anything is wrong. All of it takes about ten minutes.
+Prints what is wrong, what XLA realises with other collectives than the factors promise and, with --missing, splits
+that XLA realises but no rule offers. Exit code 1 where anything is wrong. All of it takes about an hour on two cores;
+--sample takes a part, the same every time.
 
     python benchmarks/validate_rules.py                                  # operations and models on all meshes
     python benchmarks/validate_rules.py --mesh 2x2 --only convolution    # names that contain a word
+    python benchmarks/validate_rules.py --mesh 2x4 --sample 1000         # a thousand trials, spread over all cases
+    python benchmarks/validate_rules.py --mesh 3 --mesh 2x3 --uneven     # factors that an axis does not divide
     python benchmarks/validate_rules.py --mesh 4 --missing --only scatter
+    python benchmarks/validate_rules.py --table                          # every opcode: its rule, or why it has none
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -25,9 +31,12 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planner" / "rules"))
 
 from rule_cases import Case, Trial, cases_of, missing_candidates
+from rule_isolation import in_child, judge_isolated
 from rule_programs import MODELS, hlo_text, operations
-from rule_validator import Verdict, judge_all
+from rule_texts import TEXTS
+from rule_validator import Verdict
 
+from shardwright.planner.rules.table import opcode_table
 from shardwright.plans import Mesh
 
 MESHES = ("2", "4", "2x2", "2x4", "4x2")
@@ -35,27 +44,57 @@ MESHES = ("2", "4", "2x2", "2x4", "4x2")
 
 def main() -> int:
     options = _parser().parse_args()
-    programs = {} if options.models == "only" else {name: hlo_text(program) for name, program in operations().items()}
-    if options.models != "no":
-        programs |= {name: hlo_text(program()) for name, program in MODELS.items()}
-    cases = [case for case in cases_of(programs) if all(word in case.name for word in options.only)]
+    if options.table:
+        print(opcode_table())
+        return 0
+    programs = in_child(_programs, options.models)
+    cases = [
+        case
+        for case in cases_of(programs, without_factors=options.missing)
+        if all(word in case.name for word in options.only)
+    ]
     print(f"{len(cases)} distinct instructions of {len(programs)} programs", flush=True)
-    wrong = 0
+    rows = []
     for text in options.mesh or MESHES:
         sizes = [int(size) for size in text.split("x")]
         mesh = Mesh.of(dict(zip("xyz", sizes, strict=False)))
-        began = time.perf_counter()
-        trials = list(_missing(cases, mesh) if options.missing else _trials(cases, mesh, options.scatter))
-        verdicts = judge_all(trials)
-        print(f"mesh {mesh}: {len(trials)} trials in {time.perf_counter() - began:.0f} s", flush=True)
-        if options.missing:
-            _print("realised, but no rule offers it", [v for v in verdicts if not v.wrong and _as_promised(v)])
-            continue
-        wrong += _print("WRONG", [v for v in verdicts if v.wrong])
-        _print("right, with collectives that were not promised", [v for v in verdicts if not v.wrong and v.extra])
-        idle = [v for v in verdicts if not v.wrong and v.trial.summed and "all-reduce" not in v.collectives]
-        _print("contracted, but no all-reduce", idle)
-    return 1 if wrong else 0
+        trials = list(_missing(cases, mesh) if options.missing else _trials(cases, mesh, options))
+        rows.append(_judge(text, trials, options))
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    return 1 if any(row["wrong"] for row in rows) else 0
+
+
+def _programs(models: str) -> dict[str, str]:
+    programs: dict[str, str] = {}
+    if models != "only":
+        programs = {name: hlo_text(program) for name, program in operations().items()} | TEXTS
+    if models != "no":
+        programs |= {name: hlo_text(program()) for name, program in MODELS.items()}
+    return programs
+
+
+def _judge(mesh: str, trials: list[Trial], options: argparse.Namespace) -> dict[str, object]:
+    """Judge the trials of one mesh, print what stands out, and count."""
+    possible = len(trials)
+    if options.sample and options.sample < possible:
+        trials = random.Random(0).sample(trials, options.sample)
+    began = time.perf_counter()
+    verdicts = judge_isolated(trials)
+    print(f"mesh {mesh}: {len(trials)} of {possible} trials in {time.perf_counter() - began:.0f} s", flush=True)
+    row: dict[str, object] = {"mesh": mesh, "possible": possible, "tried": len(trials), "wrong": 0}
+    if options.missing:
+        found = [v for v in verdicts if not v.wrong and not v.extra and (not v.trial.summed or _sums(v))]
+        return row | {"realised": _print("realised, but no rule offers it", found)}
+    row["wrong"] = _print("WRONG", [v for v in verdicts if v.wrong])
+    right = [v for v in verdicts if not v.wrong]
+    row["other collectives"] = _print("right, with other collectives", [v for v in right if v.extra or v.absent])
+    row["idle"] = _print("contracted, but no all-reduce", [v for v in right if v.trial.summed and not _sums(v)])
+    return row
+
+
+def _sums(verdict: Verdict) -> bool:
+    return "all-reduce" in verdict.collectives
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,16 +103,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], help="only cases whose names contain this word")
     parser.add_argument("--models", choices=("yes", "no", "only"), default="yes", help="training steps, too")
     parser.add_argument("--scatter", action="store_true", help="sums split over a dimension of the result, too")
-    parser.add_argument("--missing", action="store_true", help="look for splits that no rule offers (one axis of 4)")
+    parser.add_argument("--uneven", action="store_true", help="factors that their axes do not divide, instead")
+    parser.add_argument("--missing", action="store_true", help="look for splits that no rule offers (one axis)")
+    parser.add_argument("--sample", type=int, default=0, help="at most so many trials a mesh")
+    parser.add_argument("--json", help="write the counts to this file")
+    parser.add_argument("--table", action="store_true", help="print what is known of every opcode")
     return parser
 
 
-def _trials(cases: list[Case], mesh: Mesh, scatter: bool) -> Iterator[Trial]:
+def _trials(cases: list[Case], mesh: Mesh, options: argparse.Namespace) -> Iterator[Trial]:
     for case in cases:
-        for assignment in case.assignments(mesh):
+        for assignment in case.assignments(mesh, uneven=options.uneven):
             trial = Trial(case, assignment, mesh)
             yield trial
-            if scatter:
+            if options.scatter:
                 yield from trial.scattered()
 
 
@@ -81,10 +124,6 @@ def _missing(cases: list[Case], mesh: Mesh) -> Iterator[Trial]:
     (axis,) = mesh.axes
     for case in cases:
         yield from (Trial(case, {axis.name: candidate}, mesh) for candidate in missing_candidates(case, axis.size))
-
-
-def _as_promised(verdict: Verdict) -> bool:
-    return not verdict.extra and verdict.trial.summed == ("all-reduce" in verdict.collectives)
 
 
 def _print(title: str, verdicts: list[Verdict]) -> int:

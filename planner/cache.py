@@ -133,8 +133,8 @@ class _PlanCache:
         outputs = output_names(flow, self._options.output_names)
         try:
             relabelling = Relabelling(Labels.decode(entry.header["labels"]), Labels.of(module, arguments, outputs))
-            plan = relabelling.plan(Plan.from_json(entry.plan_json), module, text)
-            check_plan(parse(plan.require_hlo()), plan)
+            plan, planned = relabelling.plan(Plan.from_json(entry.plan_json), module, text)
+            check_plan(planned, plan)
         except (CannotRelabelError, ShardwrightError):
             return None
         return plan

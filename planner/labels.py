@@ -142,11 +142,13 @@ class Relabelling:
         self._unreadable = [name for name in self._changed if not _TOKEN.fullmatch(name)]
 
     # ---- the plan ------------------------------------------------------------
-    def plan(self, plan: Plan, module: Module, text: str) -> Plan:
-        """`plan` in the names of `module`, whose text is `text`. Raises CannotRelabelError."""
-        hlo_text = text if not plan.original_sha256 else self._program(plan.require_hlo(), module)
+    def plan(self, plan: Plan, module: Module, text: str) -> tuple[Plan, Module]:
+        """`plan` in the names of `module`, whose text is `text`, and the program that is planned: `module`, or what
+        it was rewritten to. Raises CannotRelabelError."""
+        planned = self._program(plan.require_hlo(), module) if plan.original_sha256 else module
+        hlo_text = planned.to_text() if plan.original_sha256 else text
         digest = sha256(text.encode()).hexdigest()
-        return replace(
+        relabelled = replace(
             plan,
             module_name=module.name,
             hlo_text=hlo_text,
@@ -168,6 +170,7 @@ class Relabelling:
             ]),
             notes=tuple([self.sentence(note) for note in plan.notes]),
         )  # fmt: skip
+        return relabelled, planned
 
     def _instructions(self, instructions: tuple[InstructionPlan, ...]) -> tuple[InstructionPlan, ...]:
         reasons = {reason: self.sentence(reason) for reason in {each.reason for each in instructions}}
@@ -214,7 +217,7 @@ class Relabelling:
         raise CannotRelabelError(f"it is not certain what {token!r} is called now")
 
     # ---- a rewritten program ---------------------------------------------------
-    def _program(self, text: str, module: Module) -> str:
+    def _program(self, text: str, module: Module) -> Module:
         """A program that was rewritten from the old one, in the names and with the source lines of `module`."""
         rewritten = parse(text)
         metadata = [instruction.attributes.get("metadata") for instruction in module.instructions()]
@@ -232,7 +235,7 @@ class Relabelling:
             instruction.name = self._name(instruction.name)
             for name, callees in instruction.called.items():
                 instruction.attributes[name] = naming(instruction.attributes[name], callees)
-        return Module(module.name, rewritten.header, rewritten.computations, rewritten.entry, module.tables).to_text()
+        return Module(module.name, rewritten.header, rewritten.computations, rewritten.entry, module.tables)
 
     def _metadata(self, instruction: Instruction, by_text: Mapping[str, Attribute]) -> Attribute | None:
         """Of an instruction that a rewrite made, with the metadata of one that it was made from."""

@@ -74,7 +74,10 @@ def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Where one mesh axis shows in an instruction: dimension per operand leaf and per result leaf."""
+    """Where one mesh axis shows in an instruction: dimension per operand leaf and per result leaf.
+
+    A leaf is split over the axis, partial over it, or neither: `TensorSharding` allows no axis twice.
+    """
 
     operands: tuple[int | None, ...]
     results: tuple[int | None, ...]
@@ -146,20 +149,17 @@ def _explanations(rule: OpRule, ways: Sequence[LinearWay], use: _Use) -> list[Ex
 def _is_split_by(factor: Factor, use: _Use) -> bool:
     if factor.operands != use.operands or use.partial_operands:
         return False
-    is_split = any(dim is not None for dim in use.results)
     if not factor.contracted:
         return factor.results == use.results and not use.is_reduced and not use.partial_results
     if factor.reduction == "add":
-        return use.is_reduced_here or (use.stays_partial and not is_split)
-    return use.is_reduced_here and not is_split
+        return use.is_reduced_here or use.stays_partial
+    return use.is_reduced_here and all(dim is None for dim in use.results)
 
 
 def _is_handed_on(way: LinearWay, use: _Use) -> bool:
     if way.operands != use.partial_operands or any(dim is not None for dim in use.operands):
         return False
-    if use.stays_partial:
-        return all(dim is None for dim in use.results)
-    return use.is_reduced_here and bool(way.operands)
+    return use.stays_partial or (use.is_reduced_here and bool(way.operands))
 
 
 def _why_not(instruction: Instruction, rule: OpRule, use: _Use, entry: InstructionPlan) -> str:

@@ -12,13 +12,14 @@ from shardwright.cost import HardwareProfile
 from shardwright.cost.liveness import Liveness, liveness
 from shardwright.hlo import Module, parse
 from shardwright.options import name_matches
+from shardwright.planner.annotations import collect
 from shardwright.planner.budget import Memory
 from shardwright.planner.dataflow import Leaf, build_dataflow
 from shardwright.planner.force import state_arguments
 from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
 from shardwright.planner.names import argument_names, output_names
-from shardwright.planner.pins import Requirement, collect
+from shardwright.planner.pins import Requirement
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
 
@@ -75,7 +76,7 @@ class Structure:
         flow = program.flow
         self.free = free_nodes(flow, pinned)
         self.segments = find_segments(flow, self.free, program.state)
-        keys = {node: ("arriving",) for node in program.arriving}
+        keys = dict.fromkeys(program.arriving, ("arriving",))
         for node, what in extra.items():
             keys[node] = (*keys.get(node, ()), what)
         self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys)

@@ -221,12 +221,18 @@ class _Body:
     # ---- fusion ----------------------------------------------------------
     def is_written(self, instruction: Instruction) -> bool:
         """Whether the instruction ends a kernel, so that its result goes to memory."""
-        if instruction.opcode in _FREE or instruction.opcode in _CHEAP or instruction.size_bytes == 0:
+        if instruction.opcode in _FREE or instruction.size_bytes == 0 or self._is_cheap(instruction):
             return False
         if instruction.opcode in _ALONE or instruction.opcode in _ENDS:
             return True
         readers = list(self._kernels_reading(instruction.name))
         return len(readers) != 1 or readers[0] is None or readers[0].opcode in _ALONE
+
+    def _is_cheap(self, instruction: Instruction) -> bool:
+        """A broadcast, or a part or view of one: XLA makes the part at once."""
+        while instruction.opcode in _PARTS or instruction.opcode in ("copy", "reshape", "transpose", "bitcast"):
+            instruction = self.instructions[instruction.operands[0]]
+        return instruction.opcode in _CHEAP
 
     def _kernels_reading(self, name: str) -> Iterator[Instruction | None]:
         """Instructions that read a value, looking through views; None for what leaves the computation."""

@@ -74,6 +74,9 @@ class OpRule:
     bordered: tuple[Factor, ...] = ()
 
 
+#: Devices up to which a split along borders is looked for: more cut shards that only reach further.
+_MOST_PARTS = 16
+
 RuleFunction = Callable[[Instruction], OpRule]
 
 RULES: dict[str, RuleFunction] = {}
@@ -127,7 +130,7 @@ def factor(
     may_pad: bool = True,
     halo: tuple[Halo, ...] = (),
 ) -> Factor | None:
-    """The factor that splits dimension `d` of leaf `i` for each `{i: d}`; None where its size is 1.
+    """The factor that splits dimension `d` of leaf `i` for each `{i: d}`; None where its size is 1 or borders too far.
 
     Its size is the greatest common divisor of the dimensions it names, and of `parts` where given:
     that many equal, contiguous blocks exist in all of them. may_pad: False where XLA moves data for uneven
@@ -140,7 +143,7 @@ def factor(
         for leaf, dim in dims.items()
     ]
     size = gcd(parts, *sizes)
-    if size <= 1:
+    if size <= 1 or (halo and not _reachable(halo, size)):
         return None
     return Factor(
         name=name,
@@ -151,6 +154,12 @@ def factor(
         may_pad=may_pad and not halo and all(each == size for each in sizes),
         halo=halo,
     )
+
+
+def _reachable(halo: tuple[Halo, ...], size: int) -> bool:
+    """Whether direct neighbours hold all borders for any number of parts."""
+    counts = (parts for parts in range(2, min(size, _MOST_PARTS) + 1) if size % parts == 0)
+    return any(all(each.permutes(parts) is not None for each in halo) for parts in counts)
 
 
 def rule(factors: Iterable[Factor | None], reason: str = "", *, leafwise: bool = False) -> OpRule:

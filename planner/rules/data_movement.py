@@ -95,7 +95,7 @@ def slice_(instruction: Instruction) -> OpRule:
         if sizes[dim] != taken[dim] * stride:
             halo = (Halo(operand=0, size=sizes[dim], result_size=taken[dim], stride=stride, low=-start),)
         factors.append(factor(instruction, f"d{dim}", {0: dim}, {0: dim}, halo=halo))
-    return rule(factors)
+    return rule(factors, _too_far(sizes, factors))
 
 
 @strategy_rule("concatenate")
@@ -121,7 +121,7 @@ def pad(instruction: Instruction) -> OpRule:
         if (low, high, interior) != (0, 0, 0):
             halo = (Halo(operand=0, size=sizes[dim], result_size=padded[dim], low=low, dilation=interior + 1),)
         factors.append(factor(instruction, f"d{dim}", {0: dim}, {0: dim}, halo=halo))
-    return rule(factors)
+    return rule(factors, _too_far(sizes, factors))
 
 
 @strategy_rule("reverse")
@@ -143,6 +143,13 @@ def bitcast(instruction: Instruction) -> OpRule:
     if source.dimensions != target.dimensions or source.layout != target.layout or not same_bits:
         return rule([], "a bitcast that changes dimensions or layout follows memory order, not dimensions")
     return rule(_through(instruction, list(range(source.rank))))
+
+
+def _too_far(sizes: tuple[int, ...], factors: list[Factor | None]) -> str:
+    dims = [
+        str(dim) for dim, (size, found) in enumerate(zip(sizes, factors, strict=True)) if size > 1 and found is None
+    ]
+    return f"dimension {', '.join(dims)} needs more than the neighbours hold, or does not split evenly" if dims else ""
 
 
 def _through(instruction: Instruction, dims: list[int]) -> list[Factor | None]:

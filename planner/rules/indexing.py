@@ -9,7 +9,10 @@ from shardwright.planner.rules.reduction import reduction_of
 
 @strategy_rule("dynamic-slice")
 def dynamic_slice(instruction: Instruction) -> OpRule:
-    """Dimensions taken in full; where a slice starts elsewhere is known only at run time."""
+    """Dimensions taken in full; where a slice starts elsewhere is known only at run time.
+
+    Asked for a split result of a dimension that is cut, XLA gathers the operand and takes wrong elements.
+    """
     source, target = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
     full = [dim for dim, size in enumerate(target) if source[dim] == size]
     return rule((factor(instruction, f"d{d}", {0: d}, {0: d}) for d in full), _cut(len(target), full))

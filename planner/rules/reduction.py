@@ -100,12 +100,16 @@ def reduce_window(instruction: Instruction) -> OpRule:
         if span(window, dim, size) not in (Span.NONE, Span.TILES):
             halo = tuple(window_halo(window, dim, i, size, results[dim]) for i in every)
         factors.append(factor(instruction, f"d{dim}", dict.fromkeys(every, dim), dict.fromkeys(every, dim), halo=halo))
-    return rule(factors)
+    far = [str(dim) for dim, (size, found) in enumerate(zip(sizes, factors, strict=True)) if size > 1 and found is None]
+    return rule(factors, f"windows reach beyond the neighbours along dimension {', '.join(far)}" if far else "")
 
 
 @strategy_rule("select-and-scatter")
 def select_and_scatter(instruction: Instruction) -> OpRule:
-    """As its reduce-window: operand, source and result go together, where windows have no borders."""
+    """As its reduce-window: operand, source and result go together, where windows have no borders.
+
+    Along others XLA exchanges borders and computes wrong sums.
+    """
     window = instruction.get("window")
     sizes = operand_leaves(instruction)[0].dimensions
     apart = [dim for dim, size in enumerate(sizes) if span(window, dim, size) in (Span.NONE, Span.TILES)]

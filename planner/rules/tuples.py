@@ -54,14 +54,3 @@ def get_tuple_element(instruction: Instruction) -> OpRule:
         return replicated("its operand is not a tuple")
     first = sum(len(element.leaves) for element in shape.elements[: instruction.index])
     return leafwise(instruction, {i: first + i for i in range(len(instruction.shape.leaves))})
-
-
-@strategy_rule("rng-bit-generator")
-def random_bits(instruction: Instruction) -> OpRule:
-    """`-> i j` beside the state, which stays whole: each device keeps the block it is asked for.
-
-    XLA draws all numbers on every device, so the split saves memory, not time.
-    """
-    drawn = len(instruction.shape.leaves) - 1
-    rank = instruction.shape.leaves[drawn].rank
-    return rule((factor(instruction, f"d{dim}", {}, {drawn: dim}) for dim in range(rank)), "the state stays whole")

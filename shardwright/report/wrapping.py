@@ -9,8 +9,11 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-#: Behind blanks, commas and slashes; before a key (`['w']`, `[0..3]`) or an attribute (`.mu`, not `.py:63`).
-_BREAK = re.compile(r"(?<=[ /])|(?<=,)(?=[^ ])|(?<=[\w\])])(?=\[)|(?<=[\w\])])(?=\.[A-Za-z_]\w*+(?!:))")
+#: Behind blanks, commas and slashes, but not within `[data, -]`; before a key (`['w']`, `[0..3]`) or an attribute
+#: (`.mu`, not `.py:63`).
+_BREAK = re.compile(
+    r"(?:(?<=[ /])|(?<=,)(?=[^ ]))(?![^\[\]]*\])|(?<=[\w\])])(?=\[)|(?<=[\w\])])(?=\.[A-Za-z_]\w*+(?!:))"
+)
 
 #: What lines after the first begin with.
 _INDENT = " "

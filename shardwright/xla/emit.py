@@ -177,7 +177,7 @@ class _Emitter:
         from_scalars = all(operand.type.rank == 0 for _, operand in _tensors(operation.operands))
         for number, (_, result) in enumerate(_tensors(operation.results)):
             lies = _fitting(shardings[number], result) if number < len(shardings) else None
-            steps = _steps_of_sum(entry, lies, self.plan.mesh) if entry and lies else ()
+            steps = _steps_of_sum(operation, entry, lies, self.plan.mesh) if entry and lies else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
             idle = from_scalars and _is_whole_scalar(lies) and not steps
             self._define(result, lies, pinned=lies is not None and not idle, steps=steps)
@@ -259,7 +259,7 @@ class _Emitter:
     def _bring(self, source: Any, lies: TensorSharding | None, use: _Use) -> Any:
         assert use.wanted is not None
         with self.ir.InsertionPoint(use.operation):
-            for step in (*_steps_to(lies, use.wanted), use.wanted):
+            for step in (*_steps_to(lies, use.wanted, self.plan.mesh), use.wanted):
                 source = self._constraint(source, step, use.operation.location)
         return source
 
@@ -296,7 +296,9 @@ def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorShardi
     return tuple(leaf for value in shardings for leaf in value)
 
 
-def _steps_of_sum(entry: InstructionPlan, lies: TensorSharding, mesh: Mesh) -> tuple[TensorSharding, ...]:
+def _steps_of_sum(
+    operation: Any, entry: InstructionPlan, lies: TensorSharding, mesh: Mesh
+) -> tuple[TensorSharding, ...]:
     """How a result that is summed where it is made lies on its way: as summands, where its operands
     are partial already or only some of the axes scatter it, and as the whole sum, where it ends scattered."""
     if not entry.partial:
@@ -304,7 +306,8 @@ def _steps_of_sum(entry: InstructionPlan, lies: TensorSharding, mesh: Mesh) -> t
     whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
     handed_on = {axis for used in _flat(entry.operands) for axis in used.unreduced} & set(entry.partial)
     rest = {axis for axis in entry.partial if axis not in (*lies.axes, *lies.unreduced)}
-    if rest and whole.dims != lies.dims:  # scattered over some axes first: XLA would reduce whole arrays over all
+    if rest and whole.dims != lies.dims and not _reduces_at_once(operation):
+        # Scattered over some axes first: XLA would reduce whole arrays over all.
         return (_marked(whole, {*entry.partial, *lies.unreduced}, mesh), _marked(lies, {*rest, *lies.unreduced}, mesh))
     steps = [_marked(whole, {*handed_on, *lies.unreduced}, mesh)] if handed_on else []
     if whole != lies:
@@ -312,18 +315,33 @@ def _steps_of_sum(entry: InstructionPlan, lies: TensorSharding, mesh: Mesh) -> t
     return tuple(steps)
 
 
+def _reduces_at_once(operation: Any) -> bool:
+    """Whether XLA reduces what the operation sums over devices by itself, and would take a mark for a further sum.
+
+    The planner's `linear.reduced_at_once` is the same table, for its instructions.
+    """
+    kind = operation.operation.name
+    if kind == "stablehlo.convolution":
+        return bool(operation.attributes["batch_group_count"].value > 1)
+    return bool(kind == "stablehlo.gather")
+
+
 def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
     return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
 
 
-def _steps_to(lies: TensorSharding | None, wanted: TensorSharding) -> tuple[TensorSharding, ...]:
-    """How a value lies on its way to a use that moves it and sums it, or keeps it on one device for a sum, too:
-    as the whole sum where it was made, and as the whole value where it is wanted."""
-    if lies is None or lies.unreduced == wanted.unreduced:
+def _steps_to(lies: TensorSharding | None, wanted: TensorSharding, mesh: Mesh) -> tuple[TensorSharding, ...]:
+    """How a partial value lies on its way to a use that scatters it over some axes and reduces it over others:
+    scattered first, as in `_steps_of_sum`. All other moves XLA makes in the order that is meant: it reduces
+    before it moves, and moves before it keeps a whole value on one device for a sum."""
+    if lies is None or not lies.unreduced:
         return ()
-    kept = tuple(axis for axis in lies.unreduced if axis in wanted.unreduced)
-    steps = [TensorSharding(dims, kept) for dims in (lies.dims, wanted.dims)]
-    return tuple(dict.fromkeys(step for step in steps if step not in (lies, wanted)))
+    summed = set(lies.unreduced) - set(wanted.unreduced)
+    scattered = summed & set(wanted.axes)
+    rest = summed - scattered
+    if not scattered or not rest or _without(wanted.dims, tuple(scattered)) != lies.dims:
+        return ()
+    return (_marked(wanted, {*rest, *wanted.unreduced}, mesh),)
 
 
 def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:

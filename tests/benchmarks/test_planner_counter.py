@@ -248,3 +248,21 @@ ENTRY %main (a: f32[64]) -> f32[32] {
 """
     (collective,) = count(text, 4).collectives
     assert (collective.kind, collective.payload_bytes, collective.group_size) == ("reduce-scatter", 256, 2)
+
+
+def test_a_part_of_a_broadcast_is_never_written():
+    """A bias laid out whole and sliced to one device's rows costs what a broadcast does: nothing of its own."""
+    text = """HloModule m
+ENTRY %main (bias: f32[256], x: f32[128,256], start: s32[]) -> f32[128,256] {
+  %bias = f32[256]{0} parameter(0)
+  %x = f32[128,256]{1,0} parameter(1)
+  %start = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %whole = f32[1024,256]{1,0} broadcast(%bias), dimensions={1}
+  %copy = f32[1024,256]{1,0} copy(%whole)
+  %part = f32[128,256]{1,0} dynamic-slice(%copy, %start, %zero), dynamic_slice_sizes={128,256}
+  %twice = f32[128,256]{1,0} add(%part, %x)
+  ROOT %sum = f32[128,256]{1,0} multiply(%twice, %part)
+}
+"""
+    assert count(text, 1).memory_bytes == pytest.approx(2 * 128 * 256 * 4, rel=0.01)

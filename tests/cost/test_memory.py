@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cost import hardware_profile, memory
+from shardwright.cluster import Cluster
+from shardwright.cost import hardware_profile, memory, required_bytes
 from shardwright.hlo import parse
+from shardwright.options import plan_options
+from shardwright.planner import plan
 from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorSharding, VariablePlan
+from shardwright.xla import CompileService
 
 ONE = Mesh.of({"x": 1})
 Step = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
@@ -237,3 +241,23 @@ def test_calls_are_inlined_and_unread_results_cost_nothing() -> None:
     whole = TensorSharding.replicated(1)
     summary = memory(module, [], [variable(0, a, whole, None)], [variable(0, c, whole, None)], ONE)
     assert summary.temporaries_bytes == 1024 * 4  # what is between the two sorts
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[CompileService]:
+    with CompileService(8) as service:
+        yield service
+
+
+@pytest.mark.parametrize(("force", "mesh"), [("data", "8"), ("fsdp", "8"), ("tensor", "8"), ("mixed", "2x4")])
+def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService) -> None:
+    """Gradients wait for the one all-reduce that XLA:CPU makes of all; gathered weights live until they are used."""
+    step, arguments, donated = mlp(donate=True)
+    text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
+    made = plan(text, Cluster.local(8), plan_options(force=force, mesh=mesh))
+    program = service.compile(text, made, want_executable=False)
+    predicted = memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
+    assert program.memory is not None
+    assert predicted.arguments_bytes == program.memory.argument_bytes
+    assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.1)
+    assert required_bytes(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes

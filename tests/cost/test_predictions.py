@@ -42,7 +42,14 @@ def service() -> Iterator[CompileService]:
 
 @pytest.mark.parametrize(
     ("force", "mesh"),
-    [("data", {"data": 8}), ("tensor", {"model": 8}), ("mixed", {"data": 2, "model": 4}), ("fsdp", {"data": 8})],
+    [
+        ("data", {"data": 8}),
+        ("tensor", {"model": 8}),
+        ("tensor", {"data": 4, "model": 2}),
+        ("mixed", {"data": 2, "model": 4}),
+        ("mixed", {"data": 2, "model": 2, "sequence": 2}),
+        ("fsdp", {"data": 8}),
+    ],
 )
 def test_predicted_collectives_are_those_that_xla_inserts(
     text: str, service: CompileService, force: str, mesh: dict[str, int]

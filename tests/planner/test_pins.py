@@ -19,10 +19,10 @@ from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner import plan
+from shardwright.planner.annotations import collect
 from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.foreign import matching_axes
 from shardwright.planner.meshes import meshes_to_search
-from shardwright.planner.pins import collect
 from shardwright.plans import Mesh, Plan
 
 EIGHT = Cluster.local(8)

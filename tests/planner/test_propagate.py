@@ -14,8 +14,9 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.hlo import parse
+from shardwright.planner.annotations import collect
 from shardwright.planner.dataflow import Dataflow, build_dataflow
-from shardwright.planner.pins import allowed, collect
+from shardwright.planner.pins import allowed
 from shardwright.planner.prices import Prices
 from shardwright.planner.propagate import propagate
 from shardwright.planner.strategies import Strategy, StrategyBuilder

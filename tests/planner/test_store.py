@@ -93,12 +93,12 @@ def _hammer(folder: Path, seed: int) -> None:
 
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    children = [context.Process(target=_hammer, args=(tmp_path, seed)) for seed in (1, 2, 3)]
+    children = [context.Process(target=_hammer, args=(tmp_path, seed)) for seed in (1, 2)]
     for child in children:
         child.start()
     for child in children:
         child.join()
-    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert [child.exitcode for child in children] == [0, 0]
     assert not list(tmp_path.glob("*.part"))
     assert len(list(tmp_path.iterdir())) <= 7
 

@@ -343,6 +343,7 @@ ENTRY main {
   shifted = f32[8,4]{1,0} add(p, ones)
   same = f32[8,4]{1,0} add(p, zeros)
   narrow = bf16[8,4]{1,0} convert(p)
+  cleared = f32[9,4]{1,0} pad(p, zero), padding=0_1x0_0
   padded = f32[9,4]{1,0} pad(p, one), padding=0_1x0_0
   total = f32[8]{0} reduce(p, one), dimensions={1}, to_apply=region_add
   rows = f32[3,4]{1,0} gather(p, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,4}
@@ -356,8 +357,8 @@ WHOLE, NUMBER, INDEX = sharding("", ""), TensorSharding(()), sharding("")
 
 
 def test_partial_sums_go_where_the_instruction_is_linear() -> None:
-    both, left = [PARTIAL, PARTIAL], [PARTIAL, WHOLE]
-    for name, operands in {"scaled": left, "square": left, "same": both, "shifted": both}.items():
+    both, left, number = [PARTIAL, PARTIAL], [PARTIAL, WHOLE], [PARTIAL, NUMBER]
+    for name, operands in {"scaled": left, "square": left, "same": both, "shifted": both, "cleared": number}.items():
         check_plan(*by_hand(LINEAR, SUMMED | {name: (operands, PARTIAL, ())}))
     gathered = SUMMED | {"rows": ([PARTIAL, INDEX], PARTIAL, ()), "out": ([PARTIAL], PARTIAL, ())}
     refused(*by_hand(LINEAR, gathered), "output 0", "partial: nothing reduces it")
@@ -382,6 +383,12 @@ def test_partial_sums_go_where_the_instruction_is_linear() -> None:
 )
 def test_partial_sums_go_nowhere_else(name: str, operands: list[TensorSharding], result: TensorSharding) -> None:
     refused(*by_hand(LINEAR, SUMMED | {name: (operands, result, ())}), name, "linear in its partial operand")
+
+
+def test_instructions_that_differ_in_a_constant_are_judged_apart() -> None:
+    """`padded` is `cleared` but for what it pads with."""
+    padded = {name: ([PARTIAL, NUMBER], PARTIAL, ()) for name in ("cleared", "padded")}
+    refused(*by_hand(LINEAR, SUMMED | padded), "1 problem(s)", "main/padded")
 
 
 def test_only_zero_is_partial_from_the_start() -> None:

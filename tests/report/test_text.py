@@ -215,8 +215,20 @@ def test_names_break_before_their_brackets_and_lose_nothing(width: int) -> None:
 
 
 def test_sentences_break_between_words_only() -> None:
-    text = "gradient of params['blocks'][0..11]['w'], opt_state[0].mu for matmul (model.py:63)"
-    pieces = ["gradient", "of", "params", "['blocks']", "[0..11]", "['w'],", "opt_state", "[0]", ".mu", "(model.py:63)"]
+    text = "gradient of params['blocks'][0..11]['w'], opt_state[0].mu [data, -, -] for matmul (model.py:63)"
+    pieces = [
+        "[data, -, -]",
+        "gradient",
+        "of",
+        "params",
+        "['blocks']",
+        "[0..11]",
+        "['w'],",
+        "opt_state",
+        "[0]",
+        ".mu",
+        "(model.py:63)",
+    ]
     for width in range(16, 90):
         lines = Wrapped(text).lines(width)
         assert max(map(len, lines)) <= width
@@ -266,6 +278,7 @@ def test_equal_segments_share_a_row() -> None:
     row = next(line for line in text.splitlines() if "block 0" in line)
     assert row.split()[:4] == ["block", "0", "70", "12"]
     assert "add.0 [-, model], v.0 [-, -], v.1 [-, -], and 2 more" in " ".join(text.split())
+    assert "[-, model]" in explain_plan(made, width=80)
     assert [segment["equal"] for segment in as_dict(made)["segments"]] == [12, 2]
     assert "Segments" not in explain_plan(plan())
 

@@ -29,23 +29,26 @@ class Case:
     instruction: Instruction
     factors: tuple[Factor, ...]
 
-    def assignments(self, mesh: Mesh, *, deny: bool = True) -> Iterator[Assignment]:
-        """Every choice of at most one factor per axis that divides it, except all idle and what is denied."""
+    def assignments(self, mesh: Mesh, *, uneven: bool = False) -> Iterator[Assignment]:
+        """Every choice of at most one factor per axis, except all idle and what is denied.
+
+        uneven: those where some factor is padded; otherwise those where all axes divide.
+        """
         axes = mesh.axes
         for chosen in product((None, *self.factors), repeat=len(axes)):
             assignment = {axis.name: factor for axis, factor in zip(axes, chosen, strict=True)}
-            if not any(chosen) or not _divides(assignment, mesh):
+            if not any(chosen) or not _fits(assignment, mesh, uneven):
                 continue
-            if deny and denied(self.instruction, assignment, mesh):
-                continue
-            yield assignment
+            if not denied(self.instruction, assignment, mesh):
+                yield assignment
 
 
-def _divides(assignment: Assignment, mesh: Mesh) -> bool:
-    return all(
-        factor.size % parts == 0 and all(halo.permutes(parts) is not None for halo in factor.halo)
-        for factor, parts in shares(assignment, mesh).items()
-    )
+def _fits(assignment: Assignment, mesh: Mesh, uneven: bool) -> bool:
+    taken = shares(assignment, mesh)
+    padded = [factor for factor, parts in taken.items() if factor.size % parts]
+    if any(halo.permutes(parts) is None for factor, parts in taken.items() for halo in factor.halo):
+        return False
+    return bool(padded) == uneven and all(factor.may_pad for factor in padded)
 
 
 def shares(assignment: Assignment, mesh: Mesh) -> dict[Factor, int]:

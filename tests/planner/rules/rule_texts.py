@@ -43,3 +43,23 @@ TEXTS = {
         "f32[4,8] reduce-window(p0, p1), window={size=1x8 pad=0_0x7_0}, to_apply=add", "f32[4,8]", "f32[]", region=_ADD
     ),
 }  # fmt: skip
+
+#: XLA:CPU has no kernel for these: they are partitioned, not run.
+RAGGED = {
+    "ragged": _module(
+        "f32[16,12] ragged-dot(p0, p1, p2), lhs_contracting_dims={1}, rhs_contracting_dims={1}, "
+        "lhs_ragged_dims={0}, rhs_group_dims={0}", "f32[16,8]", "f32[4,8,12]", "s32[4]",
+    ),
+    "ragged_rows": _module(
+        "f32[16,4,12] ragged-dot(p0, p1, p2), lhs_contracting_dims={2}, rhs_contracting_dims={1}, "
+        "lhs_ragged_dims={0}, rhs_group_dims={0}", "f32[16,4,8]", "f32[4,8,12]", "s32[4]",
+    ),
+    "ragged_batch": _module(
+        "f32[4,16,12] ragged-dot(p0, p1, p2), lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, "
+        "rhs_contracting_dims={2}, lhs_ragged_dims={1}, rhs_group_dims={1}", "f32[4,16,8]", "f32[4,4,8,12]", "s32[4,4]",
+    ),
+    "ragged_gradient": _module(
+        "f32[4,8,12] ragged-dot(p0, p1, p2), lhs_contracting_dims={0}, rhs_contracting_dims={0}, lhs_ragged_dims={0}",
+        "f32[16,8]", "f32[16,12]", "s32[4]",
+    ),
+}  # fmt: skip

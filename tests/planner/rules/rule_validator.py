@@ -11,10 +11,13 @@ emitted as a Plan, compiled, run on CPU devices, and compared with the unsharded
 
 from __future__ import annotations
 
+import contextlib
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -146,6 +149,20 @@ def judge_all(trials: Iterable[Trial], batch: int = 150) -> list[Verdict]:
             else:
                 pending += [group[: len(group) // 2], group[len(group) // 2 :]]
     return verdicts
+
+
+def partitioned(trial: Trial) -> str:
+    """What XLA's partitioner makes of a trial, also of one that XLA:CPU has no kernel for."""
+    bundle = Bundle(trial.mesh)
+    bundle.add(0, trial)
+    devices = jax.devices("cpu")[: trial.mesh.device_count]
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [("xla_dump_to", folder), ("xla_dump_hlo_pass_re", ".*spmd-partitioning")]
+        options = private.compile_options([device.id for device in devices], overrides=overrides)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            private.compile_and_load(emit_stablehlo(bundle.module().to_text(), bundle.plan()), devices, options)
+        (dump,) = Path(folder).glob("*after_spmd-partitioning*.txt")
+        return dump.read_text()
 
 
 def _input(shape: ArrayShape, seed: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from jaxlib import _hlo
@@ -10,6 +11,7 @@ from jaxlib import _hlo
 from shardwright.errors import InternalError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.rules import coverage, rule_of, strategy_rule
+from shardwright.planner.rules.table import opcode_table
 
 #: Where HLO text spells an opcode in another way than its enumerator.
 _SPELLED = {
@@ -41,6 +43,18 @@ def test_spelling_is_what_xla_parses(opcode: str) -> None:
     text = f"HloModule m\nENTRY e {{\n ROOT x = {shape} {opcode}"
     with pytest.raises(Exception, match=r"expects '\('"):
         _hlo.hlo_module_from_text(text)
+
+
+def test_document_has_the_table() -> None:
+    """`python benchmarks/validate_rules.py --table` prints what belongs there."""
+    document = Path(__file__).parents[3] / "docs" / "rules.md"
+    assert opcode_table() in document.read_text()
+
+
+def test_most_opcodes_that_compute_have_a_rule() -> None:
+    """Whole are those that communicate, talk to the host or come after sharding, and the few that XLA gathers."""
+    whole = {opcode for opcode, reason in coverage().items() if reason != "rule"}
+    assert len(whole & set(OPCODES.values())) <= 43
 
 
 def test_unknown_opcode_is_replicated_with_a_reason() -> None:

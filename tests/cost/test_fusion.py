@@ -1,0 +1,78 @@
+"""What is stored, compiler by compiler, and the order it runs in; on programs small enough to say by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cost import hardware_profile
+from shardwright.cost.fusion import Kernels, Program, fuse
+from shardwright.cost.inline import inlined
+from shardwright.cost.lowered import Lowering
+from shardwright.cost.schedule import schedule
+from shardwright.hlo import parse
+from shardwright.plans import Mesh
+
+LAYERS = """HloModule layers, entry_computation_layout={(f32[64,64]{1,0}, f32[64]{0})->f32[64,64]{1,0}}
+
+sum {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  b = f32[64]{0} parameter(1)
+  zero = f32[] constant(0)
+  first = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  wide = f32[64,64]{1,0} broadcast(b), dimensions={1}
+  biased = f32[64,64]{1,0} add(first, wide)
+  active = f32[64,64]{1,0} tanh(biased)
+  second = f32[64,64]{1,0} dot(active, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  third = f32[64,64]{1,0} dot(active, second), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  square = f32[64,64]{1,0} multiply(third, third)
+  total = f32[64]{0} reduce(square, zero), dimensions={0}, to_apply=sum
+  spread = f32[64,64]{1,0} broadcast(total), dimensions={1}
+  ROOT out = f32[64,64]{1,0} subtract(biased, spread)
+}
+"""
+
+
+def fused(profile: str) -> tuple[Program, Kernels]:
+    hardware = hardware_profile(profile)
+    program = Lowering(Mesh(axes=()), {}, hardware).program(inlined(parse(LAYERS).entry))
+    return program, fuse(program, hardware.compiler)
+
+
+@pytest.mark.parametrize(
+    ("profile", "kernels"),
+    [
+        # tanh is computed once for its two products; the sum is repeated by tanh and at the end.
+        ("cpu", {"first", "active", "second", "third", "total", "out"}),
+        # Each product computes the tanh again; the last one is part of the reduction of its square.
+        ("tpu-v5e", {"first", "second", "total", "out"}),
+    ],
+)
+def test_what_is_stored(profile: str, kernels: set[str]) -> None:
+    program, found = fused(profile)
+    stored = {program.instructions[i].name for i, kept in enumerate(found.is_kept) if kept and not found.is_view[i]}
+    assert stored - {"x", "b", "zero"} == kernels
+
+
+def test_breadth_first_runs_what_is_ready_before_what_becomes_so() -> None:
+    program, found = fused("cpu")
+    order = [program.instructions[node].name for (node,) in schedule(program, found, "breadth-first")]
+    assert [name for name in order if name not in {"x", "b", "zero"}] == [
+        "first", "active", "second", "third", "total", "out",
+    ]  # fmt: skip
+    assert order[:2] == ["x", "b"]
+
+
+def test_nodes_that_run_together_wait_for_the_last() -> None:
+    program, found = fused("cpu")
+    names = {instruction.name: node for node, instruction in enumerate(program.instructions)}
+    pair = (names["active"], names["total"])
+    # `total` needs what `active` makes: they cannot run as one, and run apart.
+    assert all(len(step) == 1 for step in schedule(program, found, "breadth-first", [pair]))
+    free = (names["x"], names["b"])
+    assert schedule(program, found, "breadth-first", [free])

@@ -1,0 +1,86 @@
+"""Splits that no rule offers: XLA gathers an operand whole for them, or is wrong. A failure means XLA was mended."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from rule_cases import Trial, cases_of
+from rule_programs import f32, hlo_text, s32
+from rule_texts import TEXTS
+from rule_validator import Verdict, judge, partitioned
+
+from shardwright.planner.rules import Factor
+from shardwright.plans import Mesh
+
+
+@dataclass(frozen=True)
+class Split:
+    """Dimensions of an instruction's operand and result leaves, split over four devices."""
+
+    text: str
+    opcode: str
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+
+
+def _smooth(x: jax.Array) -> jax.Array:
+    return jnp.sin(lax.reduce_window(x, -jnp.inf, lax.max, (1, 3), (1, 1), "SAME")).sum()
+
+
+_PROGRAMS = {
+    "largest windows": (jax.grad(_smooth), (f32(4, 8),)),
+    "dynamic slice": (lambda x, i: lax.dynamic_slice(x, (0, i), (4, 4)), (f32(4, 8), s32())),
+    "dynamic update": (lambda x, y, i: lax.dynamic_update_slice(x, y, (0, i)), (f32(4, 8), f32(4, 4), s32())),
+}
+
+GATHERED = {
+    "fft along the batch": Split("fourier_batch", "fft", (0,), (0,)),
+    "real fft along the batch": Split("fourier_real", "fft", (0,), (0,)),
+    "topk along the batch": Split("largest", "topk", (0,), (0, 0)),
+    "normalization by features": Split("normalize", "batch-norm-inference", (3, 0, 0, 0, 0), (3,)),
+    "normalization along the batch": Split("normalize", "batch-norm-inference", (0, *[None] * 4), (0,)),
+    "normalization in training": Split("normalize_training", "batch-norm-training", (3, 0, 0), (3, 0, 0)),
+    "gradient of normalization": Split("normalize_gradient", "batch-norm-grad", (3, 0, 0, 0, 3), (3, 0, 0)),
+    "dynamic update": Split("dynamic update", "dynamic-update-slice", (1, 1, None, None), (1,)),
+}
+
+WRONG = {
+    "dynamic slice": Split("dynamic slice", "dynamic-slice", (1, None, None), (1,)),
+    "borders of the largest": Split("largest windows", "select-and-scatter", (1, 1, None), (1,)),
+    "running sum": Split("prefix", "reduce-window", (1, None), (1,)),
+}
+
+
+def _verdict(split: Split) -> Verdict:
+    text = TEXTS.get(split.text) or hlo_text(_PROGRAMS[split.text])
+    cases = cases_of({"whole": text}, without_factors=True)
+    (case,) = [case for case in cases if case.instruction.opcode == split.opcode]
+    factor = Factor(name="split", size=4, operands=split.operands, results=split.results)
+    assert not any(f.operands == split.operands and f.results == split.results for f in case.factors)
+    (verdict,) = judge([Trial(case, {"x": factor}, Mesh.of({"x": 4}))])
+    return verdict
+
+
+@pytest.mark.parametrize("split", GATHERED.values(), ids=GATHERED)
+def test_xla_gathers(split: Split) -> None:
+    verdict = _verdict(split)
+    whole = verdict.trial.case.instruction.operands[0].shape.size_bytes
+    assert ("all-gather", whole) in {(moved.kind, moved.size_bytes) for moved in verdict.moved}, str(verdict)
+
+
+@pytest.mark.parametrize("split", WRONG.values(), ids=WRONG)
+def test_xla_is_wrong(split: Split) -> None:
+    assert _verdict(split).wrong
+
+
+@pytest.mark.parametrize("program", ["random_bits", "random_philox"])
+def test_xla_draws_all_numbers_on_every_device(program: str) -> None:
+    (case,) = cases_of({program: TEXTS[program]}, without_factors=True)
+    factor = Factor(name="split", size=4, operands=(None,), results=(None, 0))
+    text = partitioned(Trial(case, {"x": factor}, Mesh.of({"x": 4})))
+    assert re.search(r"u32\[4,8\]\S*\) rng-bit-generator", text), text
