@@ -138,11 +138,14 @@ def lay_out(
 
 
 def _signatures(flow: Dataflow) -> tuple[list[int], list[Instruction]]:
-    """Per node the number of its instruction's signature, and an instruction of each."""
+    """Per node the number of its instruction's signature, and an instruction of each; -1 for what only hands on."""
     numbers: dict[Hashable, int] = {}
     instructions: list[Instruction] = []
     found = []
     for node in flow.nodes:
+        if node.is_value:
+            found.append(-1)
+            continue
         number = numbers.setdefault(signature(node.instruction), len(numbers))
         if number == len(instructions):
             instructions.append(node.instruction)
@@ -159,13 +162,15 @@ def _can_be_partial(
 ) -> list[bool]:
     """Per node, whether its value may be a partial sum: made by a contracted factor, or linear in what may be one.
 
-    made: nodes with such a factor. What loops carry may be if all that flows into it may: assumed first, dropped until nothing changes.
+    made: nodes with such a factor. What loops carry may be if all that flows into it may: assumed first, dropped
+    until nothing changes.
     """
     fixed = pinned | set(flow.parameters) | set(flow.outputs)
     can = [False] * len(flow.nodes)
     for node in flow.nodes:
         can[node.index] = node.is_value and bool(node.uses) and node.index not in fixed and node.shapes[0].rank > 0
         can[node.index] = can[node.index] and not node.shapes[0].element_type.startswith(("pred", "s", "u"))
+    zero = [free[node.index] and is_zero(node.instruction) for node in flow.nodes]
     changed = True
     while changed:
         changed = False
@@ -174,7 +179,7 @@ def _can_be_partial(
             if i in fixed:
                 continue
             if free[i]:
-                found = is_zero(node.instruction)
+                found = zero[i]
             elif node.is_value:
                 found = can[i] and all(can[use.source[0]] for use in node.uses)
             else:

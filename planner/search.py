@@ -29,6 +29,7 @@ from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import Memory, Peak, Price, breakdown
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.collector import collector_paused
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced, check_force, forced, origin
 from shardwright.planner.graph import Graph, Variable, free_nodes, with_views
@@ -88,7 +89,8 @@ def plan(
     the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
     plan satisfies them together.
     """
-    return Search(hlo, cluster, options or PlanOptions(), progress).run()
+    with collector_paused():
+        return Search(hlo, cluster, options or PlanOptions(), progress).run()
 
 
 class Search:
