@@ -164,6 +164,17 @@ def test_output_shares_the_view_of_the_argument_whose_buffer_it_takes() -> None:
         assert_same(parse(text), made, ARGUMENTS[1:])
 
 
+def test_output_in_an_arguments_buffer_follows_even_if_it_is_made_of_something_else() -> None:
+    def reset(w: Any, x: Any) -> Any:
+        a, b = jnp.split(x @ w, 2, axis=-1)
+        return jnp.full_like(w, 0.5), a * b
+
+    text = str(jax.jit(reset, donate_argnums=0).lower(ARGUMENTS[1], ARGUMENTS[0]).as_text("hlo"))
+    made = rewrite(parse(text))
+    assert made.parameters == made.outputs == {0: (8, 2, 16)}
+    assert_same(parse(text), made, ARGUMENTS[::-1])
+
+
 def test_initializer_makes_its_output_in_the_view() -> None:
     module = lowered(lambda key: jax.random.normal(jax.random.wrap_key_data(key), (8, 32)), np.zeros(2, np.uint32))
     made = rewrite(module, Required(outputs={0: (8, 2, 16)}))
