@@ -101,7 +101,7 @@ probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which colle
 	@$(BIN)/python benchmarks/probe_moves.py
 
 .PHONY: verify-truth
-verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (15 minutes).
+verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (20 minutes).
 	@$(BIN)/python benchmarks/check_truth.py --explain
 
 .PHONY: check-memory

@@ -24,7 +24,7 @@ from shardwright.config import MAX_MESH_AXES, PlanOptions
 from shardwright.cost.collectives import device_groups
 from shardwright.errors import OptionError
 from shardwright.options import DEFAULT_AXES
-from shardwright.planner.pins import Requirements, named_axes, program_meshes, tiled_sizes
+from shardwright.planner.pins import Requirements, axis_orders, named_axes, program_meshes, tiled_sizes
 from shardwright.plans import Mesh, MeshAxis
 
 #: What a set of axes looks like from outside: per group of devices, its members on each node.
@@ -87,11 +87,20 @@ def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: in
         if prod(sizes.values()) != device_count or len(real) > MAX_MESH_AXES or not set(names) <= set(sizes):
             continue
         if all(name.isidentifier() for name in real) and real:
-            return Mesh.of(real)
+            return Mesh.of({name: real[name] for name in _ordered(tuple(real), axis_orders(requirements))})
     tiles = () if names else tiled_sizes(requirements, device_count)
     if 0 < len(tiles) <= MAX_MESH_AXES:
         return Mesh.of(dict(zip(DEFAULT_AXES, tiles, strict=False)))
     return None
+
+
+def _ordered(names: tuple[str, ...], orders: set[tuple[str, ...]]) -> tuple[str, ...]:
+    """`names` as near to their own order as has each of `orders` major first; as they are where nothing has."""
+    for found in permutations(names):
+        places = [[found.index(name) for name in order if name in found] for order in orders]
+        if all(each == sorted(each) for each in places):
+            return found
+    return names
 
 
 def candidate_meshes(

@@ -125,6 +125,16 @@ def program_meshes(requirements: Requirements) -> tuple[Mapping[str, int], ...]:
     return tuple(sizes for sizes in found.values() if sizes)
 
 
+def axis_orders(requirements: Requirements) -> set[tuple[str, ...]]:
+    """Axes of the program's meshes that split one dimension together, major first."""
+    return {
+        tuple(part.axis for part in dim.parts)
+        for each in _foreign_shardings(requirements)
+        for dim in each.dims.values()
+        if len(dim.parts) > 1
+    }
+
+
 def tiled_sizes(requirements: Requirements, device_count: int) -> tuple[int, ...]:
     """Sizes of the axes, major first, of the coarsest mesh that has all tiles of the program's shardings.
 

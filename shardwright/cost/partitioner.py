@@ -10,14 +10,13 @@ point of following XLA instead of theory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from shardwright.cost.tilings import Order, Tiling, arranged, cut, reshaped
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One collective over the devices that differ in `atoms`; elements: of its payload on one device."""
 
     kind: str

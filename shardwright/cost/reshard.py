@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import lcm, prod
+from math import prod
 
 from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
 from shardwright.cost.partitioner import Resharding, Step, refined
@@ -54,15 +54,15 @@ def reshard(
     shape: logical dimensions in elements; shards are rounded up where an axis does not divide.
     Axes in `source.unreduced` and not in `target.unreduced` are reduced first.
     """
-    large = _axes(mesh)
-    have, want = (tuple(tuple(a for a in axes if a in large) for axes in s.dims) for s in (source, target))
-    reduced = tuple(axis for axis in large if axis in source.unreduced and axis not in target.unreduced)
+    paths = _paths(mesh)
+    have, want = paths.real(source.dims), paths.real(target.dims)
     bits = ELEMENT_BITS[element_type]
     moves: list[Move] = []
+    reduced = tuple(axis for axis in paths.sizes if axis in source.unreduced and axis not in target.unreduced)
     if reduced:
-        have, moves = _reduce(bits, shape, have, want, reduced, mesh)
+        have, moves = _reduce(bits, shape, have, want, reduced, paths)
     if have != want:
-        moves += [_move(step, bits, mesh) for step in _steps(shape, have, want, mesh)]
+        moves += [_move(step, bits, paths) for step in paths.steps(shape, have, want)]
     return tuple(moves)
 
 
@@ -81,70 +81,93 @@ def reshard_time_s(
 
 # ---- partial sums ----------------------------------------------------------------
 def _reduce(
-    bits: int, shape: tuple[int, ...], have: Dims, want: Dims, reduced: tuple[str, ...], mesh: Mesh
+    bits: int, shape: tuple[int, ...], have: Dims, want: Dims, reduced: tuple[str, ...], paths: _Paths
 ) -> tuple[Dims, list[Move]]:
     """The moves that reduce partial sums over the axes `reduced`, and the dims after them."""
-    landing = _landing(have, want, reduced, mesh)
+    landing = _landing(have, want, reduced, paths)
     scattered = [axis for axes in landing for axis in axes]
     rest = [axis for axis in reduced if axis not in scattered]
     held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
     moves = []
     if scattered:
-        moves.append(_reduction("reduce-scatter", scattered, _shard_bytes(bits, shape, have, mesh), mesh))
+        moves.append(_reduction("reduce-scatter", scattered, bits, shape, have, paths))
     if rest:
-        moves.append(_reduction("all-reduce", rest, _shard_bytes(bits, shape, held, mesh), mesh))
+        moves.append(_reduction("all-reduce", rest, bits, shape, held, paths))
     return held, moves
 
 
-def _landing(have: Dims, want: Dims, reduced: tuple[str, ...], mesh: Mesh) -> Dims:
+def _landing(have: Dims, want: Dims, reduced: tuple[str, ...], paths: _Paths) -> Dims:
     """Axes of `reduced` over which the whole sum would be sliced first: a device needs its slice only."""
-    whole = tiling_of(have, mesh)
-    sliced = refined(whole, tiling_of(want, mesh))
+    whole = paths.tiling(have)
+    sliced = refined(whole, paths.tiling(want))
     if sliced is None:
         return ((),) * len(have)
     added = [after[len(before) :] for before, after in zip(whole.parts, sliced.parts[:-1], strict=False)]
     wanted = {axis for axes in want for axis in axes}
-    return tuple(tuple(axis for axis in reduced if axis in wanted and _covers(atoms, axis, mesh)) for atoms in added)
+    landing = [axis for axis in reduced if axis in wanted]
+    return tuple(tuple(axis for axis in landing if _covers(atoms, axis, paths)) for atoms in added)
 
 
-def _covers(atoms: Order, axis: str, mesh: Mesh) -> bool:
-    return count([atom for atom in atoms if atom.axes == (axis,)]) == mesh.sizes[axis]
+def _covers(atoms: Order, axis: str, paths: _Paths) -> bool:
+    return count([atom for atom in atoms if atom.axes == (axis,)]) == paths.sizes[axis]
 
 
-def _reduction(kind: str, axes: Iterable[str], payload_bytes: int, mesh: Mesh) -> Move:
-    ordered = _ordered(axes, mesh)
-    return Move(kind=kind, axes=ordered, payload_bytes=payload_bytes, group_size=mesh.size(ordered))
-
-
-def _shard_bytes(bits: int, shape: tuple[int, ...], dims: Iterable[tuple[str, ...]], mesh: Mesh) -> int:
-    return _bytes(bits, prod(-(-size // mesh.size(axes)) for size, axes in zip(shape, dims, strict=True)))
+def _reduction(kind: str, axes: Iterable[str], bits: int, shape: tuple[int, ...], dims: Dims, paths: _Paths) -> Move:
+    """A reduction of an array that is split like `dims`."""
+    ordered = paths.ordered(axes)
+    elements = prod(-(-size // tiles) for size, tiles in zip(shape, paths.tiling(dims).tiles, strict=True))
+    group_size = prod(paths.sizes[axis] for axis in ordered)
+    return Move(kind=kind, axes=ordered, payload_bytes=_bytes(bits, elements), group_size=group_size)
 
 
 # ---- whole values ------------------------------------------------------------------
-def _steps(shape: tuple[int, ...], have: Dims, want: Dims, mesh: Mesh) -> tuple[Step, ...]:
-    """The partitioner's steps. Even shards of all sizes take the same ones, so those are followed once."""
-    factors = tuple(lcm(mesh.size(a), mesh.size(b)) for a, b in zip(have, want, strict=True))
-    if any(size % factor for size, factor in zip(shape, factors, strict=True)):
-        return _followed(shape, have, want, mesh)
-    even = (mesh.device_count**2,) * len(shape)
-    scale_up, scale_down = prod(shape), prod(even)
-    return tuple(
-        Step(step.kind, step.atoms, step.elements * scale_up // scale_down)
-        for step in _followed(even, have, want, mesh)
-    )
+class _Paths:
+    """The partitioner's steps on one mesh, remembered. sizes: of the axes of more than one device, in mesh order."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.sizes = {axis.name: axis.size for axis in mesh.axes if axis.size > 1}
+        self._has_idle_axes = len(self.sizes) < len(mesh.axes)
+        self._even_size = mesh.device_count**2
+        self.tiling = lru_cache(maxsize=1 << 14)(lambda dims: tiling_of(dims, mesh))
+        self._followed = lru_cache(maxsize=1 << 16)(self._follow)
+
+    def real(self, dims: Dims) -> Dims:
+        """Dims without axes of one device."""
+        if not self._has_idle_axes:
+            return dims
+        return tuple(tuple(axis for axis in axes if axis in self.sizes) for axes in dims)
+
+    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        chosen = set(axes)
+        return tuple(axis for axis in self.sizes if axis in chosen)
+
+    def steps(self, shape: tuple[int, ...], have: Dims, want: Dims) -> tuple[Step, ...]:
+        """The steps of one move. Even shards of all sizes take the same ones, so those are followed once."""
+        tiles = zip(shape, self.tiling(have).tiles, self.tiling(want).tiles, strict=True)
+        if any(size % before or size % after for size, before, after in tiles):
+            return self._followed(shape, have, want)
+        even = (self._even_size,) * len(shape)
+        steps = self._followed(even, have, want)
+        if shape == even:
+            return steps
+        scale_up, scale_down = prod(shape), prod(even)
+        return tuple(Step(step.kind, step.atoms, step.elements * scale_up // scale_down) for step in steps)
+
+    def _follow(self, shape: tuple[int, ...], have: Dims, want: Dims) -> tuple[Step, ...]:
+        resharding = Resharding(shape)
+        resharding.run(self.tiling(have), self.tiling(want))
+        return tuple(resharding.steps)
 
 
-@lru_cache(maxsize=1 << 16)
-def _followed(shape: tuple[int, ...], have: Dims, want: Dims, mesh: Mesh) -> tuple[Step, ...]:
-    resharding = Resharding(shape)
-    resharding.run(tiling_of(have, mesh), tiling_of(want, mesh))
-    return tuple(resharding.steps)
+@lru_cache(maxsize=64)
+def _paths(mesh: Mesh) -> _Paths:
+    return _Paths(mesh)
 
 
-def _move(step: Step, bits: int, mesh: Mesh) -> Move:
+def _move(step: Step, bits: int, paths: _Paths) -> Move:
     return Move(
         kind=step.kind,
-        axes=_ordered((axis for atom in step.atoms for axis in atom.axes), mesh),
+        axes=paths.ordered(axis for atom in step.atoms for axis in atom.axes),
         payload_bytes=_bytes(bits, step.elements),
         group_size=count(step.atoms),
     )
@@ -152,14 +175,3 @@ def _move(step: Step, bits: int, mesh: Mesh) -> Move:
 
 def _bytes(bits: int, elements: int) -> int:
     return (elements * bits + 7) // 8
-
-
-@lru_cache
-def _axes(mesh: Mesh) -> tuple[str, ...]:
-    """Axes of more than one device."""
-    return tuple(axis.name for axis in mesh.axes if axis.size > 1)
-
-
-def _ordered(axes: Iterable[str], mesh: Mesh) -> tuple[str, ...]:
-    chosen = set(axes)
-    return tuple(axis.name for axis in mesh.axes if axis.name in chosen)

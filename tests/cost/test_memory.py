@@ -259,5 +259,5 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     predicted = memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
     assert program.memory is not None
     assert predicted.arguments_bytes == program.memory.argument_bytes
-    assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.1)
+    assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)
     assert required_bytes(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes

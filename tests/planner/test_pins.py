@@ -202,6 +202,15 @@ def test_the_programs_own_mesh_is_taken_where_it_fits_the_cluster() -> None:
     assert {"data": 4} in meshes(text, Cluster.local(4))  # another number of devices: all meshes are tried
 
 
+def test_the_programs_mesh_is_turned_where_its_shardings_need_another_major_axis() -> None:
+    turned = lowered(lambda x: constrain(jnp.sin(x), ("tp", "dp"), None) * 2, shape(16, 8))
+    assert [list(mesh.items()) for mesh in meshes(turned)] == [[("tp", 4), ("dp", 2)]]
+    assert constraints(on_own_mesh(turned)) == [(("tp", "dp"), ())]
+    both = lowered(lambda x: constrain(constrain(x + 1, ("tp", "dp"), None) * 2, ("dp", "tp"), None) * 2, shape(16, 8))
+    with pytest.raises(AnnotationError, match="out of the mesh's order"):
+        on_own_mesh(both)
+
+
 def test_tiles_that_name_no_axes_make_a_mesh() -> None:
     text = constrained("sharding={devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}")
     assert meshes(text) == [{"data": 2, "model": 4}]

@@ -119,6 +119,10 @@ REFUSING: dict[str, Op] = {
                                                           dimension_numbers=("NWC", "WIO", "NWC"))[0],
     "sort along": lambda x: jnp.sort(x, 1),
     "strided slice": lambda x: x + jnp.repeat(x[:, ::2], 2, 1),
+    "dynamic-slice along": lambda x: x + jnp.tile(jax.lax.dynamic_slice(x, (0, _index(x)), (ROWS, 12)), 2),
+    "dynamic-update-slice along": lambda x: jax.lax.dynamic_update_slice(x, jnp.ones((ROWS, 12)), (0, _index(x))),
+    "scatter along": lambda x: x.at[:, INDICES[:, 0]].add(1.0),
+    "window along": lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3), (1, 1), "SAME"),
     "indexed": lambda x: x + x[:, x[0].astype(int) % COLUMNS],
 }  # fmt: skip
 
