@@ -1,14 +1,15 @@
 """What no plan costs less than, repeats of a run deciding each for itself.
 
 The search rolls a run up: all repeats decide alike. This bound is for the program as it is. Every repeat is
-the same function of its own decisions and of the hubs that it shares with its neighbours; message passing moves its costs
-onto those hubs (as `dual` does, the hub that one repeat makes and the next one reads being one and the same), until
+the same function of its own decisions and of the hubs that it shares with its neighbours. Message passing moves its
+costs onto those hubs (as `dual` does, the hub that one repeat makes and the next one reads being one and the same),
+until
 
     seconds of a repeat ≥ b + Σ messages(hub states)
 
-holds with b as large as it gets. The same b and messages hold for each of n repeats. So the run costs at least n × b, and
-for every hub inside it the least that the messages of those who share it add up to; what they say about hubs that the rest
-of the program shares is added to that rest, which is solved as it stands.
+holds with b as large as it gets. The same b and messages hold for each of n repeats. So the run costs at least n × b,
+and for every hub inside it the least that the messages of those who share it add up to. What they say about hubs
+that the rest of the program shares is added to that rest, which is solved as it stands.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ def _is_inside(chain: Chain, run: Run, variable: Variable) -> bool:
     return all(run.first <= segment < run.stop for segment in touching)
 
 
-def _rest(
-    chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, FloatArray], time_limit_s: float
-) -> float:
+def _rest(chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, FloatArray], time_limit_s: float) -> float:
     """The least that all segments outside the runs cost together, with what the runs say about hubs they share."""
     inside = {segment for run in chain.runs for segment in range(run.first, run.stop)}
     variables: dict[Variable, int] = {}
@@ -91,7 +90,7 @@ _Role = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class _Repeat:
-    """One repeat of a run: its core variables (roles), which of them are one variable in the program (slots), its edges.
+    """One repeat of a run: core variables (roles), which of them are one variable in the program (slots), edges.
 
     messages: per role, what it asks of its variable. unary: per slot, the sum over its roles.
     """

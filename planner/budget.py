@@ -108,7 +108,7 @@ def value_bytes(graph: Graph, variable: Variable, leaf: int) -> FloatArray:
 
 
 def copy_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
-    """Bytes of the copy that a hub makes: states of the node × of the hub; none where it needs no more than is there."""
+    """Bytes of the copy that a hub makes: states of the node × of the hub; 0 where it needs no more than is there."""
     made, lies = value_bytes(graph, (leaf[0], -1), leaf[1]), value_bytes(graph, leaf, 0)
     return np.where(lies[None, :] > made[:, None], np.broadcast_to(lies[None, :], (len(made), len(lies))), 0.0)
 

@@ -9,7 +9,7 @@ program costs as much to solve as one repeat and the segments around it. `bound`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,8 @@ from shardwright.planner.pbqp import FloatArray, IntArray, Problem, Reduction, r
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.solve import contradiction, solve
 
-#: What all repeats of a run share: (first segment of the run, offset in the period, variable), or (segment, 0, variable).
+#: What all repeats of a run share: (first segment of the run, offset in the period, variable); else (segment, 0,
+#: variable).
 Key = tuple[int, int, int]
 
 
@@ -77,22 +78,22 @@ class Chain:
             return problem
         priced = Problem(costs=list(problem.costs), edges=dict(problem.edges))
         run = self._run_of.get(segment)
-        alike = [segment] if run is None else range(run.first + (segment - run.first) % run.period, run.stop, run.period)
+        alike = (
+            [segment] if run is None else range(run.first + (segment - run.first) % run.period, run.stop, run.period)
+        )
         position = {variable: i for i, variable in enumerate(instance.variables)}
         for i, (node, leaf) in enumerate(instance.variables[: instance.own]):
+            same = [self.instances[each].variables[i][0] for each in alike]
             if leaf < 0:
                 for each in range(len(self.graph.flow.nodes[node].shapes)):
-                    price = self._mean(alike, i, lambda v, each=each: self.price.of_value((v[0], each)))
-                    if price:
-                        priced.costs[i] = priced.costs[i] + price * value_bytes(self.graph, (node, -1), each)
+                    seconds = sum(self.price.of_value((other, each)) for other in same) / len(same)
+                    if seconds:
+                        priced.costs[i] = priced.costs[i] + seconds * value_bytes(self.graph, (node, -1), each)
             else:
-                price = self._mean(alike, i, self.price.of_copy)
-                if price:
-                    priced.add_edge(position[node, -1], i, price * copy_bytes(self.graph, (node, leaf)))
+                seconds = sum(self.price.of_copy((other, leaf)) for other in same) / len(same)
+                if seconds:
+                    priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
         return priced
-
-    def _mean(self, alike: Sequence[int], position: int, price: Callable[[Variable], float]) -> float:
-        return sum(price(self.instances[segment].variables[position]) for segment in alike) / len(alike)
 
     def with_price(self, price: Price | None) -> Chain:
         """The same chain with another price of memory."""

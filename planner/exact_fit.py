@@ -1,8 +1,9 @@
 """The fastest plan that fits the memory, exactly, for programs small enough to solve as one integer program.
 
-The price of a byte (`budget`) leaves a gap where no price makes the best plan that fits the cheapest one. The integer program
-has none: bytes at a peak are a row of it. What the rows miss (buffers that depend on the schedule) the memory model
-judges on the finished plan: where it says no, the plan is forbidden, its own peak becomes a row, and the next best is sought.
+The price of a byte (`budget`) leaves a gap where no price makes the best plan that fits the cheapest one. The
+integer program has none: bytes at a peak are a row of it. What the rows miss (buffers that depend on the schedule) the
+memory model judges on the finished plan: where it says no, the plan is forbidden, its own peak becomes a row, and the
+next best is sought.
 """
 
 from __future__ import annotations

@@ -10,20 +10,20 @@ the sharding its readers want (`Graph.is_free`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.hlo import Instruction
 from shardwright.planner.confine import Confinement
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.pbqp import Problem
 from shardwright.planner.preference import Preference
 from shardwright.planner.prices import FloatArray, IntArray, Prices
-from shardwright.hlo import Instruction
+from shardwright.planner.rules import rule_of
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments import CHOOSERS, Segments
-from shardwright.planner.rules import rule_of
 from shardwright.planner.strategies import StrategyBuilder, StrategySet, signature, ways_through
 
 #: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
@@ -73,7 +73,15 @@ class Layout:
             (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
         )
         what = node.shapes if node.is_value else self.signatures[index]
-        return (what, node.is_value, node.weight, self.can_be_partial[index], self.ways[index], uses, self.keys.get(index))
+        return (
+            what,
+            node.is_value,
+            node.weight,
+            self.can_be_partial[index],
+            self.ways[index],
+            uses,
+            self.keys.get(index),
+        )
 
 
 def lay_out(
@@ -113,7 +121,7 @@ def lay_out(
     hubs: dict[Leaf, float] = {}
     crossing: dict[Leaf, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
-    for leaf, found in sorted({**dict.fromkeys(whole, []), **uses}.items()):
+    for leaf, found in sorted({**{leaf: [] for leaf in sorted(whole)}, **uses}.items()):
         away = sorted({segments.of[node.index] for node, _ in found} - {segments.of[leaf[0]]})
         if any(use.hard for _, use in found):
             continue
@@ -255,7 +263,7 @@ class Graph:
 
     # ---- the problem of some nodes -------------------------------------------
     def least_s(self) -> float:
-        """Seconds a step that no plan can do without: every node that chooses by its cheapest strategy, and no moves."""
+        """Seconds a step that no plan can do without: every node that chooses in its cheapest way, no moves."""
         return self._least(lambda node: not self.is_free[node.index])
 
     def least_of_free_s(self) -> float:
@@ -337,7 +345,7 @@ def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def free_nodes(flow: Dataflow, pinned: Mapping[int, StrategySet]) -> list[bool]:
+def free_nodes(flow: Dataflow, pinned: Container[int]) -> list[bool]:
     """Per node, whether each reader gets it made anew, in the sharding that it wants."""
     free: list[bool] = []
     for node in flow.nodes:

@@ -28,6 +28,7 @@ IntArray = NDArray[np.int64]
 Moves = tuple[tuple[str, tuple[str, ...], int, float], ...]
 
 _UNKNOWN = -1
+_IMPOSSIBLE: Moves = (("impossible", (), 0, 0.0),)
 
 #: Seconds of the first two lists of moves: none, and a partial sum that nobody has.
 _FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
@@ -46,7 +47,7 @@ class Prices:
         self.shardings: list[TensorSharding] = []
         self._ids: dict[TensorSharding, int] = {}
         self._table: IntArray = np.full((64, 64), _UNKNOWN, np.int64)  # by source and target: number of the moves
-        self._numbers: dict[Moves | str, int] = {(): 0, "impossible": 1}
+        self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: 1}
         self._priced: dict[int, FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
 

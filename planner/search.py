@@ -38,8 +38,8 @@ from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import MOST, Preference
 from shardwright.planner.prices import Prices
 from shardwright.planner.program import Program
-from shardwright.planner.rule_mode import propagated
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
+from shardwright.planner.rule_mode import propagated
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, Mesh, Plan, VariablePlan
@@ -180,9 +180,7 @@ class Search:
             return ()
         if len(self.flow.nodes) > EXPERT_NODES and self.options.effort != "best":
             return ()
-        return tuple(
-            candidate for name, force in EXPERTS.items() for candidate in expert_candidates(self, name, force)
-        )
+        return tuple(candidate for name, force in EXPERTS.items() for candidate in expert_candidates(self, name, force))
 
     def _meshes(self) -> tuple[Mesh, ...]:
         """Meshes in the order they are tried; three axes only where asked for."""
@@ -301,7 +299,7 @@ class Search:
         return replace(best, price_bound_s=bound_s)
 
     def _fitted_exactly(self, found: _Found, model: Memory, peaks: Sequence[Peak]) -> _Found | None:
-        """The fastest plan that fits, where the program is small enough to solve whole; else, and where none fits, None."""
+        """The fastest plan that fits, where the program is small enough to solve whole. Else, or if none fits, None."""
 
         def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
             tried = self.found(found.chain, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), found.notes)
@@ -319,8 +317,10 @@ class Search:
             if v.alias is not None
         )
         parts = breakdown(
-            {"state": state, "other arguments and results": least.memory.arguments_bytes - state
-             + least.memory.outputs_bytes},
+            {
+                "state": state,
+                "other arguments and results": least.memory.arguments_bytes - state + least.memory.outputs_bytes,
+            },
             least.memory.temporaries_bytes,
         )
         devices = self.cluster.device_count
@@ -343,7 +343,7 @@ class Search:
         free = free_nodes(self.flow, requirements)
         confinement = force.confinement(self.flow, free, builder)
         in_place = with_views(self.flow, in_place)
-        extra: dict[int, Hashable] = {node: "in place" for node in in_place}
+        extra: dict[int, Hashable] = dict.fromkeys(in_place, "in place")
         if confinement is not None:
             for node in self.flow.nodes:
                 extra[node.index] = (node.index in in_place, *confinement.key(node))
@@ -390,7 +390,9 @@ class Search:
             bound_s = lower_bound(found.chain, self._time_limit_s())
         bound_s += graph.least_of_free_s() - MOST * graph.least_s()
         cost = replace(
-            cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=_scope(found.chain, self.options, len(self.flow.nodes))
+            cost,
+            lower_bound_s=min(bound_s, cost.step_s),
+            bound_scope=_scope(found.chain, self.options, len(self.flow.nodes)),
         )
         return replace(found, cost=cost)
 
@@ -469,8 +471,8 @@ def _scope(chain: Chain, options: PlanOptions, nodes: int) -> str:
     forced_by = "" if options.force is None else f" that {origin(options).removeprefix('forced: ')} leaves"
     return (
         f"on mesh {chain.graph.prices.mesh}, one factor or none per axis and instruction{forced_by}, "
-        f"{nodes} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums are reduced before the "
-        "next product, a value has one layout for its readers besides the one it is made in, nothing overlaps"
+        f"{nodes} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums are reduced before "
+        "the next product, a value has one layout for its readers besides the one it is made in, nothing overlaps"
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.planner.dataflow import Dataflow, Node
+from shardwright.planner.dataflow import Dataflow
 
 #: Instructions whose layout is a choice of its own; a segment holds at least one.
 CHOOSERS = frozenset({
@@ -27,7 +27,7 @@ CHOOSERS = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """of: per node its segment, -1 for free nodes. count: segments. cuts: the critical node that ends each but the last."""
+    """of: per node its segment, -1 for free nodes. count: how many. cuts: the critical nodes that end all but one."""
 
     of: tuple[int, ...]
     count: int
@@ -237,7 +237,9 @@ class Run:
 def find_runs(instances: Sequence[Instance]) -> tuple[Run, ...]:
     """The longest repetitions of the sequence of kinds, from left to right, of three repeats and more."""
     kinds = [instance.kind for instance in instances]
-    owner = {v: (s, i) for s, instance in enumerate(instances) for i, v in enumerate(instance.variables[: instance.own])}
+    owner = {
+        v: (s, i) for s, instance in enumerate(instances) for i, v in enumerate(instance.variables[: instance.own])
+    }
     found, start = [], 0
     while start < len(kinds):
         best: Run | None = None
@@ -257,9 +259,7 @@ def find_runs(instances: Sequence[Instance]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def _repeats_alike(
-    instances: Sequence[Instance], owner: Mapping[tuple[int, int], tuple[int, int]], run: Run
-) -> bool:
+def _repeats_alike(instances: Sequence[Instance], owner: Mapping[tuple[int, int], tuple[int, int]], run: Run) -> bool:
     """Whether every repeat takes its imports from the same places, counted from itself, or from one place outside."""
     for offset in range(run.period):
         outside: set[tuple[int, tuple[int, int]]] = set()
@@ -277,7 +277,9 @@ def _repeats_alike(
 
 
 def instances_of(
-    flow: Dataflow, segments: Segments, variables: Callable[[Sequence[int]], tuple[list[tuple[int, int]], int]],
+    flow: Dataflow,
+    segments: Segments,
+    variables: Callable[[Sequence[int]], tuple[list[tuple[int, int]], int]],
     describe: Callable[[tuple[int, int]], Hashable],
 ) -> tuple[Instance, ...]:
     """Every segment with its variables, equal ones given the same kind.

@@ -64,7 +64,9 @@ def random_instruction(rng: random.Random, name: str, values: list[tuple[str, Sh
     choices = [(f"transpose({a}), dimensions={{1,0}}", left[::-1])]
     for (a, left), (b, right) in product(values, repeat=2):
         if left[1] == right[0]:
-            choices.append((f"dot({a}, {b}), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}", (left[0], right[1])))
+            choices.append(
+                (f"dot({a}, {b}), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}", (left[0], right[1]))
+            )
         if left == right:
             choices.append((f"{rng.choice(('add', 'multiply'))}({a}, {b})", left))
     what, shape = rng.choice(choices)
