@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardwright.cost.fusion import Kernels, Program, fuse
+from shardwright.cost.fusion import Kernels, Program, fuse, round_for_products
 from shardwright.cost.inline import first_leaf
 from shardwright.cost.opcodes import ELEMENTWISE
 from shardwright.cost.profiles import Compiler
@@ -59,6 +59,8 @@ class Buffers:
 
 def buffers_of(program: Program, compiler: Compiler) -> Buffers:
     """Fuse, schedule and allocate a program as `compiler` does."""
+    if compiler.products_read_bf16:
+        round_for_products(program)
     kernels = fuse(program, compiler)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
     return allocate(program, kernels, schedule(program, kernels, compiler.schedule, together))

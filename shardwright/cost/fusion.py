@@ -22,6 +22,9 @@ _EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}
 
 _PRODUCTS = frozenset({"dot", "convolution"})
 
+#: What hands elements on as they are, between devices too.
+_MOVING = IDENTITIES | {"transpose", "copy", "slice", "dynamic-slice", "all-gather", "all-to-all", "collective-permute"}
+
 #: Instructions that read an element of an operand more than once.
 _REPEATING = frozenset({"broadcast", "gather", "pad", "reduce"})
 
@@ -96,6 +99,20 @@ class Kernels:
 def fuse(program: Program, compiler: Compiler) -> Kernels:
     """Decide what `compiler` stores of a program."""
     return _Fusion(program, compiler).run()
+
+
+def round_for_products(program: Program) -> None:
+    """Store as bfloat16 what is float32 and only read by products, which multiply in bfloat16 anyway."""
+    users = program.users()
+    only_products = [False] * len(users)
+    for node in range(len(users) - 1, -1, -1):
+        only_products[node] = bool(users[node]) and all(
+            program.opcodes[user] in _PRODUCTS or (program.opcodes[user] in _MOVING and only_products[user])
+            for user in users[node]
+        )
+        size = 4 * program.elements[node]
+        if only_products[node] and program.opcodes[node] != "parameter" and program.sizes_bytes[node] == (size,):
+            program.sizes_bytes[node] = (size // 2,)
 
 
 class _Fusion:

@@ -35,6 +35,7 @@ class Compiler:
     repeats_expensive: whether elementwise functions that take long, such as tanh, count as cheap for that.
     products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
         an elementwise instruction that alone reads their result as well.
+    products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects.
@@ -48,6 +49,7 @@ class Compiler:
     repeats_cheap: bool
     repeats_expensive: bool
     products_take_in: bool
+    products_read_bf16: bool
     merges_all_reduces: bool
     copies_dot_operands: bool
     computes_bf16_in_f32: bool
