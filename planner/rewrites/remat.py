@@ -124,9 +124,9 @@ class _Rematerializer:
         for old in self.in_order:
             for segment in due.get(old, ()):
                 self._clone(segment, old)
-            reads_clones = old in self.backward and old is not self.root
+            # The forward pass is over before the first clone is made; what the program hands out is the original.
             operands = [
-                self.clones[operand] if reads_clones and operand in self.clones else self.made[operand]
+                self.clones[operand] if operand in self.clones and old is not self.root else self.made[operand]
                 for operand in old.operands
             ]
             self.made[old] = edit.copy_of(old, operands)

@@ -82,6 +82,21 @@ def test_only_the_backward_pass_reads_clones_and_it_reads_nothing_else() -> None
         assert (clone.opcode, clone.op_name, clone.shape) == (original.opcode, original.op_name, original.shape)
 
 
+def test_every_segment_waits_for_a_value_of_the_backward_pass_that_is_read_behind_its_barrier() -> None:
+    """XLA drops what comes out of a barrier and is not read, and then computes the clones early."""
+    module = parse(lower(deep(layers=3)))
+    keep = residuals(module, 128, 32)
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).entry
+    waiting = 0
+    for barrier in (i for i in made if i.opcode == "opt-barrier"):
+        elements = [i for i in made if i.opcode == "get-tuple-element" and i.operands == (barrier,)]
+        assert len(elements) == len(barrier.operands[0].operands)
+        readers = [[i.name for i in made if element in i.operands] for element in elements]
+        assert all(readers)
+        waiting += any(not name.endswith(".remat") for names in readers for name in names)
+    assert waiting >= 3  # each layer's
+
+
 def test_forward_pass_is_what_the_loss_is_made_of_and_what_is_made_for_the_backward_pass() -> None:
     module = parse(lower(deep(layers=2)))
     forward = set(forward_pass(module))
