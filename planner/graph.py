@@ -33,6 +33,11 @@ _REMADE = frozenset({
     "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
 })  # fmt: skip
 
+#: Instructions that fill memory with little: of equal layouts the smaller one is chosen where such a value is stored, by
+#: this part of the time that writing it takes.
+_FILLED = frozenset({"broadcast", "iota"})
+_FILLING = 1e-3
+
 _VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "bitcast"})
 
 #: A variable: (node, -1) its strategy, (node, leaf) the hub of one of its array leaves.
@@ -303,6 +308,9 @@ class Graph:
         costs = node.weight * found.time_s
         if self.preference is not None:
             costs = costs + self.preference.added_s(found)
+        if node.instruction.opcode in _FILLED and not node.is_value:  # stored, though computed at no price
+            made = [strategy.results[0] for strategy in found.strategies]
+            costs = costs + node.weight * _FILLING * self.prices.writing_s(node.shapes[0], made)
         if node.index in self.arriving:
             costs = costs + [self.prices.arrival_s(node.shapes[0], each.results[0]) for each in found.strategies]
         for use in node.uses:  # what is made anew can be a partial sum only if it is zero
@@ -346,11 +354,16 @@ def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
 
 
 def free_nodes(flow: Dataflow, pinned: Container[int]) -> list[bool]:
-    """Per node, whether each reader gets it made anew, in the sharding that it wants."""
+    """Per node, whether each reader gets it made anew, in the sharding that it wants.
+
+    Not what a loop carries or the program returns: that is stored once.
+    """
+    stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].rank for use in node.uses}
     free: list[bool] = []
     for node in flow.nodes:
         free.append(
             not node.is_value
+            and node.index not in stored
             and len(node.shapes) == 1
             and node.index not in pinned
             and node.instruction.opcode in _REMADE

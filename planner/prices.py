@@ -79,6 +79,15 @@ class Prices:
         shard = ArrayShape(shape.element_type, sharding.shard_shape(shape.dimensions, self.mesh))
         return shard.size_bytes / self.topology.inter_node.bandwidth_bytes_per_s
 
+    def writing_s(self, shape: ArrayShape, shardings: Sequence[TensorSharding]) -> FloatArray:
+        """Seconds of writing one device's shard of an array, per sharding of it."""
+        bandwidth = self.profile.memory_bandwidth_bytes_per_s
+        sizes = [
+            ArrayShape(shape.element_type, sharding.shard_shape(shape.dimensions, self.mesh)).size_bytes
+            for sharding in shardings
+        ]
+        return np.array(sizes, np.float64) / bandwidth
+
     def reshard_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> float:
         """Seconds to bring an array from `source` (which may be partial) to `target`."""
         if source == target:

@@ -38,6 +38,7 @@ from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import MOST, Preference
 from shardwright.planner.prices import Prices
 from shardwright.planner.program import Program
+from shardwright.planner.rewrites import without_idle_views
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.rule_mode import propagated
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
@@ -120,7 +121,8 @@ class Search:
         self._best = self._bounded(self.choose(tried, refusals))
         self._report("check", str(self._best.mesh))
         made = self._assemble(self._best, self._candidates(tried, refusals))
-        check_plan(self.program.module, made)
+        module, made = without_idle_views(self.program.module, made)
+        check_plan(module, made)
         return replace(made, planning_s=time.perf_counter() - self._start)
 
     def _try_meshes(self) -> tuple[list[_Tried], dict[Mesh, PlanError | AnnotationError]]:
