@@ -33,7 +33,7 @@ _REMADE = frozenset({
     "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
 })  # fmt: skip
 
-#: Instructions that fill memory with little: of equal layouts the smaller one is chosen where such a value is stored, by
+#: Instructions that fill memory with little: where such a value is stored, the smaller of equal layouts is chosen, by
 #: this part of the time that writing it takes.
 _FILLED = frozenset({"broadcast", "iota"})
 _FILLING = 1e-3
