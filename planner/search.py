@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, memory
+from shardwright.cost import hardware_profile, memory, required_bytes
 from shardwright.cost.memory import shard_bytes
 from shardwright.cost.profiles import memory_limit_bytes
-from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
+from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
 from shardwright.planner.assemble import (
     Decisions,
@@ -70,8 +70,10 @@ SEARCHED_AXES = 2
 #: parallelism: less is no difference that the cost model could tell.
 LEAST_GAIN = 1e-3
 
-#: Prices of a byte that are tried where memory binds, and the ratio of two at which they are close enough.
-MOST_PRICES = 12
+#: The first price of a byte that is tried, as a part of what the plan's own bytes would cost at its own time; then
+#: prices that are tried where memory binds, and the ratio of two at which they are close enough.
+LEAST_PRICE = 1e-3
+MOST_PRICES = 14
 CLOSE_PRICES = 1.3
 
 
@@ -269,21 +271,21 @@ class Search:
 
         Raises MemoryBudgetError where none does.
         """
-        if found.memory.peak_bytes <= self.limit_bytes:
+        if self.needed_bytes(found) <= self.limit_bytes:
             return found
         model = self.program.memory(self.profile, found.chain.graph.layout.hubs)
         peaks = [model.peak(found.decisions)]
         low, high, best, least = 0.0, 0.0, None, found
         bound_s = 0.0
-        price = found.cost.step_s / found.memory.peak_bytes
+        price = LEAST_PRICE * found.cost.step_s / found.memory.peak_bytes
         for _ in range(MOST_PRICES):
             terms = Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
             chain = found.chain.with_price(terms)
             solved = chain.solve(self._time_limit_s())
             bound_s = max(bound_s, solved.rolled_bound - price * self.limit_bytes)
             tried = self.found(found.chain, solved, found.notes, bound_s)
-            least = min(least, tried, key=lambda each: each.memory.peak_bytes)
-            if tried.memory.peak_bytes <= self.limit_bytes:
+            least = min(least, tried, key=self.needed_bytes)
+            if self.needed_bytes(tried) <= self.limit_bytes:
                 best = tried if best is None or tried.cost.step_s < best.cost.step_s else best
                 high = price
             else:
@@ -300,19 +302,23 @@ class Search:
             raise self._too_large(least)
         return replace(best, price_bound_s=bound_s)
 
+    def needed_bytes(self, found: _Found) -> int:
+        """What a device must have for a plan: the predicted peak and what the prediction may miss."""
+        return required_bytes(found.memory, self.profile)
+
     def _fitted_exactly(self, found: _Found, model: Memory, peaks: Sequence[Peak]) -> _Found | None:
         """The fastest plan that fits, where the program is small enough to solve whole. Else, or if none fits, None."""
 
         def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
             tried = self.found(found.chain, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), found.notes)
-            return tried.memory.peak_bytes <= self.limit_bytes, model.peak(tried.decisions)
+            return self.needed_bytes(tried) <= self.limit_bytes, model.peak(tried.decisions)
 
         solved = fit_exactly(found.chain, self.limit_bytes, peaks, judge, self._time_limit_s())
         return None if solved is None else self.found(found.chain, solved, found.notes, solved.rolled_bound)
 
     def _too_large(self, least: _Found) -> MemoryBudgetError:
         """What is needed, what dominates, and what would help."""
-        needed, limit = least.memory.peak_bytes, self.limit_bytes
+        needed, limit = self.needed_bytes(least), self.limit_bytes
         state = sum(
             shard_bytes(v.element_type, v.stored_shape, v.sharding, least.mesh)
             for v in least.parameters
@@ -452,10 +458,17 @@ class _Found:
 def expert_candidates(search: Search, name: str, force: str) -> Iterator[Candidate]:
     """What a forced strategy costs on each mesh that it takes, by the objective of the search."""
     options = replace(search.options, force=force, mode="search")
-    for mesh in meshes_to_search(search.cluster, options, search.program.pins):
+    try:
+        meshes = meshes_to_search(search.cluster, options, search.program.pins)
+    except OptionError:
+        return
+    for mesh in meshes:
         if len(mesh.axes) > SEARCHED_AXES:
             continue
-        wanted = forced(search.flow, search.program.arguments, options, mesh)
+        try:
+            wanted = forced(search.flow, search.program.arguments, options, mesh)
+        except OptionError:  # a strategy that needs more axes than the given mesh has
+            continue
         for in_place in dict.fromkeys((wanted.in_place, frozenset())):
             try:
                 chain = search.chain(mesh, wanted, in_place)

@@ -134,7 +134,7 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
             continue
         fastest: dict[int, float] = {}
         for seconds, chosen in plans:
-            size = search.found(chain, SolvedChain(states=chosen, value=0.0, rolled_bound=0.0), ()).memory.peak_bytes
+            size = search.needed_bytes(search.found(chain, SolvedChain(states=chosen, value=0.0, rolled_bound=0.0), ()))
             fastest[size] = min(seconds, fastest.get(size, np.inf))
         limit = sorted(fastest)[len(fastest) // 2] - 1
         fitting = [seconds for size, seconds in fastest.items() if size <= limit]
@@ -145,6 +145,6 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
             continue
         limited += 1
         found = search.choose([search.on_mesh(mesh)], {})
-        assert found.memory.peak_bytes <= limit
+        assert search.needed_bytes(found) <= limit
         assert found.solved.value == pytest.approx(min(fitting), rel=TIES), text
     assert limited
