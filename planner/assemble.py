@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.causes import Causes
-from shardwright.planner.dataflow import CONTROL_FLOW, Dataflow, Leaf
+from shardwright.planner.dataflow import CONTROL_FLOW, Dataflow, Leaf, Node
 from shardwright.planner.graph import Graph, Variable
-from shardwright.planner.strategies import Strategy, local_results
+from shardwright.planner.strategies import Border, Strategy, local_results
 from shardwright.plans import (
     InstructionPlan,
     PlannedCollective,
@@ -218,6 +218,20 @@ class _Ledger:
                 )
             )
 
+    def add_border(self, node: Node, border: Border, cause: str) -> None:
+        self.found.append(
+            PlannedCollective(
+                kind="collective-permute",
+                axes=border.axes,
+                instruction=node.instruction.name,
+                cause=cause,
+                payload_bytes=border.payload_bytes,
+                wire_bytes=border.payload_bytes,
+                count=max(1, node.runs),
+                time_s=node.weight * self.decisions.graph.prices.border_s(border.axes, border.payload_bytes),
+            )
+        )
+
 
 def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> tuple[PlannedCollective, ...]:
     """Reductions of partial results and moves of operands, in program order; without `causes` they stay unsaid."""
@@ -239,6 +253,8 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
             name = node.instruction.name
             cause = causes.move(node, use) if causes else ""
             ledger.add(name, cause, shape, source, target, use.weight, use.runs)
+        for border in strategy.borders:
+            ledger.add_border(node, border, causes.borders(node) if causes else "")
         made = strategy.results if node.is_value else local_results(strategy)
         for shape, source, target in zip(node.shapes, made, decisions.lies[node.index], strict=True):
             if source != target:

@@ -53,6 +53,10 @@ class Causes:
         gradient = self._gradient(self._flow.nodes[use.source[0]])
         return f"gradient of {gradient}" if gradient else f"{self._value(use.source)} for {self._operation(node)}"
 
+    def borders(self, node: Node) -> str:
+        """`borders for convolution (model.py:63)`: what neighbours exchange."""
+        return f"borders for {self._operation(node)}"
+
     def reduction(self, node: Node) -> str:
         """`gradient of params['w']`, or `partial sum of matmul (model.py:63)`."""
         name = self._gradient(node)

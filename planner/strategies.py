@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, denied, rule_of
+from shardwright.planner.rules.halo import exchanged_bytes
 from shardwright.planner.rules.linear import linear_ways, reduced_at_once
 from shardwright.plans import Mesh, TensorSharding
 
@@ -33,16 +34,25 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Border:
+    """A collective-permute that brings neighbours' borders of an operand: the axes it runs along, bytes of a device."""
+
+    axes: tuple[str, ...]
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """One way to compute an instruction: shardings per array leaf of the operands as used, and of the result.
 
     partial: axes that a contracted factor takes. A sum over them is left unreduced in `results`; anything
-    else is reduced at once.
+    else is reduced at once. borders: what neighbours exchange before it can be computed (`rules.halo`).
     """
 
     operands: tuple[TensorSharding, ...]
     results: tuple[TensorSharding, ...]
     partial: tuple[str, ...] = ()
+    borders: tuple[Border, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,10 +152,11 @@ class StrategyBuilder:
         before = local_results(strategy)
         compute_s = self._prices.compute_s(instruction, strategy.operands, before)
         leaves = instruction.shape.leaves
-        return compute_s + sum(
+        reduced_s = sum(
             self._prices.reshard_s(leaf, source, target)
             for leaf, source, target in zip(leaves, before, strategy.results, strict=True)
         )
+        return compute_s + reduced_s + sum(self._prices.border_s(b.axes, b.payload_bytes) for b in strategy.borders)
 
 
 def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
@@ -187,7 +198,7 @@ def enumerate_strategies(
     at_once = reduced_at_once(instruction) is not None
     choices = [Choice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
-        choices += [Choice(factor=factor) for factor in rule.factors]
+        choices += [Choice(factor=factor) for factor in (*rule.factors, *(f for f in rule.bordered if f.halo))]
         choices += [Choice(linear=way) for way in linear]
     seen = set()
     for combination in product(choices, repeat=len(mesh.axes)):
@@ -218,6 +229,13 @@ def _strategy(
             axes_of[choice.factor.name] = axes_of.get(choice.factor.name, 1) * axis.size
             if choice.factor.size % axes_of[choice.factor.name]:
                 return None
+    if any(
+        halo.permutes(axes_of[choice.factor.name]) is None
+        for choice in combination
+        if choice.factor is not None
+        for halo in choice.factor.halo
+    ):
+        return None
     taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
     through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
     operands = [_split(leaf, i, [(a, f, f.operands) for a, f in taken]) for i, leaf in enumerate(inputs)]
@@ -229,15 +247,37 @@ def _strategy(
     if any(axis not in sums for axis in contracted) and through:
         return None  # a maximum over partial sums is none
     unreduced = tuple(axis.name for axis in mesh.axes if axis.name in sums)
+    used = tuple(
+        TensorSharding(tuple(dims), tuple(axis for axis, leaves in through if i in leaves))
+        for i, dims in enumerate(operands)
+        if dims is not None
+    )
     return Strategy(
-        operands=tuple(
-            TensorSharding(tuple(dims), tuple(axis for axis, leaves in through if i in leaves))
-            for i, dims in enumerate(operands)
-            if dims is not None
-        ),
+        operands=used,
+        borders=tuple(_borders(taken, inputs, used, mesh)),
         results=tuple(TensorSharding(tuple(dims), unreduced) for dims in outputs if dims is not None),
         partial=contracted,
     )
+
+
+def _borders(
+    taken: list[tuple[str, Factor]], inputs: tuple[ArrayShape, ...], used: tuple[TensorSharding, ...], mesh: Mesh
+) -> Iterator[Border]:
+    """The permutes of every operand's borders, each dimension's carrying the borders of those before it along."""
+    axes_of: dict[str, tuple[str, ...]] = {}
+    factors = {factor.name: factor for _, factor in taken if factor.halo}
+    for axis, factor in taken:
+        axes_of[factor.name] = (*axes_of.get(factor.name, ()), axis)
+    for i, (leaf, sharding) in enumerate(zip(inputs, used, strict=True)):
+        shard = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
+        for name, factor in factors.items():
+            for halo in factor.halo:
+                if halo.operand == i:
+                    axes = axes_of[name]
+                    parts = mesh.size(axes)
+                    for payload_bytes in exchanged_bytes([(halo, parts)], shard):
+                        yield Border(axes=axes, payload_bytes=payload_bytes)
+                    shard = shard * halo.held(parts) // (halo.size // parts)
 
 
 def _split(
