@@ -1,16 +1,23 @@
 """From HLO to a Plan, in this order, one module each:
 
-    dataflow    who makes which array leaf and who reads it, through tuples, loops and calls
-    strategies  the ways to compute each node on a mesh: its rule's factors, one or none per axis
+    program     the module read once: inlining (calls written out), rewrites (dimensions split), names, pins
+    dataflow    who makes which array leaf and who reads it, through tuples and loops
+    segments    the program cut at its critical nodes; equal segments, and runs of them
+    strategies  the ways to compute each node on a mesh: a factor, a partial sum handed on, or nothing, per axis
     prices      seconds of each strategy and of each reshard (from `shardwright.cost`)
     pins, force what the user decided; colours, confine: what a forced strategy leaves to each instruction
-    graph       nodes that decide together become clusters: a choice problem with pairwise costs
+    graph       variables: nodes that choose, hubs where a value lies for its readers
+    chain       every kind of segment reduced once, the program put together with its runs rolled up
     preference  what to choose where costs are equal
     solve       exact reductions (pbqp), a bound by message passing (dual), an integer program (ilp)
+    bound       what no plan costs less than, every repeat deciding for itself
+    budget      memory as a price per byte; exact_fit: as rows of the integer program
+    rule_mode   instead of a search: the pins propagated
     assemble    the chosen strategies as a Plan: instructions, collectives (causes: why), variables
     verify      a checker that knows nothing of the search
+    cache       plans kept for the next time
 
-`search` runs them for every candidate mesh and keeps the fastest plan.
+`search` runs them for every candidate mesh and keeps the fastest plan that fits.
 """
 
 from shardwright.planner.search import plan

@@ -86,11 +86,12 @@ def plan(
     """Plan one HLO module for a cluster.
 
     hlo: HLO text (or a parsed module). Without `options.mesh` every factorization of the
-    devices into one or two axes is tried. `progress` is called as planning goes on.
+    devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
+    once. `progress` is called as planning goes on.
 
     Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
     the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
-    plan satisfies them together.
+    plan satisfies them together, MemoryBudgetError where none fits the devices.
     """
     with collector_paused():
         return Search(hlo, cluster, options or PlanOptions(), progress).run()
