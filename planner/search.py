@@ -33,7 +33,7 @@ from shardwright.planner.collector import collector_paused
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced, check_force, forced, origin
 from shardwright.planner.graph import Graph, Variable, free_nodes, with_views
-from shardwright.planner.meshes import given_mesh, meshes_to_search
+from shardwright.planner.meshes import given_mesh, meshes_to_search, refines
 from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import MOST, Preference
 from shardwright.planner.prices import Prices
@@ -50,7 +50,8 @@ from shardwright.progress import PlanProgress
 TIME_LIMIT_S = 20.0
 
 #: Plans that experts write, as forced strategies on the meshes that these take, and the largest program, in nodes,
-#: for which they are priced beside the search unless more effort is asked for.
+#: for which they are priced beside the search unless more effort is asked for. In larger ones a mesh that another one
+#: refines is left out too, if the plan turns out to need the finer one.
 EXPERTS = {
     "data parallel": "data",
     "fully sharded (ZeRO-3)": "fsdp",
@@ -121,7 +122,12 @@ class Search:
         tried, refusals = self._try_meshes()
         if not tried:
             raise next(iter(refusals.values()), PlanError("no mesh can be planned"))
-        self._best = self._bounded(self.choose(tried, refusals))
+        found = self.choose(tried, refusals)
+        coarser = self._coarser(found)
+        if coarser is not None:
+            tried.append(self.on_mesh(coarser))
+            found = self.choose(tried, refusals)
+        self._best = self._bounded(found)
         self._report("check", str(self._best.mesh))
         made = self._assemble(self._best, self._candidates(tried, refusals))
         module, made = without_idle_views(self.program.module, made)
@@ -192,7 +198,25 @@ class Search:
         found = meshes_to_search(self.cluster, self.options, self.program.pins)
         if self.options.effort == "best":
             return found
-        return tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
+        found = tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
+        if self.options.force is not None or len(self.flow.nodes) <= EXPERT_NODES:
+            return found
+        return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
+
+    def _coarser(self, found: _Found) -> Mesh | None:
+        """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
+        if len(found.mesh.axes) != SEARCHED_AXES or len(self.flow.nodes) <= EXPERT_NODES or self.options.force:
+            return None
+        joined = {
+            frozenset(axes)
+            for lies in found.decisions.lies
+            for sharding in lies
+            for axes in (*sharding.dims, sharding.unreduced)
+        }
+        if not joined <= {frozenset(), frozenset(found.mesh.sizes)}:
+            return None
+        meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
+        return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
 
     def _is_late(self) -> bool:
         deadline_s = self.options.deadline_s
