@@ -69,12 +69,22 @@ class Causes:
             index = todo.pop(0)
             if index in self._gradients:
                 return self._gradients[index]
-            part = self._flow.nodes[index]
-            if part.instruction.opcode in _SUMS and not part.is_value:
-                sources = [use.source[0] for use in part.uses if use.source[0] not in seen]
-                seen.update(sources)
-                todo += sources
+            sources = [source for source in self._parts(self._flow.nodes[index]) if source not in seen]
+            seen.update(sources)
+            todo += sources
         return None
+
+    def _parts(self, node: Node) -> list[int]:
+        """What a sum adds up, a loop has carried, or a stack was filled with."""
+        if node.index in self._arguments:
+            return []
+        if node.instruction.opcode == "dynamic-update-slice" and not node.is_value:
+            return [node.uses[1].source[0]]
+        if node.instruction.opcode == "reduce" and self._keeps_size(node, prod(node.shapes[0].dimensions)):
+            return [node.uses[0].source[0]]
+        if node.is_value or node.instruction.opcode in _SUMS:
+            return [use.source[0] for use in node.uses]
+        return []
 
     def _value(self, leaf: Leaf) -> str:
         """`params['w']`; `params['blocks']['w'][i]` of a stack that a loop takes slice by slice; else what makes it."""

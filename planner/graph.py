@@ -175,14 +175,14 @@ def _can_be_partial(
 ) -> list[bool]:
     """Per node, whether its value may be a partial sum: made by a contracted factor, or linear in what may be one.
 
-    made: nodes with such a factor. What loops carry may be if all that flows into it may: assumed first, dropped
-    until nothing changes.
+    made: nodes with such a factor. What loops carry may be if anything that flows into it may, for a whole value can
+    become a partial sum: assumed first, dropped until nothing changes.
     """
     fixed = pinned | set(flow.parameters) | set(flow.outputs)
     can = [False] * len(flow.nodes)
     for node in flow.nodes:
         can[node.index] = node.is_value and bool(node.uses) and node.index not in fixed and node.shapes[0].rank > 0
-        can[node.index] = can[node.index] and not node.shapes[0].element_type.startswith(("pred", "s", "u"))
+        can[node.index] = can[node.index] and node.shapes[0].element_type.startswith(("f", "bf"))
     zero = [free[node.index] and is_zero(node.instruction) for node in flow.nodes]
     changed = True
     while changed:
@@ -194,7 +194,7 @@ def _can_be_partial(
             if free[i]:
                 found = zero[i]
             elif node.is_value:
-                found = can[i] and all(can[use.source[0]] for use in node.uses)
+                found = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
             else:
                 found = made[i] or any(all(can[node.uses[leaf].source[0]] for leaf in way) for way in ways[i])
             if found != can[i]:
@@ -353,17 +353,18 @@ def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def free_nodes(flow: Dataflow, pinned: Container[int]) -> list[bool]:
+def free_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = False) -> list[bool]:
     """Per node, whether each reader gets it made anew, in the sharding that it wants.
 
-    Not what a loop carries or the program returns: that is stored once.
+    Not what a loop carries or the program returns: that is stored once. with_stored: that too, as it is made of
+    nothing that is split.
     """
     stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].rank for use in node.uses}
     free: list[bool] = []
     for node in flow.nodes:
         free.append(
             not node.is_value
-            and node.index not in stored
+            and (with_stored or node.index not in stored)
             and len(node.shapes) == 1
             and node.index not in pinned
             and node.instruction.opcode in _REMADE

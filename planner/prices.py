@@ -30,7 +30,7 @@ Moves = tuple[tuple[str, tuple[str, ...], int, float], ...]
 _UNKNOWN = -1
 _IMPOSSIBLE: Moves = (("impossible", (), 0, 0.0),)
 
-#: Seconds of the first two lists of moves: none, and a partial sum that nobody has.
+#: Seconds of the first two lists of moves: none, and one that cannot be.
 _FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
 
 
@@ -96,14 +96,14 @@ class Prices:
         """Seconds to bring an array from `source` (which may be partial) to `target`."""
         if source == target:
             return 0.0
-        if not set(target.unreduced) <= set(source.unreduced):
+        if not can_become(source, target):
             return np.inf
         return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
 
     def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, times: float) -> FloatArray:
         """Seconds of `times` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
 
-        Infinity where the target is a partial sum and the source is not one over the same axes.
+        Infinity where the target is a partial sum over an axis that splits the source.
         """
         key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), times)
         matrix = self._matrices.get(key)
@@ -142,7 +142,7 @@ class Prices:
         have, want = self.shardings[source], self.shardings[target]
         if have == want:
             return 0
-        if not set(want.unreduced) <= set(have.unreduced):
+        if not can_become(have, want):
             return 1
         dims = (self.mesh.device_count**2,) * rank
         whole = prod(dims)
@@ -175,13 +175,19 @@ class Prices:
                 if have == want:
                     continue
                 numbers[i, j] = 1
-                if set(want.unreduced) <= set(have.unreduced):
+                if can_become(have, want):
                     moves = tuple(
                         (move.kind, move.axes, move.group_size, move.payload_bytes / shape.size_bytes)
                         for move in reshard(shape.element_type, shape.dimensions, have, want, self.mesh)
                     )
                     numbers[i, j] = self._numbers.setdefault(moves, len(self._numbers))
         return numbers
+
+
+def can_become(source: TensorSharding, target: TensorSharding) -> bool:
+    """Whether an array can be brought from one sharding to another: a whole value may become a partial sum (one device
+    keeps it, the others take zeros), a split one may not."""
+    return not set(target.unreduced).intersection(source.axes)
 
 
 def _times(seconds: FloatArray, times: float) -> FloatArray:

@@ -373,7 +373,7 @@ class Search:
             node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
             for node in sorted({*self.program.pins, *force.requirements})
         }
-        free = free_nodes(self.flow, requirements)
+        free = free_nodes(self.flow, requirements, with_stored=True)
         confinement = force.confinement(self.flow, free, builder)
         in_place = with_views(self.flow, in_place)
         extra: dict[int, Hashable] = dict.fromkeys(in_place, "in place")

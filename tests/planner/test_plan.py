@@ -266,7 +266,11 @@ def test_any_number_of_devices(devices: int) -> None:
 def test_candidates_progress_and_names() -> None:
     seen: list[PlanProgress] = []
     planned = plan(lower(mlp()), EIGHT, progress=seen.append)
-    assert [str(c.mesh) for c in planned.candidates] == ["data=8", "data=4 × model=2"]  # 2x4 is the same problem
+    searched = [str(c.mesh) for c in planned.candidates if c.name == "search"]
+    assert searched == ["data=8", "data=4 × model=2"]  # 2x4 is the same problem
+    experts = {c.name: c.step_s for c in planned.candidates if c.name != "search"}
+    assert {"data parallel", "fully sharded (ZeRO-3)", "data × tensor"} <= set(experts)
+    assert all(step_s is None or planned.cost.step_s <= step_s * 1.01 for step_s in experts.values())
     assert {p.phase for p in seen} == {"parse", "rules", "search", "check"}
     assert all(a.elapsed_s <= b.elapsed_s for a, b in pairwise(seen))
     assert "params['w1']" in {variable.name for variable in planned.parameters}
