@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.hlo import Instruction
 from shardwright.planner.confine import Confinement
@@ -183,7 +184,13 @@ def _can_be_partial(
     for node in flow.nodes:
         can[node.index] = node.is_value and bool(node.uses) and node.index not in fixed and node.shapes[0].rank > 0
         can[node.index] = can[node.index] and node.shapes[0].element_type.startswith(("f", "bf"))
-    zero = [free[node.index] and is_zero(node.instruction) for node in flow.nodes]
+    zero = [
+        not node.is_value
+        and (free[node.index] or node.instruction.opcode in _FILLED)
+        and is_zero(node.instruction)
+        and node.shapes[0].element_type.startswith(("f", "bf"))
+        for node in flow.nodes
+    ]
     changed = True
     while changed:
         changed = False
@@ -196,7 +203,9 @@ def _can_be_partial(
             elif node.is_value:
                 found = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
             else:
-                found = made[i] or any(all(can[node.uses[leaf].source[0]] for leaf in way) for way in ways[i])
+                found = (
+                    made[i] or zero[i] or any(all(can[node.uses[leaf].source[0]] for leaf in way) for way in ways[i])
+                )
             if found != can[i]:
                 can[i] = found
                 changed = True
@@ -336,7 +345,18 @@ class Graph:
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
-        return self._moves(source, leaf, made, wanted, use.weight)
+        matrix = self._moves(source, leaf, made, wanted, use.weight)
+        return np.where(self._becoming(made, wanted), np.inf, matrix) if use.source in self.layout.hubs else matrix
+
+    def _becoming(self, made: IntArray, wanted: IntArray) -> NDArray[np.bool_]:
+        """Where a whole value would become a partial sum: not behind a hub, where it may lie split as it is made."""
+        shardings = self.prices.shardings
+        found = np.zeros((len(made), len(wanted)), bool)
+        partial = [(j, set(shardings[w].unreduced)) for j, w in enumerate(wanted.tolist()) if shardings[w].unreduced]
+        for i, m in enumerate(made.tolist() if partial else ()):
+            for j, axes in partial:
+                found[i, j] = not axes <= set(shardings[m].unreduced)
+        return found
 
     def _moves(self, source: int, leaf: int, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
         matrix = self.prices.reshard_matrix(self.flow.nodes[source].shapes[leaf], made, wanted, weight)
