@@ -72,6 +72,10 @@ bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with pla
 numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-device JAX, for every kind of plan (10 minutes).
 	@$(BIN)/python benchmarks/check_numbers.py
 
+.PHONY: bench-exact
+bench-exact: $(VENV)/.stamp-dev ## Compare the search with exhaustive search on 300 random programs, with and without a memory limit.
+	@SHARDWRIGHT_EXACT_PROGRAMS=300 $(BIN)/python -m pytest tests/planner/test_exact.py
+
 .PHONY: bench-planner
 bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, every model and budget (hours); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.frozen && $(BIN)/python -m benchmarks.planner.run --timing --json build/bench-planner.json
