@@ -272,9 +272,9 @@ def _borders(
         shard = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
         for name, factor in factors.items():
             for halo in factor.halo:
-                if halo.operand == i:
-                    axes = axes_of[name]
-                    parts = mesh.size(axes)
+                axes = axes_of[name]
+                parts = mesh.size(axes)
+                if halo.operand == i and parts > 1:
                     for payload_bytes in exchanged_bytes([(halo, parts)], shard):
                         yield Border(axes=axes, payload_bytes=payload_bytes)
                     shard = shard * halo.held(parts) // (halo.size // parts)

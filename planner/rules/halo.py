@@ -40,6 +40,8 @@ class Halo:
         where blocks stay apart; None where a shard needs more than its direct neighbours hold, or where the
         parts are uneven: XLA then does something else, so the factor may not be given to so many devices.
         """
+        if parts == 1:
+            return ()
         if self.size % parts or self.result_size % parts:
             return None
         shard = self.size // parts

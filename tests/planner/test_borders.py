@@ -48,5 +48,9 @@ def test_an_image_is_split_and_its_borders_are_exchanged(mesh: dict[str, int]) -
     assert proof.holds, proof.explain()
 
 
+def test_an_axis_of_one_device_needs_no_borders() -> None:
+    assert planned({"data": 1, "model": 8}).cost.step_s == pytest.approx(planned({"model": 8}).cost.step_s)
+
+
 def test_split_images_give_single_device_numbers() -> None:
     assert_same(run_planned(program(), planned({"data": 8})), run_single(program()))
