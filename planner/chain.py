@@ -9,6 +9,7 @@ program costs as much to solve as one repeat and the segments around it. `bound`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -119,15 +120,21 @@ class Chain:
         states = self.states()
         variables = {key: i for i, key in enumerate(states)}
         problem = Problem(costs=[np.zeros(len(left)) for left in states.values()])
-        for segment in range(len(self.instances)):
-            reduction = self.kind(segment).reduction
-            keys = [self.key(segment, v) for v in reduction.variables]
+        alike = Counter(self._core(segment) for segment in range(len(self.instances)))
+        for (kind, keys), times in alike.items():
+            reduction = kind.reduction
             picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
             for key, cost, pick in zip(keys, reduction.core.costs, picks, strict=True):
-                problem.costs[variables[key]] = problem.costs[variables[key]] + cost[pick]
+                problem.costs[variables[key]] = problem.costs[variables[key]] + times * cost[pick]
             for (v, w), matrix in reduction.core.edges.items():
-                problem.add_edge(variables[keys[v]], variables[keys[w]], matrix[np.ix_(picks[v], picks[w])])
+                edge = times * matrix[np.ix_(picks[v], picks[w])]
+                problem.add_edge(variables[keys[v]], variables[keys[w]], edge)
         return problem, variables, states
+
+    def _core(self, segment: int) -> tuple[Kind, tuple[Key, ...]]:
+        """A segment's kind, and what its core's variables are in the rolled program."""
+        kind = self.kind(segment)
+        return kind, tuple(self.key(segment, v) for v in kind.reduction.variables)
 
     @property
     def kind_count(self) -> int:
@@ -173,16 +180,16 @@ class Chain:
     def unrolled(self, chosen: dict[Key, int]) -> dict[Variable, int]:
         """The state of every variable of the program, from those chosen per key."""
         found: dict[Variable, int] = {}
+        known: dict[tuple[Kind, tuple[Key, ...]], list[int]] = {}
         for segment, instance in enumerate(self.instances):
-            reduction = self.kind(segment).reduction
-            core = np.array(
-                [
-                    np.searchsorted(left, chosen[self.key(segment, v)])
-                    for v, left in zip(reduction.variables, reduction.states, strict=True)
-                ],
-                np.int64,
-            )
-            states = reduction.complete(core).tolist()
+            core = self._core(segment)
+            states = known.get(core)
+            if states is None:
+                reduction = core[0].reduction
+                picked = [
+                    np.searchsorted(left, chosen[key]) for left, key in zip(reduction.states, core[1], strict=True)
+                ]
+                states = known[core] = reduction.complete(np.array(picked, np.int64)).tolist()
             found.update(zip(instance.variables[: instance.own], states, strict=False))
         return found
 
