@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -97,6 +98,7 @@ def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
         child = subprocess.run(
             [sys.executable, "-m", "benchmarks.planner.plan_child"],
             cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, timeout=limit_s, check=False,
+            env={**os.environ, "SHARDWRIGHT_CACHE": "off"},  # a plan from the cache would be timed as planning
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise PlanningFailed(f"no plan within {limit_s:.0f} s") from None
