@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.planner.chain import Chain, Key
+from shardwright.planner.chain import Chain, Key, aligned
 from shardwright.planner.graph import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
 from shardwright.planner.segments import Run
@@ -72,15 +72,14 @@ def _rest(chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, Floa
     for segment, instance in enumerate(chain.instances):
         if segment in inside:
             continue
-        reduction = chain.kind(segment).reduction
-        names = [instance.variables[v] for v in reduction.variables]
-        keys = [chain.key(segment, v) for v in reduction.variables]
-        picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
+        kind, keys = chain.core(segment)
+        names = [instance.variables[v] for v in kind.reduction.variables]
         numbers = [variable(name, key) for name, key in zip(names, keys, strict=True)]
-        for number, cost, pick in zip(numbers, reduction.core.costs, picks, strict=True):
-            problem.costs[number] = problem.costs[number] + cost[pick]
-        for (v, w), matrix in reduction.core.edges.items():
-            problem.add_edge(numbers[v], numbers[w], matrix[np.ix_(picks[v], picks[w])])
+        costs, edges = aligned(kind, keys, states)
+        for number, cost in zip(numbers, costs, strict=True):
+            problem.costs[number] = problem.costs[number] + cost
+        for (v, w), matrix in edges.items():
+            problem.add_edge(numbers[v], numbers[w], matrix)
     return solve(problem, time_limit_s=time_limit_s).lower_bound if problem.costs else 0.0
 
 
@@ -93,6 +92,7 @@ class _Repeat:
     """One repeat of a run: core variables (roles), which of them are one variable in the program (slots), edges.
 
     messages: per role, what it asks of its variable. unary: per slot, the sum over its roles.
+    hubs: slots of variables that other repeats or segments share, in order.
     """
 
     chain: Chain
@@ -102,19 +102,21 @@ class _Repeat:
     messages: dict[_Role, FloatArray] = field(default_factory=dict)
     unary: dict[Key, FloatArray] = field(default_factory=dict)
     edges: list[tuple[_Role, _Role, FloatArray]] = field(default_factory=list)
+    hubs: dict[Key, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for offset in range(self.run.period):
             segment = self.run.first + self.run.period + offset  # of the second repeat: it has neighbours on both sides
-            reduction = self.chain.kind(segment).reduction
-            keys = [self.chain.key(segment, v) for v in reduction.variables]
-            picks = [np.searchsorted(left, self.states[key]) for left, key in zip(reduction.states, keys, strict=True)]
-            for i, (key, cost, pick) in enumerate(zip(keys, reduction.core.costs, picks, strict=True)):
+            kind, keys = self.chain.core(segment)
+            costs, edges = aligned(kind, keys, self.states)
+            for i, (v, key, cost) in enumerate(zip(kind.reduction.variables, keys, costs, strict=True)):
                 self.slot_of[offset, i] = key
-                self.messages[offset, i] = cost[pick].copy()
-                self.unary[key] = self.unary.get(key, 0.0) + cost[pick]
-            for (v, w), matrix in sorted(reduction.core.edges.items()):
-                self.edges.append(((offset, v), (offset, w), matrix[np.ix_(picks[v], picks[w])].copy()))
+                self.messages[offset, i] = cost
+                self.unary[key] = self.unary.get(key, 0.0) + cost
+                if v in kind.boundary:
+                    self.hubs[key] = None
+            for (v, w), matrix in sorted(edges.items()):
+                self.edges.append(((offset, v), (offset, w), matrix))
 
     def tighten(self) -> None:
         """Raise the bound by handshakes between edges and the slots at their ends."""
@@ -122,7 +124,7 @@ class _Repeat:
         for sweep in range(_SWEEPS):
             for v, w, matrix in self.edges if sweep % 2 == 0 else reversed(self.edges):
                 self._handshake(v, w, matrix)
-            history.append(self.constant() + sum(float(self.unary[key].min()) for key in self._hub_slots()))
+            history.append(self.constant() + sum(float(self.unary[key].min()) for key in self.hubs))
             if sweep >= _PATIENCE and history[-1] - history[-1 - _PATIENCE] <= _LEAST_GAIN * abs(history[-1]):
                 break
 
@@ -148,28 +150,17 @@ class _Repeat:
 
     def constant(self) -> float:
         """What one repeat costs at least, besides what its messages say about hubs."""
-        hubs = set(self._hub_slots())
-        inner = sum(float(unary.min()) for key, unary in self.unary.items() if key not in hubs)
+        inner = sum(float(unary.min()) for key, unary in self.unary.items() if key not in self.hubs)
         return inner + sum(float(matrix.min()) for *_, matrix in self.edges)
-
-    def _hub_slots(self) -> list[Key]:
-        """Slots of variables that other repeats or segments share."""
-        found: dict[Key, None] = {}
-        for (offset, i), key in self.slot_of.items():
-            kind = self.chain.kind(self.run.first + self.run.period + offset)
-            if kind.reduction.variables[i] in kind.boundary:
-                found[key] = None
-        return list(found)
 
     def on_hubs(self) -> Iterator[tuple[Variable, FloatArray]]:
         """Every hub that segments of the run share, with the sum of their messages about it."""
-        hubs = set(self._hub_slots())
         totals: dict[Variable, FloatArray] = {}
         for segment in range(self.run.first, self.run.stop):
             offset = (segment - self.run.first) % self.run.period
             instance = self.chain.instances[segment]
             for i, v in enumerate(self.chain.kind(segment).reduction.variables):
-                if self.slot_of[offset, i] in hubs:
+                if self.slot_of[offset, i] in self.hubs:
                     variable = instance.variables[v]
                     known = totals.get(variable)
                     added = self.messages[offset, i]

@@ -10,7 +10,7 @@ program costs as much to solve as one repeat and the segments around it. `bound`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -120,18 +120,16 @@ class Chain:
         states = self.states()
         variables = {key: i for i, key in enumerate(states)}
         problem = Problem(costs=[np.zeros(len(left)) for left in states.values()])
-        alike = Counter(self._core(segment) for segment in range(len(self.instances)))
+        alike = Counter(self.core(segment) for segment in range(len(self.instances)))
         for (kind, keys), times in alike.items():
-            reduction = kind.reduction
-            picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
-            for key, cost, pick in zip(keys, reduction.core.costs, picks, strict=True):
-                problem.costs[variables[key]] = problem.costs[variables[key]] + times * cost[pick]
-            for (v, w), matrix in reduction.core.edges.items():
-                edge = times * matrix[np.ix_(picks[v], picks[w])]
-                problem.add_edge(variables[keys[v]], variables[keys[w]], edge)
+            costs, edges = aligned(kind, keys, states)
+            for key, cost in zip(keys, costs, strict=True):
+                problem.costs[variables[key]] = problem.costs[variables[key]] + times * cost
+            for (v, w), matrix in edges.items():
+                problem.add_edge(variables[keys[v]], variables[keys[w]], times * matrix)
         return problem, variables, states
 
-    def _core(self, segment: int) -> tuple[Kind, tuple[Key, ...]]:
+    def core(self, segment: int) -> tuple[Kind, tuple[Key, ...]]:
         """A segment's kind, and what its core's variables are in the rolled program."""
         kind = self.kind(segment)
         return kind, tuple(self.key(segment, v) for v in kind.reduction.variables)
@@ -182,7 +180,7 @@ class Chain:
         found: dict[Variable, int] = {}
         known: dict[tuple[Kind, tuple[Key, ...]], list[int]] = {}
         for segment, instance in enumerate(self.instances):
-            core = self._core(segment)
+            core = self.core(segment)
             states = known.get(core)
             if states is None:
                 reduction = core[0].reduction
@@ -203,10 +201,11 @@ class SolvedChain:
     rolled_bound: float
 
 
-def value_of(graph: Graph, instances: Sequence[Instance], states: dict[Variable, int]) -> FloatArray:
-    """Seconds of each segment under the given states, priced anew from the graph (no reduction, no rolling up)."""
-    totals = []
-    for instance in instances:
-        problem = graph.problem(instance.nodes, instance.variables)
-        totals.append(problem.value(np.array([states[v] for v in instance.variables], np.int64)))
-    return np.array(totals)
+def aligned(
+    kind: Kind, keys: Sequence[Key], states: Mapping[Key, IntArray]
+) -> tuple[list[FloatArray], dict[tuple[int, int], FloatArray]]:
+    """Costs and edges of a kind's core, with the states that are left to its variables' keys and no others."""
+    reduction = kind.reduction
+    picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
+    costs = [cost[pick] for cost, pick in zip(reduction.core.costs, picks, strict=True)]
+    return costs, {(v, w): m[np.ix_(picks[v], picks[w])] for (v, w), m in reduction.core.edges.items()}

@@ -10,7 +10,6 @@ for an array's size. The formulas are `shardwright.cost`'s; nothing is priced he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,10 +123,11 @@ class Prices:
             return self._exact(shape, sources, targets)
         numbers = self._table[np.ix_(sources, targets)]
         missing = np.argwhere(numbers == _UNKNOWN)
+        even = (self.mesh.device_count**2,) * len(shape.dimensions)
         for i, j in missing.tolist():
             source, target = int(sources[i]), int(targets[j])
             if self._table[source, target] == _UNKNOWN:
-                self._table[source, target] = self._number_of(source, target, len(shape.dimensions))
+                self._table[source, target] = self._number_of(source, target, "u8", even)
         return self._table[np.ix_(sources, targets)] if len(missing) else numbers
 
     def _is_even(self, shape: ArrayShape, ids: IntArray) -> bool:
@@ -137,18 +137,17 @@ class Prices:
             for size, axes in zip(shape.dimensions, self.shardings[i].dims, strict=True)
         )
 
-    def _number_of(self, source: int, target: int, rank: int) -> int:
-        """Interns the moves between two shardings of any even array."""
+    def _number_of(self, source: int, target: int, element_type: str, dims: tuple[int, ...]) -> int:
+        """Interns the moves between two shardings of an array."""
         have, want = self.shardings[source], self.shardings[target]
         if have == want:
             return 0
         if not can_become(have, want):
             return 1
-        dims = (self.mesh.device_count**2,) * rank
-        whole = prod(dims)
+        whole = ArrayShape(element_type, dims).size_bytes
         moves = tuple(
             (move.kind, move.axes, move.group_size, move.payload_bytes / whole)
-            for move in reshard("u8", dims, have, want, self.mesh)
+            for move in reshard(element_type, dims, have, want, self.mesh)
         )
         return self._numbers.setdefault(moves, len(self._numbers))
 
@@ -168,20 +167,13 @@ class Prices:
 
     def _exact(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
         """As `_moves_between`, for an array that some of the shardings do not divide: moves of its own."""
-        numbers = np.zeros((len(sources), len(targets)), np.int64)
-        for i, source in enumerate(sources.tolist()):
-            for j, target in enumerate(targets.tolist()):
-                have, want = self.shardings[source], self.shardings[target]
-                if have == want:
-                    continue
-                numbers[i, j] = 1
-                if can_become(have, want):
-                    moves = tuple(
-                        (move.kind, move.axes, move.group_size, move.payload_bytes / shape.size_bytes)
-                        for move in reshard(shape.element_type, shape.dimensions, have, want, self.mesh)
-                    )
-                    numbers[i, j] = self._numbers.setdefault(moves, len(self._numbers))
-        return numbers
+        return np.array(
+            [
+                [self._number_of(source, target, shape.element_type, shape.dimensions) for target in targets.tolist()]
+                for source in sources.tolist()
+            ],
+            np.int64,
+        ).reshape(len(sources), len(targets))
 
 
 def can_become(source: TensorSharding, target: TensorSharding) -> bool:
