@@ -197,7 +197,7 @@ def test_the_same_task_twice(tmp_path: Path, start: Start) -> None:
 
     def has_joined() -> bool:
         try:
-            return client.call("Status", master_pb2.StatusRequest()).nodes[1].state == "starting"
+            return client.call("Status", master_pb2.StatusRequest()).nodes[1].state in ("starting", "ready")
         except ServerUnavailableError:
             return False
 
