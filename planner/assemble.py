@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.causes import Causes
-from shardwright.planner.dataflow import CONTROL_FLOW, Dataflow, Leaf, Node
+from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.strategies import Border, Strategy, local_results
 from shardwright.plans import (
@@ -143,6 +143,8 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
     reason = ""
     if instruction.opcode in CONTROL_FLOW:
         used = [decisions.result(leaf) for leaf in flow.entering[instruction]]
+    elif instruction.opcode in BARRIERS:
+        used = list(result)
     elif instruction in flow.leaving and instruction.opcode == "tuple":
         used = [decisions.result(leaf) for leaf in flow.leaving[instruction]]
         result = tuple(used)

@@ -3,7 +3,7 @@
 A node is one sharding decision: an instruction that computes, or a bare value
 that is only handed on (an argument, an output, a value carried by a loop, a
 parameter of a called computation, the result of a conditional, an annotated
-array). Tuples, their elements, loops and calls are no nodes: their leaves are
+array, what comes out of an optimization barrier: XLA does not see that it equals what went in). Tuples, their elements, loops and calls are no nodes: their leaves are
 followed through to the node that makes them.
 
 A computation that several call sites share is planned once, for all of them (`inlining`
@@ -27,7 +27,10 @@ from shardwright.planner.trips import UNKNOWN_TRIPS, TripCounter
 Leaf = tuple[int, int]
 
 #: Instructions whose result leaves are operand leaves, in order.
-_TRANSPARENT = frozenset({"tuple", "optimization-barrier", "opt-barrier", "domain", "add-dependency"})
+_TRANSPARENT = frozenset({"tuple", "domain", "add-dependency"})
+
+#: Instructions that hand on values as others: a value may be moved behind one as it was moved before.
+BARRIERS = frozenset({"optimization-barrier", "opt-barrier"})
 
 #: Attributes through which control flow names the computations it runs.
 CONTROL_FLOW = {
@@ -37,7 +40,7 @@ CONTROL_FLOW = {
 }
 
 #: What is followed through instead of becoming a node.
-_FOLLOWED = frozenset({"get-tuple-element", *_TRANSPARENT, *CONTROL_FLOW})
+_FOLLOWED = frozenset({"get-tuple-element", *_TRANSPARENT, *BARRIERS, *CONTROL_FLOW})
 
 
 class Rate(NamedTuple):
@@ -174,11 +177,20 @@ class _Builder:
             flat = [leaf for operand in instruction.operands for leaf in leaves[operand]]
             return tuple(flat[: len(instruction.shape.leaves)])
         rate = self._rates[computation]
+        if opcode in BARRIERS:
+            return self._held(instruction, computation, rate)
         if opcode == "while":
             return self._while(instruction, rate)
         if opcode == "call":
             return self._call(instruction, rate)
         return self._conditional(instruction, computation, rate)
+
+    def _held(self, barrier: Instruction, computation: Computation, rate: Rate) -> tuple[Leaf, ...]:
+        held = self._values(barrier, computation.name, rate)
+        sources = [leaf for operand in barrier.operands for leaf in self._flow.leaves[operand]]
+        for (node, _), source in zip(held, sources, strict=True):
+            self._flow.nodes[node].uses.append(Use(source, 0, *rate))
+        return held
 
     def _while(self, loop: Instruction, rate: Rate) -> tuple[Leaf, ...]:
         (body,), (condition,) = loop.called["body"], loop.called["condition"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardwright.hlo import Instruction
 from shardwright.planner.confine import Confinement
-from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
+from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use
 from shardwright.planner.pbqp import Problem
 from shardwright.planner.preference import Preference
 from shardwright.planner.prices import FloatArray, IntArray, Prices
@@ -180,6 +180,7 @@ def _can_be_partial(
     become a partial sum: assumed first, dropped until nothing changes.
     """
     fixed = pinned | set(flow.parameters) | set(flow.outputs)
+    fixed |= {node.index for node in flow.nodes if node.is_value and node.instruction.opcode in BARRIERS}
     can = [False] * len(flow.nodes)
     for node in flow.nodes:
         can[node.index] = node.is_value and bool(node.uses) and node.index not in fixed and node.shapes[0].rank > 0

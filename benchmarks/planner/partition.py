@@ -74,7 +74,8 @@ def _flags(devices: int, dumps: Path) -> str:
         f"--xla_force_host_platform_device_count={devices}",
         f"--xla_dump_to={dumps}",
         "--xla_dump_hlo_pass_re=spmd-partitioning",
-        "--xla_disable_hlo_passes=cpu-all-reduce-combiner",
+        # Barriers stay, for the experts' jax.checkpoint as for ours: otherwise XLA:CPU merges what is computed twice.
+        "--xla_disable_hlo_passes=cpu-all-reduce-combiner,cse_barrier_expander",
     ))  # fmt: skip
 
 

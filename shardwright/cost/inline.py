@@ -18,9 +18,6 @@ _BODIES = {
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
 
-#: Instructions that hand on a tuple as it is.
-_BARRIERS = frozenset({"opt-barrier", "optimization-barrier"})
-
 
 @dataclass(slots=True, eq=False)
 class FlatComputation:
@@ -83,7 +80,7 @@ def _expand(computation: Computation, arguments: Sequence[int] | None, flat: Fla
             continue
         operands = tuple(made[operand] for operand in instruction.operands)
         if instruction.opcode == "get-tuple-element":
-            source = _through_barriers(operands[0], flat)
+            (source,) = operands
             if flat.instructions[source].opcode == "tuple":
                 made[instruction] = flat.operands[source][instruction.index]
                 continue
@@ -98,8 +95,3 @@ def _expand(computation: Computation, arguments: Sequence[int] | None, flat: Fla
             flat.parameters.append(made[instruction])
     return made[computation.root]
 
-
-def _through_barriers(node: int, flat: FlatComputation) -> int:
-    while flat.instructions[node].opcode in _BARRIERS:
-        (node,) = flat.operands[node]
-    return node

@@ -56,6 +56,12 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jaxlib.mlir._mlir_libs._jax_mlir_ext": ("register_dialects",),
 }
 
+#: Passes that XLA leaves out. The first drops optimization barriers, and XLA:CPU runs it before it merges
+#: equal instructions: what `jax.checkpoint`, or a plan, computes again to save memory would be kept after all.
+LEFT_OUT_PASSES = ("cse_barrier_expander",)
+
+_PASSES_OFF = "xla_disable_hlo_passes"
+
 
 @cache
 def _module(name: str) -> Any:
@@ -189,7 +195,8 @@ def location_name(location: Any) -> str | None:
 def compile_options(device_ids: Sequence[int], *, overrides: Sequence[tuple[str, Any]] = ()) -> Any:
     """Options that partition a module with Shardy over the devices, in mesh order.
 
-    overrides: XLA debug options as (name, value), e.g. `("xla_dump_to", "/tmp/d")`.
+    overrides: XLA debug options as (name, value), e.g. `("xla_dump_to", "/tmp/d")`; passes to switch off are added
+    to `LEFT_OUT_PASSES`.
     """
     import numpy as np
 
@@ -205,8 +212,9 @@ def compile_options(device_ids: Sequence[int], *, overrides: Sequence[tuple[str,
     build.allow_spmd_sharding_propagation_to_parameters = [True]
     build.allow_spmd_sharding_propagation_to_output = [True]
     build.device_assignment = client.DeviceAssignment.create(np.asarray([list(device_ids)], dtype=np.int32))
-    if overrides:
-        options.env_option_overrides = list(overrides)
+    named = dict(overrides)
+    off = ",".join(filter(None, (*LEFT_OUT_PASSES, named.pop(_PASSES_OFF, ""))))
+    options.env_option_overrides = [*named.items(), (_PASSES_OFF, off)]
     return options
 
 

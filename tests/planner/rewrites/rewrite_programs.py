@@ -140,11 +140,12 @@ def deep(layers: int = 8, batch: int = 128, width: int = 32) -> Program:
     return _training(loss, params, _normal(99, batch, width))
 
 
-def compiled(hlo_text: str, *, passes_off: str = "") -> Any:
-    """XLA's executable of HLO text on one device. passes_off: passes that XLA leaves out."""
+def compiled(hlo_text: str, *, every_pass: bool = False) -> Any:
+    """XLA's executable of HLO text on one device. every_pass: XLA leaves none out, as `jax.jit` has it."""
     device = private.local_devices()[0]
-    overrides = [("xla_disable_hlo_passes", passes_off)] if passes_off else []
-    options = private.compile_options([device.id], overrides=overrides)
+    options = private.compile_options([device.id])
+    if every_pass:
+        options.env_option_overrides = []
     return private.compile_and_load(private.stablehlo_of(hlo_text), [device], options)
 
 
