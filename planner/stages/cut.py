@@ -1,0 +1,83 @@
+"""Cutting a stage graph into stages: the least bytes between them, among cuts that are balanced and fit the memory.
+
+Balance comes first: the time of the slowest chunk decides the time of every micro-batch, bytes mostly run beside it.
+Intervals of the nodes' order (`intervals`) are quick and, where there is no other order, already the best; elsewhere
+the integer program (`cut_ilp`) goes on from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.errors import PlanError
+from shardwright.planner.stages import cut_ilp
+from shardwright.planner.stages.intervals import Intervals, is_exact
+from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
+
+#: How much slower than the best balance allows the slowest chunk may be, where nothing else is asked for.
+SLACK = 0.02
+
+
+def cut(
+    graph: StageGraph,
+    places: Sequence[Place],
+    *,
+    chunks: int = 1,
+    micro_batches: int = 1,
+    imbalance: float | None = None,
+    time_limit_s: float = 20.0,
+) -> StageCut:
+    """Cut `graph` into `chunks` parts for each of `places`; chunk c lies on stage c % len(places).
+
+    imbalance: how much longer than the average chunk the slowest one may take, as a part of that; None: 2 % longer
+    than in the best balanced cut. time_limit_s: of the integer program; the best cut found by then is taken.
+
+    Raises PlanError where there are fewer nodes than chunks, none fits the memory, or none is as balanced as asked for.
+    """
+    problem = CutProblem(graph=graph, places=tuple(places), chunks=chunks, micro_batches=micro_batches)
+    if len(graph.nodes) < problem.chunk_count:
+        raise PlanError(
+            f"{problem.chunk_count} stage parts were asked for, the model can be cut into {len(graph.nodes)} at most",
+            where="stages",
+            remedy="ask for fewer stages",
+        )
+    intervals = Intervals(problem)
+    straight_s = intervals.fastest_s()
+    straight = None if straight_s is None else intervals.least_crossing(straight_s)
+    if straight is not None and is_exact(problem):
+        limit_s = _limit_s(problem, imbalance, max(straight.chunk_s))
+        return intervals.least_crossing(limit_s) or _refuse(problem, imbalance, max(straight.chunk_s))
+    best_s = _faster(straight, cut_ilp.fastest(problem, time_limit_s=time_limit_s / 2))
+    if best_s is None:
+        raise PlanError(
+            f"no cut into {len(places)} stages fits the memory of their devices",
+            where="stages",
+            remedy="use more devices a stage, smaller micro-batches, or a schedule that keeps fewer of them",
+        )
+    limit_s = _limit_s(problem, imbalance, best_s)
+    found = cut_ilp.least_crossing(problem, limit_s, time_limit_s=time_limit_s / 2)
+    if found is None or not found.is_optimal:
+        straight = intervals.least_crossing(limit_s)
+        if straight is not None and (found is None or straight.crossing_bytes < found.crossing_bytes):
+            found = straight
+    return found or _refuse(problem, imbalance, best_s)
+
+
+def _faster(*cuts: StageCut | None) -> float | None:
+    return min((max(cut.chunk_s) for cut in cuts if cut is not None), default=None)
+
+
+def _limit_s(problem: CutProblem, imbalance: float | None, best_s: float) -> float:
+    return best_s * (1 + SLACK) if imbalance is None else problem.average_s * (1 + imbalance)
+
+
+def _refuse(problem: CutProblem, imbalance: float | None, best_s: float) -> StageCut:
+    if imbalance is None:
+        raise PlanError("no cut into stages was found in time", where="stages", remedy="ask for fewer stages")
+    least = best_s / problem.average_s - 1
+    raise PlanError(
+        f"no cut into {problem.chunk_count} parts is as balanced as imbalance={imbalance:g} asks: in the best one the "
+        f"slowest part takes {100 * least:.1f} % more than the average",
+        where="imbalance",
+        remedy=f"allow imbalance={least + 0.005:.2f}, or ask for fewer stages",
+    )

@@ -1,0 +1,137 @@
+"""Cutting along the nodes' own order: each chunk is an interval of it, the best ones found by dynamic programming.
+
+Where every node hands something to the next one there is no other order, and this is the best of all cuts; elsewhere
+it is a good one to start from. The table over (chunks, nodes so far) holds the least bytes crossing, among cuts whose
+chunks take at most a given time and fit the memory.
+
+What a chunk receives, keeps and takes depends on its own interval alone as long as a stage has one chunk. With several,
+memory is checked afterwards and a value between two chunks of one stage counts as sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.pbqp import FloatArray
+from shardwright.planner.stages.work import CutProblem, StageCut, Work, shared_bytes
+
+BoolArray = NDArray[np.bool_]
+
+
+class Intervals:
+    """Costs of every interval [i, j) of the nodes of a problem, as matrices over i and j; infinite where j <= i."""
+
+    def __init__(self, problem: CutProblem) -> None:
+        self._problem = problem
+        self._size = len(problem.graph.nodes)
+        self._crossing = self._crossing_bytes()
+        kinds = sorted({place.kind for place in problem.places})
+        self._seconds = {kind: self._sums(kind, lambda w: w.seconds(problem.micro_batches)) for kind in kinds}
+        self._feasible = [self._fitting(stage) for stage in range(len(problem.places))]
+
+    def fastest_s(self) -> float | None:
+        """The least time that the slowest chunk can take; None where nothing fits."""
+        found = self._table(self._chunk_s, np.maximum)
+        value = found[-1][self._size]
+        return float(value) if np.isfinite(value) else None
+
+    def least_crossing(self, most_s: float) -> StageCut | None:
+        """The cut that sends least among those whose chunks take at most `most_s`; None where none does."""
+        limit = most_s * (1 + 1e-9)
+
+        def cost(chunk: int) -> FloatArray:
+            return np.where(self._chunk_s(chunk) <= limit, self._crossing, np.inf)
+
+        table = self._table(cost, np.add)
+        if not np.isfinite(table[-1][self._size]):
+            return None
+        chunk_of = [0] * self._size
+        end = self._size
+        for chunk in range(self._problem.chunk_count - 1, -1, -1):
+            before = table[chunk - 1] if chunk else self._start()
+            begin = int(np.argmin(before + cost(chunk)[:, end]))
+            chunk_of[begin:end] = [chunk] * (end - begin)
+            end = begin
+        cut = self._problem.measured(chunk_of, is_optimal=is_exact(self._problem))
+        return cut if self._problem.fits(cut) else None
+
+    def _start(self) -> FloatArray:
+        return np.array([0.0] + [np.inf] * self._size)
+
+    def _table(self, cost: Callable[[int], FloatArray], join: np.ufunc) -> list[FloatArray]:
+        """Per chunk, the best value over its beginning, by where it ends."""
+        best, found = self._start(), []
+        for chunk in range(self._problem.chunk_count):
+            best = join(best[:, None], cost(chunk)).min(axis=0)
+            found.append(best)
+        return found
+
+    def _chunk_s(self, chunk: int) -> FloatArray:
+        place = self._problem.place(chunk)
+        return np.where(self._feasible[chunk % len(self._problem.places)], self._seconds[place.kind], np.inf)
+
+    # ---- matrices ------------------------------------------------------------
+    def _sums(self, kind: int, amount: Callable[[Work], float]) -> FloatArray:
+        each = [amount(node.works[kind]) for node in self._problem.graph.nodes]
+        total = np.concatenate([[0.0], np.cumsum(each)])
+        return np.where(self._is_interval(), total[None, :] - total[:, None], np.inf)
+
+    def _is_interval(self) -> BoolArray:
+        points = np.arange(self._size + 1)
+        return np.asarray(points[None, :] > points[:, None])
+
+    def _spanning(self, groups: Sequence[tuple[float, Sequence[int], int | None]]) -> FloatArray:
+        """Per interval the sum of the amounts whose members it has one of, but not the node that makes them."""
+        points = np.arange(self._size + 1)
+        found = np.zeros((self._size + 1, self._size + 1))
+        for amount, members, maker in groups:
+            if not amount or not members:
+                continue
+            ordered = np.array(sorted(members))
+            first_at = np.searchsorted(ordered, points)  # the first member from i on
+            next_member = np.concatenate([ordered, [self._size + 1]])[first_at]
+            has_one = next_member[:, None] < points[None, :]
+            if maker is not None:
+                has_one &= ~((points[:, None] <= maker) & (maker < points[None, :]))
+            found += amount * has_one
+        return found
+
+    def _crossing_bytes(self) -> FloatArray:
+        graph, micro_batches = self._problem.graph, self._problem.micro_batches
+        groups = [(v.bytes, (*v.readers, *v.saved_by), v.producer) for v in graph.values]
+        groups += [(shared_bytes(s, micro_batches), s.readers, s.owner) for s in graph.shared]
+        return np.where(self._is_interval(), self._spanning(groups), np.inf)
+
+    def _fitting(self, stage: int) -> BoolArray:
+        """Whether an interval fits a device of the stage, as its only chunk or one that holds least."""
+        problem, place = self._problem, self._problem.places[stage]
+        graph, kind = problem.graph, place.kind
+        if not np.isfinite(place.memory_bytes):
+            return self._is_interval()
+        copies = self._spanning([(s.shard_bytes, s.readers, s.owner) for s in graph.shared])
+        saved = self._sums(kind, lambda w: w.saved_bytes)
+        saved = saved + self._spanning([(v.shard_bytes, v.saved_by, None) for v in graph.values])
+        workspace = np.zeros_like(saved)
+        for i in range(self._size):
+            workspace[i, i + 1 :] = np.maximum.accumulate([n.works[kind].workspace_bytes for n in graph.nodes[i:]])
+        least_kept = max(min(moment) for moment in place.in_flight)
+        state = self._sums(kind, lambda w: w.state_bytes)
+        with np.errstate(invalid="ignore"):
+            used = state + copies + least_kept * saved + workspace
+        return np.asarray(self._is_interval() & (used <= place.memory_bytes))
+
+
+def is_exact(problem: CutProblem) -> bool:
+    """Whether no cut is better than the best intervals: every node hands something to the next one (or gets a gradient
+    back from it), and, where stages have several chunks, nothing to any other."""
+    graph = problem.graph
+    pairs = {(min(v.producer, r), max(v.producer, r)) for v in graph.values for r in v.readers}
+    if not all((i, i + 1) in pairs for i in range(len(graph.nodes) - 1)):
+        return False
+    if problem.chunks == 1:
+        return True
+    saved = {(min(v.producer, r), max(v.producer, r)) for v in graph.values for r in v.saved_by}
+    return not graph.shared and all(j - i <= 1 for i, j in pairs | saved)
