@@ -18,7 +18,8 @@ from typing import NamedTuple
 from shardwright.cost import reshard, wire_bytes
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.xla import CompileService, observed_collectives
-from shardwright.xla.emit import mesh_text, sharding_text
+from shardwright.xla.boundary import sharding_text
+from shardwright.xla.emit import mesh_text
 
 #: (mesh, shape) pairs: one to three axes, ranks 2 to 4, sizes that are no powers of two, uneven shards.
 GRID = (

@@ -343,16 +343,4 @@ def _variable(decisions: Decisions, number: int, node: int, name: str, alias: in
     shape = decisions.graph.flow.nodes[node].shapes[0]
     sharding = decisions.result((node, 0))
     mesh = decisions.graph.prices.mesh
-    stored = tuple(
-        shard * mesh.size(axes)
-        for shard, axes in zip(sharding.shard_shape(shape.dimensions, mesh), sharding.dims, strict=True)
-    )
-    return VariablePlan(
-        number=number,
-        name=name,
-        element_type=shape.element_type,
-        shape=shape.dimensions,
-        sharding=sharding,
-        stored_shape=stored,
-        alias=alias,
-    )
+    return VariablePlan.lying(number, name, shape.element_type, shape.dimensions, sharding, mesh, alias=alias)

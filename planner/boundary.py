@@ -13,13 +13,18 @@ from shardwright.planner.legality import flat
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, VariablePlan
 
 
-def boundary_problems(module: Module, plan: Plan, entries: Mapping[str, InstructionPlan]) -> Iterator[str]:
-    """What is wrong with `plan.parameters` and `plan.outputs`. entries: the plan's instructions by name."""
+def boundary_problems(
+    module: Module, plan: Plan, entries: Mapping[str, InstructionPlan], *, is_piece: bool = False
+) -> Iterator[str]:
+    """What is wrong with `plan.parameters` and `plan.outputs`. entries: the plan's instructions by name.
+
+    is_piece: the program is one of several of a step: a partial sum may go from one to the next.
+    """
     root = module.entry.root
-    yield from _side_problems("parameter", plan.parameters, module.entry.parameters, entries, plan.mesh)
+    yield from _side_problems("parameter", plan.parameters, module.entry.parameters, entries, plan.mesh, is_piece)
     # A bare root is brought to the output's sharding on return.
     is_moved = root.opcode != "tuple"
-    yield from _side_problems("output", plan.outputs, (root,), {} if is_moved else entries, plan.mesh)
+    yield from _side_problems("output", plan.outputs, (root,), {} if is_moved else entries, plan.mesh, is_piece)
     yield from _alias_problems(module, plan)
 
 
@@ -29,6 +34,7 @@ def _side_problems(
     instructions: Sequence[Instruction],
     entries: Mapping[str, InstructionPlan],
     mesh: Mesh,
+    is_piece: bool,
 ) -> Iterator[str]:
     shapes = [leaf for instruction in instructions for leaf in instruction.shape.leaves]
     if len(variables) != len(shapes):
@@ -38,12 +44,17 @@ def _side_problems(
     inside = flat(planned) if len(planned) == len(instructions) else ()
     for i, (variable, shape) in enumerate(zip(variables, shapes, strict=True)):
         lies = inside[i] if i < len(inside) else None
-        for problem in _variable_problems(variable, i, shape, lies, mesh):
+        for problem in _variable_problems(variable, i, shape, lies, mesh, is_piece):
             yield f"{kind} {i} ({variable.name}): {problem}"
 
 
 def _variable_problems(
-    variable: VariablePlan, number: int, shape: ArrayShape, inside: TensorSharding | None, mesh: Mesh
+    variable: VariablePlan,
+    number: int,
+    shape: ArrayShape,
+    inside: TensorSharding | None,
+    mesh: Mesh,
+    is_piece: bool,
 ) -> Iterator[str]:
     if variable.number != number:
         yield f"carries number {variable.number}"
@@ -54,19 +65,23 @@ def _variable_problems(
     if len(variable.sharding.dims) != shape.rank:
         yield f"of rank {shape.rank} is planned as {variable.sharding}"
         return
-    if any(axis not in mesh.sizes for axis in variable.sharding.axes):
+    if any(axis not in mesh.sizes for axis in (*variable.sharding.axes, *variable.sharding.unreduced)):
         yield f"is split over an axis that the mesh lacks: {variable.sharding}"
         return
-    if variable.sharding.unreduced:
+    if variable.is_stacked and not is_piece:
         yield "is partial: nothing reduces it outside the program"
+        return
     if inside is not None and variable.sharding != inside:
         yield f"is {variable.sharding}, inside the program {inside}"
     padded = tuple(
         -(-n // mesh.size(axes)) * mesh.size(axes)
         for n, axes in zip(shape.dimensions, variable.sharding.dims, strict=True)
     )
-    if variable.stored_shape != padded:
-        yield f"is stored as {list(variable.stored_shape)}, its sharding needs {list(padded)}"
+    if variable.is_stacked and padded != shape.dimensions:
+        yield f"is partial and split unevenly: {variable.sharding}"
+    stored = (mesh.size(variable.sharding.unreduced), *padded) if variable.is_stacked else padded
+    if variable.stored_shape != stored:
+        yield f"is stored as {list(variable.stored_shape)}, its sharding needs {list(stored)}"
 
 
 # ---- aliases -------------------------------------------------------------------

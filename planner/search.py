@@ -345,7 +345,7 @@ class Search:
         """What is needed, what dominates, and what would help."""
         needed, limit = self.needed_bytes(least), self.limit_bytes
         state = sum(
-            shard_bytes(v.element_type, v.stored_shape, v.sharding, least.mesh)
+            shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
             for v in least.parameters
             if v.alias is not None
         )

@@ -8,8 +8,9 @@ What must hold, and the function that checks it:
 3. an entry is legal for its instruction: ranks, axes, factors, combinations (`legality`);
 4. a partial sum is one: it is made by a summed factor, goes through instructions that are linear in it
    (`legality`), is used as partial only where it was made partial or lies whole (`_check_partial_uses`), and no
-   argument or output is partial (`boundary`). By induction along the program, and around loops from
-   what enters them, the summands of every value that is marked partial then add up to the value;
+   argument or output is partial (`boundary`; those of one of several programs of a step may be, where it
+   is the same value's terms that go from one to the next). By induction along the program, and around loops
+   from what enters them, the summands of every value that is marked partial then add up to the value;
 5. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
 6. parameters and outputs of the plan are those of the program, an alias has one layout (`boundary`);
 7. predicted collectives name instructions and axes that exist (`_check_collectives`).
@@ -48,9 +49,12 @@ _IDENTITY = ("tuple", "opt-barrier", "optimization-barrier", "domain", "add-depe
 _HANDING_ON = frozenset({"parameter", "get-tuple-element", *_IDENTITY, *CALLING})
 
 
-def check_plan(module: Module, plan: Plan) -> None:
-    """Check `plan` against `module`; PlanCheckError lists what is wrong and where."""
-    problems = _Checker(module, plan).run()
+def check_plan(module: Module, plan: Plan, *, is_piece: bool = False) -> None:
+    """Check `plan` against `module`; PlanCheckError lists what is wrong and where.
+
+    is_piece: it is one of several programs of a step, which may hand partial sums to each other.
+    """
+    problems = _Checker(module, plan, is_piece).run()
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems[:_LISTED])
         more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
@@ -80,6 +84,7 @@ def planned_computations(module: Module) -> dict[str, Computation]:
 class _Checker:
     module: Module
     plan: Plan
+    is_piece: bool = False
     problems: list[str] = field(default_factory=list)
     entries: dict[str, InstructionPlan] = field(default_factory=dict)
 
@@ -92,7 +97,7 @@ class _Checker:
             for instruction in computation.instructions:
                 for problem in self._problems(instruction, judge):
                     self._report(computation, instruction, problem)
-        self.problems += boundary_problems(self.module, self.plan, self.entries)
+        self.problems += boundary_problems(self.module, self.plan, self.entries, is_piece=self.is_piece)
         self._check_collectives()
         return self.problems
 

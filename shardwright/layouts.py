@@ -58,12 +58,12 @@ class Layout:
 
     @classmethod
     def of(cls, variable: VariablePlan, mesh: Mesh) -> Layout:
-        """The layout of a planned parameter or output."""
+        """The layout of a planned parameter or output; of a partial sum, that of the stack of its terms."""
         return cls(
             element_type=variable.element_type,
-            shape=variable.shape,
+            shape=variable.stored_shape if variable.is_stacked else variable.shape,
             mesh=mesh,
-            sharding=variable.sharding,
+            sharding=variable.stored_sharding,
             stored_shape=variable.stored_shape,
             view_of=variable.view_of,
         )

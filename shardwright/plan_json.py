@@ -489,8 +489,9 @@ def _read_variable(row: _Reader, shardings: Sequence[TensorSharding]) -> Variabl
     )
     if len(variable.sharding.dims) != len(variable.shape):
         raise row.wrong("sharding", f"a sharding of {len(variable.shape)} dimensions", str(variable.sharding))
-    if len(variable.stored_shape) != len(variable.shape):
-        raise row.wrong("stored_shape", f"{len(variable.shape)} dimensions", list(variable.stored_shape))
+    if len(variable.stored_shape) != len(variable.stored_sharding.dims):
+        expected = f"{len(variable.stored_sharding.dims)} dimensions"
+        raise row.wrong("stored_shape", expected, list(variable.stored_shape))
     return variable
 
 

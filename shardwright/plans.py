@@ -106,6 +106,11 @@ class TensorSharding:
     def is_replicated(self) -> bool:
         return not self.unreduced and not any(self.dims)
 
+    @property
+    def stacked(self) -> TensorSharding:
+        """How the terms of a partial sum lie when they are stacked along a dimension in front: one on each device."""
+        return TensorSharding((self.unreduced, *self.dims))
+
     def shard_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
         """Dimensions of one device's shard, in elements, rounded up where uneven."""
         return tuple(-(-size // mesh.size(axes)) for size, axes in zip(shape, self.dims, strict=True))
@@ -145,6 +150,8 @@ class VariablePlan:
 
     `stored_shape` is `shape` with every dimension padded up to a multiple of the
     devices it is split over; the program sees the logical part only.
+    A partial sum (`sharding.unreduced`, only between the programs of a pipeline) is stored as the stack of its
+    terms: `stored_shape` has one dimension more, in front, that counts the devices it is partial over.
     `alias` is the output leaf (of a parameter) or the parameter (of an output)
     that shares the buffer, or None.
     `view_of` are the dimensions that the user's program has, where the planned one was rewritten and `shape`
@@ -164,6 +171,34 @@ class VariablePlan:
         if self.view_of is not None and prod(self.view_of) != prod(self.shape):
             raise PlanError(f"{self.name}: {list(self.shape)} is no view of {list(self.view_of)}")
 
+    @classmethod
+    def lying(
+        cls,
+        number: int,
+        name: str,
+        element_type: str,
+        shape: tuple[int, ...],
+        sharding: TensorSharding,
+        mesh: Mesh,
+        *,
+        alias: int | None = None,
+        view_of: tuple[int, ...] | None = None,
+    ) -> VariablePlan:
+        """The variable that lies as `sharding`, with the stored shape that this needs."""
+        stored = tuple(
+            -(-size // devices) * devices for size, devices in zip(shape, map(mesh.size, sharding.dims), strict=True)
+        )
+        return cls(
+            number=number,
+            name=name,
+            element_type=element_type,
+            shape=shape,
+            sharding=sharding,
+            stored_shape=(mesh.size(sharding.unreduced), *stored) if sharding.unreduced else stored,
+            alias=alias,
+            view_of=view_of,
+        )
+
     @property
     def user_shape(self) -> tuple[int, ...]:
         """Dimensions in the program that the user wrote."""
@@ -171,7 +206,17 @@ class VariablePlan:
 
     @property
     def is_padded(self) -> bool:
-        return self.shape != self.stored_shape
+        return not self.is_stacked and self.shape != self.stored_shape
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is a partial sum, stored as the stack of its terms."""
+        return bool(self.sharding.unreduced)
+
+    @property
+    def stored_sharding(self) -> TensorSharding:
+        """How the stored array lies: the sharding itself, or that of the stack of a partial sum's terms."""
+        return self.sharding.stacked if self.is_stacked else self.sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

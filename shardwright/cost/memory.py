@@ -53,7 +53,7 @@ def shard_bytes(element_type: str, shape: tuple[int, ...], sharding: TensorShard
 
 
 def _stored_bytes(variable: VariablePlan, mesh: Mesh) -> int:
-    return shard_bytes(variable.element_type, variable.stored_shape, variable.sharding, mesh)
+    return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
 
 
 class _Estimate:

@@ -80,7 +80,7 @@ def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> Variabl
         shape=first.user_shape,
         stored_shape=first.stored_shape,
         sharding=first.sharding,
-        bytes_per_device=shard_bytes(first.element_type, first.stored_shape, first.sharding, mesh),
+        bytes_per_device=shard_bytes(first.element_type, first.stored_shape, first.stored_sharding, mesh),
     )
 
 

@@ -213,7 +213,7 @@ def _memory(plan: Plan) -> list[RenderableType]:
 def argument_bytes(plan: Plan) -> list[tuple[str, int]]:
     """(kind, bytes of one device) of inputs, parameters and optimizer state, as they are stored."""
     return [
-        (kind, sum(shard_bytes(v.element_type, v.stored_shape, v.sharding, plan.mesh) for v in variables))
+        (kind, sum(shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, plan.mesh) for v in variables))
         for kind, variables in state_kinds(plan)
         if variables
     ]

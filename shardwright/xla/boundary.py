@@ -1,10 +1,17 @@
-"""Arguments and outputs of an emitted module: shardings, explicit padding, aliases."""
+"""Arguments and outputs of an emitted module: shardings, explicit padding, stacks of partial sums, aliases.
+
+A partial sum does not survive a program's boundary: XLA reduces it there. It is stored as the stack of its terms, one
+on each device, along a dimension in front: `[4, n]` split over an axis of four for a sum over that axis. A manual
+computation over the axis takes the dimension off, or puts it there, and says to Shardy that the value inside is
+partial: nothing moves, on either side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from shardwright.config import MESH_NAME
 from shardwright.errors import PlanError
 from shardwright.plans import Plan, TensorSharding, VariablePlan
 from shardwright.xla import private
@@ -14,32 +21,83 @@ _ALIAS = "mhlo.input_output_alias"
 AttributeOf = Callable[[TensorSharding], Any]
 
 
-def pad_arguments(main: Any, plan: Plan, attribute: AttributeOf) -> list[Any]:
-    """Give padded arguments their stored type; returns the logical value of each argument.
+def sharding_text(sharding: TensorSharding) -> str:
+    """`[{"data"}, {}], unreduced={"model"}`: the inside of an `#sdy.sharding`, closed in every dimension."""
+    dims = ", ".join("{" + ", ".join(f'"{axis}"' for axis in dim) + "}" for dim in sharding.dims)
+    unreduced = ", ".join(f'"{axis}"' for axis in sharding.unreduced)
+    return f"[{dims}]" + (f", unreduced={{{unreduced}}}" if unreduced else "")
 
-    A padded argument is sliced to its logical shape at the start of `main`.
+
+def store_arguments(main: Any, plan: Plan, attribute: AttributeOf) -> list[Any]:
+    """Give padded and stacked arguments their stored type; returns the logical value of each argument.
+
+    At the start of `main` a padded argument is sliced to its logical shape, and a stack of terms becomes the
+    partial sum that they make.
     """
     ir = private.ir()
     block = main.body.blocks[0]
     logical = []
     for argument, variable in zip(list(block.arguments), plan.parameters, strict=True):
         _check_shape("argument", argument, variable)
-        if not variable.is_padded:
+        if not (variable.is_padded or variable.is_stacked):
             logical.append(argument)
             continue
         users = list(argument.uses)
         argument.set_type(ir.RankedTensorType.get(list(variable.stored_shape), argument.type.element_type))
         with ir.InsertionPoint.at_block_begin(block):
-            rank = len(variable.shape)
-            sliced = private.dialect("stablehlo").SliceOp(argument, [0] * rank, list(variable.shape), [1] * rank).result
+            inside = _unstacked(argument, variable, plan) if variable.is_stacked else _sliced(argument, variable)
         for use in users:
-            use.owner.operands[use.operand_number] = sliced
-        logical.append(sliced)
+            use.owner.operands[use.operand_number] = inside
+        logical.append(inside)
     return logical
 
 
+def _sliced(argument: Any, variable: VariablePlan) -> Any:
+    rank = len(variable.shape)
+    return private.dialect("stablehlo").SliceOp(argument, [0] * rank, list(variable.shape), [1] * rank).result
+
+
+def _unstacked(argument: Any, variable: VariablePlan, plan: Plan) -> Any:
+    """The partial sum whose terms `argument` holds."""
+    return _manual(argument, variable, plan, variable.shape, (variable.stored_sharding, variable.sharding))
+
+
+def _stacked(value: Any, variable: VariablePlan, plan: Plan) -> Any:
+    """The terms of a partial sum, one on each device along a dimension in front."""
+    return _manual(value, variable, plan, variable.stored_shape, (variable.sharding, variable.stored_sharding))
+
+
+def _manual(
+    value: Any,
+    variable: VariablePlan,
+    plan: Plan,
+    shape: tuple[int, ...],
+    shardings: tuple[TensorSharding, TensorSharding],
+) -> Any:
+    """`value`, seen with other dimensions by each device along the axes of a partial sum. shardings: before, after."""
+    ir, sdy = private.ir(), private.dialect("sdy")
+    element_type = value.type.element_type
+    taken, given = (f"#sdy.sharding_per_value<[<@{MESH_NAME}, {sharding_text(lies)}>]>" for lies in shardings)
+    axes = ", ".join(f'"{axis}"' for axis in variable.sharding.unreduced)
+    term = {variable.shape: variable.shape, variable.stored_shape: (1, *variable.stored_shape[1:])}
+    before, after = (
+        ir.RankedTensorType.get(list(term[dims]), element_type) for dims in (tuple(value.type.shape), shape)
+    )
+    manual = sdy.ManualComputationOp(
+        [ir.RankedTensorType.get(list(shape), element_type)],
+        [value],
+        ir.Attribute.parse(taken),
+        ir.Attribute.parse(given),
+        ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>"),
+    )
+    block = manual.body.blocks.append(before)
+    with ir.InsertionPoint(block):
+        sdy.ReturnOp([private.dialect("stablehlo").ReshapeOp(after, block.arguments[0]).result])
+    return manual.results[0]
+
+
 def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) -> None:
-    """Pad outputs, write the function's type, its argument and result shardings and aliases."""
+    """Pad and stack outputs, write the function's type, its argument and result shardings and aliases."""
     ir = private.ir()
     block = main.body.blocks[0]
     terminator = list(block.operations)[-1]
@@ -52,6 +110,9 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
         _check_shape("output", value, variable)
         if variable.is_padded:
             terminator.operands[index] = _padded(value, variable, terminator)
+        elif variable.is_stacked:
+            with ir.InsertionPoint(terminator):
+                terminator.operands[index] = _stacked(value, variable, plan)
     inputs = [argument.type for argument in block.arguments]
     outputs = [operand.type for operand in terminator.operands]
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
@@ -87,7 +148,7 @@ def _with_shardings(main: Any, key: str, variables: tuple[VariablePlan, ...], at
     written = []
     for existing, variable in zip(present, variables, strict=True):
         items = {item.name: item.attr for item in existing} if existing is not None else {}
-        items["sdy.sharding"] = attribute(variable.sharding)
+        items["sdy.sharding"] = attribute(variable.stored_sharding)
         written.append(ir.DictAttr.get(items))
     return ir.ArrayAttr.get(written)
 
@@ -126,4 +187,8 @@ def _check_shape(what: str, value: Any, variable: VariablePlan) -> None:
         raise PlanError(
             f"{what} {variable.number} is {value.type} in the program, {list(variable.shape)} in the plan",
             where=variable.name,
+        )
+    if variable.is_stacked and variable.stored_shape[1:] != variable.shape:
+        raise PlanError(
+            f"{what} {variable.number} is partial and split unevenly: {variable.sharding}", where=variable.name
         )

@@ -42,9 +42,11 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
         compiled = time.perf_counter()
         text = _newest(folder, _BEFORE_COMBINER) or private.compiled_hlo(executable)
     require_shardings(
-        "argument", private.parameter_shardings(executable), [v.sharding for v in plan.parameters], plan.mesh
+        "argument", private.parameter_shardings(executable), [v.stored_sharding for v in plan.parameters], plan.mesh
     )
-    require_shardings("output", private.output_shardings(executable), [v.sharding for v in plan.outputs], plan.mesh)
+    require_shardings(
+        "output", private.output_shardings(executable), [v.stored_sharding for v in plan.outputs], plan.mesh
+    )
     arguments, outputs, alias, temporaries = private.memory_figures(executable)
     return CompiledProgram(
         stablehlo=stablehlo,

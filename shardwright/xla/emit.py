@@ -14,7 +14,8 @@ so a decision about `dot.5` lands on the operation named `dot.5`. What is put:
    one.
 4. Padding of variables that their axes do not divide, explicitly: the argument
    comes padded and is sliced, the output is padded with zeros. XLA would
-   silently change such a boundary sharding instead.
+   silently change such a boundary sharding instead. Partial sums at the boundary are stored as stacks of
+   their terms (`boundary`).
 
 Partial sums: a value that the plan leaves partial is marked `unreduced` where it is made, and so is every value
 on its way, for XLA believes the mark: one value left out is a sum scaled by the size of the axis. A sum that is made
@@ -34,7 +35,7 @@ from shardwright.config import MESH_NAME
 from shardwright.errors import PlanError
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding
 from shardwright.xla import private
-from shardwright.xla.boundary import finish_boundary, pad_arguments
+from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.strip import ANNOTATIONS, annotation_target, erase_annotations, strip_foreign_shardings
 
 #: HLO opcodes that leave no operation behind: their value is their operand's or an argument.
@@ -61,13 +62,6 @@ def emit_stablehlo(hlo_text: str, plan: Plan) -> str:
         private.verify(module)
         # With locations: collectives of the compiled program then carry instruction names.
         return str(module.operation.get_asm(enable_debug_info=True))
-
-
-def sharding_text(sharding: TensorSharding) -> str:
-    """`[{"data"}, {}], unreduced={"model"}`: the inside of an `#sdy.sharding`, closed in every dimension."""
-    dims = ", ".join("{" + ", ".join(f'"{axis}"' for axis in dim) + "}" for dim in sharding.dims)
-    unreduced = ", ".join(f'"{axis}"' for axis in sharding.unreduced)
-    return f"[{dims}]" + (f", unreduced={{{unreduced}}}" if unreduced else "")
 
 
 def mesh_text(mesh: Mesh) -> str:
@@ -120,7 +114,7 @@ class _Emitter:
                 where=self.plan.module_name,
             )
         self._add_mesh()
-        logical = pad_arguments(self.main, self.plan, self.attribute)
+        logical = store_arguments(self.main, self.plan, self.attribute)
         for value, variable in zip(logical, self.plan.parameters, strict=True):
             self._define(value, variable.sharding, pinned=variable.is_padded)
         self._walk_block(self.main.body.blocks[0], tuple(output.sharding for output in self.plan.outputs))

@@ -61,8 +61,8 @@ def named_shardings(
     """
     mesh = jax_mesh(plan.mesh, devices)
     return (
-        tuple(named_sharding(mesh, variable.sharding) for variable in plan.parameters),
-        tuple(named_sharding(mesh, variable.sharding) for variable in plan.outputs),
+        tuple(named_sharding(mesh, variable.stored_sharding) for variable in plan.parameters),
+        tuple(named_sharding(mesh, variable.stored_sharding) for variable in plan.outputs),
     )
 
 

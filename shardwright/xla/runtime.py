@@ -39,7 +39,7 @@ class BoundaryArray:
             element_type=variable.element_type,
             shape=variable.shape,
             stored_shape=variable.stored_shape,
-            sharding=variable.sharding,
+            sharding=variable.stored_sharding,
         )
 
 

@@ -44,11 +44,7 @@ def entry(
 def variable(
     number: int, element_type: str, shape: tuple[int, ...], lies: TensorSharding, mesh: Mesh, alias: int | None = None
 ) -> VariablePlan:
-    stored = tuple(-(-size // mesh.size(axes)) * mesh.size(axes) for size, axes in zip(shape, lies.dims, strict=True))
-    return VariablePlan(
-        number=number, name=f"v{number}", element_type=element_type, shape=shape, sharding=lies,
-        stored_shape=stored, alias=alias,
-    )  # fmt: skip
+    return VariablePlan.lying(number, f"v{number}", element_type, shape, lies, mesh, alias=alias)
 
 
 def layout(hlo: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]:
@@ -70,8 +66,8 @@ def layout(hlo: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str,
 def plan(
     hlo: str,
     mesh: Mapping[str, int],
-    parameters: Mapping[int, Dims] | None = None,
-    outputs: Mapping[int, Dims] | None = None,
+    parameters: Mapping[int, Dims | TensorSharding] | None = None,
+    outputs: Mapping[int, Dims | TensorSharding] | None = None,
     entries: Sequence[InstructionPlan] = (),
     aliases: Mapping[int, int] | None = None,
 ) -> Plan:
@@ -88,13 +84,11 @@ def plan(
         origin="by hand",
         instructions=tuple(entries),
         parameters=tuple(
-            variable(
-                n, kind, dims, sharding((parameters or {}).get(n, (None,) * len(dims))), shape, of_parameter.get(n)
-            )
+            variable(n, kind, dims, _lies((parameters or {}).get(n), len(dims)), shape, of_parameter.get(n))
             for n, (kind, dims) in enumerate(ins)
         ),
         outputs=tuple(
-            variable(n, kind, dims, sharding((outputs or {}).get(n, (None,) * len(dims))), shape, aliases.get(n))
+            variable(n, kind, dims, _lies((outputs or {}).get(n), len(dims)), shape, aliases.get(n))
             for n, (kind, dims) in enumerate(outs)
         ),
         collectives=(),
@@ -102,6 +96,10 @@ def plan(
         memory=MemorySummary(arguments_bytes=0, outputs_bytes=0, temporaries_bytes=0),
         hlo_text=hlo,
     )
+
+
+def _lies(said: Dims | TensorSharding | None, rank: int) -> TensorSharding:
+    return said if isinstance(said, TensorSharding) else sharding((None,) * rank if said is None else said)
 
 
 def lower(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> str:
