@@ -188,14 +188,8 @@ def plans(draw: st.DrawFn) -> Plan:
         boundary=st.lists(st.tuples(NAMES, shardings(mesh)), max_size=3).map(tuple),
     )
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
-    variable = VariablePlan(
-        number=0,
-        name=draw(NAMES),
-        element_type=draw(st.sampled_from(["f32", "bf16", "pred", "f8e4m3fn"])),
-        shape=shape,
-        sharding=draw(shardings(mesh, len(shape))),
-        stored_shape=shape,
-    )
+    element_type = draw(st.sampled_from(["f32", "bf16", "pred", "f8e4m3fn"]))
+    variable = VariablePlan.lying(0, draw(NAMES), element_type, shape, draw(shardings(mesh, len(shape))), mesh)
     return small_plan(
         mesh=mesh,
         module_name=draw(NAMES),
