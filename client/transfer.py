@@ -37,9 +37,9 @@ class ArrayTransfer:
             channel.close()
 
     def put(self, array_id: int, value: np.ndarray, layout: Layout) -> None:
-        """Writes a logical array to every node, each its own shards; returns when all have them."""
+        """Writes a logical array to every node that holds some of it, each its shards; returns when all have them."""
         stored = pad_to_stored(value, layout)
-        nodes = [node for node in self._info.nodes if node.devices.start < layout.mesh.device_count]
+        nodes = [node for node in self._info.nodes if distinct_shards(layout, node.devices)]
         self._each(nodes, lambda node: self._put_on(node, array_id, stored, layout))
 
     def fetch(self, array_id: int, layout: Layout) -> np.ndarray:
@@ -52,7 +52,7 @@ class ArrayTransfer:
     # ---- one node --------------------------------------------------------------
 
     def _put_on(self, node: NodeInfo, array_id: int, stored: np.ndarray, layout: Layout) -> None:
-        shards = distinct_shards(layout, _positions(node, layout))
+        shards = distinct_shards(layout, node.devices)
         header = master_pb2.PutArrayHeader(
             session_id=self._info.session_id,
             array_id=array_id,
@@ -101,7 +101,7 @@ class ArrayTransfer:
     def _holders(self, layout: Layout) -> dict[NodeInfo, list[Shard]]:
         """One node for each distinct shard, the load spread evenly."""
         wanted: dict[NodeInfo, list[Shard]] = {}
-        for shard in distinct_shards(layout, range(layout.mesh.device_count)):
+        for shard in distinct_shards(layout, layout.devices):
             nodes = [node for node in self._info.nodes if any(p in node.devices for p in shard.holders)]
             node = min(nodes, key=lambda candidate: len(wanted.get(candidate, ())))
             wanted.setdefault(node, []).append(shard)
@@ -125,7 +125,3 @@ class ArrayTransfer:
 def as_bytes(array: np.ndarray) -> memoryview:
     """Contents in C order; also for dtypes that numpy's buffer protocol does not know."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _positions(node: NodeInfo, layout: Layout) -> range:
-    return range(node.devices.start, min(node.devices.stop, layout.mesh.device_count))

@@ -15,7 +15,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,24 @@ class Cluster:
     @property
     def device_count(self) -> int:
         return sum(node.device_count for node in self.nodes)
+
+    def part(self, first_device: int, device_count: int) -> Cluster:
+        """The cluster of `device_count` devices from `first_device` on, with the nodes that own them.
+
+        Raises ClusterConfigError where it has no such devices.
+        """
+        wanted = range(first_device, first_device + device_count)
+        if first_device < 0 or device_count < 1 or wanted.stop > self.device_count:
+            raise ClusterConfigError(
+                f"devices {wanted.start} to {wanted.stop - 1} of a cluster that has {self.device_count}"
+            )
+        nodes, start = [], 0
+        for node in self.nodes:
+            own = range(max(start, wanted.start) - start, min(start + node.device_count, wanted.stop) - start)
+            if own:
+                nodes.append(replace(node, device_count=len(own), gpu_ids=node.gpu_ids[own.start : own.stop]))
+            start += node.device_count
+        return replace(self, nodes=tuple(nodes))
 
     @property
     def is_loopback(self) -> bool:

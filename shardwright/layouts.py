@@ -1,9 +1,9 @@
 """How one array lies on the devices of a mesh: shard index arithmetic, without jax.
 
-A *device position* is the row-major number of a device in the mesh, which is
-also its number in the cluster's device order. Shards are of the *stored*
-array: the logical one padded at the end of each dimension to what its axes
-divide.
+A *device position* is the number of a device in the cluster's device order. A
+mesh lies row-major on the positions from `first_device` on. Shards are of the
+*stored* array: the logical one padded at the end of each dimension to what its
+axes divide.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Layout:
     """Logical type of an array, its sharding over a mesh, and its stored (padded) shape.
 
     `view_of` are the dimensions that the user sees, where `shape` views the same elements otherwise; else None.
+    `first_device` is the cluster's device that comes first in the mesh.
 
     Raises PlanError where the ranks differ, an axis is unknown, or the stored
     shape is not divided by its axes.
@@ -38,8 +39,11 @@ class Layout:
     sharding: TensorSharding
     stored_shape: tuple[int, ...]
     view_of: tuple[int, ...] | None = None
+    first_device: int = 0
 
     def __post_init__(self) -> None:
+        if self.first_device < 0:
+            raise PlanError(f"a layout on devices from {self.first_device} on")
         if self.view_of is not None and prod(self.view_of) != prod(self.shape):
             raise PlanError(f"a layout of {list(self.shape)} is no view of {list(self.view_of)}")
         if not len(self.shape) == len(self.stored_shape) == len(self.sharding.dims):
@@ -57,8 +61,11 @@ class Layout:
                 raise PlanError(f"dimension {number} of {size} stored as {stored} is not divided by its axes {axes}")
 
     @classmethod
-    def of(cls, variable: VariablePlan, mesh: Mesh) -> Layout:
-        """The layout of a planned parameter or output; of a partial sum, that of the stack of its terms."""
+    def of(cls, variable: VariablePlan, mesh: Mesh, first_device: int = 0) -> Layout:
+        """The layout of a planned parameter or output, on a mesh that begins at `first_device` of the cluster.
+
+        Of a partial sum, that of the stack of its terms.
+        """
         return cls(
             element_type=variable.element_type,
             shape=variable.stored_shape if variable.is_stacked else variable.shape,
@@ -66,13 +73,25 @@ class Layout:
             sharding=variable.stored_sharding,
             stored_shape=variable.stored_shape,
             view_of=variable.view_of,
+            first_device=first_device,
         )
 
     @classmethod
-    def replicated(cls, element_type: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    def replicated(cls, element_type: str, shape: tuple[int, ...], mesh: Mesh, first_device: int = 0) -> Layout:
         """A full copy on every device."""
-        sharding = TensorSharding.replicated(len(shape))
-        return cls(element_type=element_type, shape=shape, mesh=mesh, sharding=sharding, stored_shape=shape)
+        return cls(
+            element_type=element_type,
+            shape=shape,
+            mesh=mesh,
+            sharding=TensorSharding.replicated(len(shape)),
+            stored_shape=shape,
+            first_device=first_device,
+        )
+
+    @property
+    def devices(self) -> range:
+        """Positions of the devices that hold a shard."""
+        return range(self.first_device, self.first_device + self.mesh.device_count)
 
     @property
     def dtype(self) -> np.dtype:
@@ -105,7 +124,9 @@ class Layout:
 @lru_cache(maxsize=4096)
 def shard_slices(layout: Layout, device_position: int) -> Slices:
     """Which part of the stored array the device at `device_position` holds."""
-    coordinates = _coordinates(layout.mesh, device_position)
+    if device_position not in layout.devices:
+        raise PlanError(f"device position {device_position} is outside mesh {layout.mesh} on devices {layout.devices}")
+    coordinates = _coordinates(layout.mesh, device_position - layout.first_device)
     sizes = layout.mesh.sizes
     slices = []
     for extent, axes in zip(layout.shard_shape, layout.sharding.dims, strict=True):
@@ -128,6 +149,8 @@ class Shard:
 def _distinct(layout: Layout, devices: tuple[int, ...]) -> tuple[Shard, ...]:
     holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for position in devices:
+        if position not in layout.devices:
+            continue
         key = tuple((part.start, part.stop) for part in shard_slices(layout, position))
         holders.setdefault(key, []).append(position)
     return tuple(
@@ -137,7 +160,7 @@ def _distinct(layout: Layout, devices: tuple[int, ...]) -> tuple[Shard, ...]:
 
 
 def distinct_shards(layout: Layout, devices: Iterable[int]) -> tuple[Shard, ...]:
-    """The different shards that `devices` hold, in order of their first holder."""
+    """The different shards that those of `devices` hold that are in the mesh, in order of their first holder."""
     return _distinct(layout, tuple(devices))
 
 
@@ -157,11 +180,9 @@ def logical_part(array: np.ndarray, layout: Layout) -> np.ndarray:
     return array.reshape(layout.user_shape)
 
 
-def _coordinates(mesh: Mesh, device_position: int) -> dict[str, int]:
+def _coordinates(mesh: Mesh, number: int) -> dict[str, int]:
+    """Along every axis, of the device that is `number` in row-major order."""
     coordinates = {}
-    remainder = device_position
     for axis in reversed(mesh.axes):
-        remainder, coordinates[axis.name] = divmod(remainder, axis.size)
-    if remainder:
-        raise PlanError(f"device position {device_position} is outside mesh {mesh}")
+        number, coordinates[axis.name] = divmod(number, axis.size)
     return coordinates

@@ -63,6 +63,7 @@ def layout_to_proto(layout: Layout) -> common_pb2.ArrayLayout:
         dimensions=[common_pb2.DimensionAxes(axes=axes) for axes in layout.sharding.dims],
         stored_dimensions=layout.stored_shape,
         view_of=layout.view_of or (),
+        first_device=layout.first_device,
     )
 
 
@@ -75,6 +76,7 @@ def layout_from_proto(message: common_pb2.ArrayLayout) -> Layout:
         sharding=TensorSharding(tuple(tuple(dimension.axes) for dimension in message.dimensions)),
         stored_shape=tuple(message.stored_dimensions),
         view_of=tuple(message.view_of) or None,
+        first_device=message.first_device,
     )
 
 
@@ -93,8 +95,11 @@ def mesh_from_proto(axes: Iterable[common_pb2.MeshAxis]) -> Mesh:
 # ---- plan options ----------------------------------------------------------
 
 
-def plan_request(options: PlanOptions, *, session_id: str, program_id: str) -> master_pb2.PlanProgramRequest:
-    """The request that asks for a plan under `options`; `plan_options` reads it back."""
+def plan_request(
+    options: PlanOptions, *, session_id: str, program_id: str, devices: range | None = None
+) -> master_pb2.PlanProgramRequest:
+    """The request that asks for a plan under `options`, on these devices of the cluster (default all);
+    `plan_options` reads the options back."""
     mesh = options.mesh or {}
     request = master_pb2.PlanProgramRequest(
         session_id=session_id,
@@ -110,6 +115,8 @@ def plan_request(options: PlanOptions, *, session_id: str, program_id: str) -> m
         effort=options.effort,
         rewrites=options.rewrites,
         mode=options.mode,
+        first_device=devices.start if devices is not None else 0,
+        device_count=len(devices) if devices is not None else 0,
     )
     if isinstance(options.force, str):
         request.forced_strategy = options.force

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -81,6 +83,20 @@ def test_a_device_outside_the_mesh_is_refused() -> None:
     layout = Layout.replicated("f32", (4,), Mesh.of({"x": 2}))
     with pytest.raises(PlanError, match="outside mesh"):
         shard_slices(layout, 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(layouts())
+def test_a_mesh_that_begins_later_has_the_same_shards_on_later_devices(layout: Layout) -> None:
+    moved = replace(layout, first_device=3)
+    for position in layout.devices:
+        assert shard_slices(moved, position + 3) == shard_slices(layout, position)
+    with pytest.raises(PlanError, match="outside mesh"):
+        shard_slices(moved, 2)
+    assert distinct_shards(moved, range(3)) == ()
+    assert [shard.slices for shard in distinct_shards(moved, range(100))] == [
+        shard.slices for shard in distinct_shards(layout, layout.devices)
+    ]
 
 
 def test_the_suite_has_eight_devices() -> None:

@@ -75,12 +75,13 @@ class CommandDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayArrived:
-    """A client put all shards of an array that belong on one node."""
+    """A client put all shards of an array that belong on one node; it lies on `devices` of the cluster."""
 
     connection: int
     session_id: str
     array_id: int
     size_bytes: int
+    devices: range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,10 +83,14 @@ class NodeRecord:
 
 
 class Formation:
-    """Mutable; `MasterState` feeds it and looks at `phase` before and after."""
+    """Mutable; `MasterState` feeds it and looks at `phase` before and after.
+
+    devices: node index → positions of its devices in the cluster's order.
+    """
 
     def __init__(self, members: tuple[Member, ...], identity: Identity, limits: Limits, *, wait_s: float, now_s: float):
         self.nodes = {member.index: NodeRecord(member=member, data_port=member.data_port) for member in members}
+        self.devices = _positions(members)
         self.identity = identity
         self.phase: Phase = "waiting"
         self.generation = 0
@@ -107,6 +111,12 @@ class Formation:
             for index, record in self.nodes.items()
             if record.executor_connection is not None
         }
+
+    def nodes_of(self, devices: range) -> frozenset[int]:
+        """The nodes that own some of these devices."""
+        return frozenset(
+            node for node, own in self.devices.items() if own.start < devices.stop and devices.start < own.stop
+        )
 
     @property
     def missing(self) -> list[Member]:
@@ -314,3 +324,12 @@ class Formation:
 
 def _exit_text(exit_code: int) -> str:
     return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+
+
+def _positions(members: tuple[Member, ...]) -> dict[int, range]:
+    found: dict[int, range] = {}
+    first = 0
+    for member in members:
+        found[member.index] = range(first, first + member.device_count)
+        first += member.device_count
+    return found

@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """A plan, its program's text inside, and its JSON gzip-compressed for clients."""
+    """A plan, its program's text inside, its JSON gzip-compressed for clients, and where its mesh begins."""
 
     plan: Plan
     json_gzip: bytes
+    first_device: int = 0
 
 
 class Shelf(Generic[T]):

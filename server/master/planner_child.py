@@ -15,6 +15,7 @@ from functools import partial
 from typing import BinaryIO
 
 from shardwright import wire
+from shardwright.cluster import Cluster
 from shardwright.plans import Plan
 from shardwright.progress import Paced, PlanProgress
 from shardwright.proto.v1 import master_pb2
@@ -40,8 +41,11 @@ def main() -> None:
 
 
 def _plan(plan: Callable[..., Plan], blobs: list[bytes], replies: BinaryIO) -> None:
-    cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
-    options = wire.plan_options(master_pb2.PlanProgramRequest.FromString(blobs[1]))
+    cluster: Cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
+    request = master_pb2.PlanProgramRequest.FromString(blobs[1])
+    options = wire.plan_options(request)
+    if request.device_count:
+        cluster = cluster.part(request.first_device, request.device_count)
 
     def tell(report: PlanProgress) -> None:
         write_message(replies, {"kind": "progress"}, [wire.plan_progress(report).SerializeToString()])

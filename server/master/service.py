@@ -72,19 +72,16 @@ class MasterService(master_pb2_grpc.MasterServicer):
         )
 
     def _nodes(self) -> list[master_pb2.Node]:
-        nodes, first = [], 0
-        for record in self._master.state.formation.nodes.values():
-            count = record.member.device_count
-            nodes.append(
-                master_pb2.Node(
-                    index=record.member.index,
-                    data_address=record.data_address,
-                    first_device=first,
-                    device_count=count,
-                )
+        formation = self._master.state.formation
+        return [
+            master_pb2.Node(
+                index=index,
+                data_address=formation.nodes[index].data_address,
+                first_device=devices.start,
+                device_count=len(devices),
             )
-            first += count
-        return nodes
+            for index, devices in formation.devices.items()
+        ]
 
     @_typed
     async def CloseSession(
@@ -148,7 +145,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         finally:
             task.cancel()
             keeper.cancel()
-        return await asyncio.to_thread(_record, plan_json.decode(), text)
+        return await asyncio.to_thread(_record, plan_json.decode(), text, request.first_device)
 
     async def _keep_alive(self, session_id: str) -> None:
         """A session does not expire while it waits for a plan."""
@@ -273,9 +270,9 @@ class MasterService(master_pb2_grpc.MasterServicer):
         )
 
 
-def _record(plan_json: str, hlo_text: str) -> PlanRecord:
+def _record(plan_json: str, hlo_text: str, first_device: int) -> PlanRecord:
     plan = Plan.from_json(plan_json, hlo_text=hlo_text)
-    return PlanRecord(plan=plan, json_gzip=wire.compress_text(plan_json))
+    return PlanRecord(plan=plan, json_gzip=wire.compress_text(plan_json), first_device=first_device)
 
 
 def _plan_id(request: master_pb2.PlanProgramRequest) -> str:
@@ -381,6 +378,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         session_id=arrived.session_id,
                         array_id=arrived.array_id,
                         size_bytes=arrived.logical_bytes,
+                        devices=range(arrived.first_device, arrived.first_device + arrived.device_count),
                     )
                 )
             case "hello":

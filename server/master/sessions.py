@@ -7,8 +7,8 @@ every executor. Life of an array id:
 | state     | meaning                                        | a step that reads it       |
 |-----------|------------------------------------------------|----------------------------|
 | (unknown) | not written yet, or never                      | waits, then ArrayError     |
-| arriving  | put on some nodes, not on all                  | waits, then ArrayError     |
-| there     | put everywhere, or output of a dispatched step | may run                    |
+| arriving  | put on some of its nodes, not on all           | waits, then ArrayError     |
+| there     | put on all, or output of a dispatched step     | may run                    |
 | gone      | released, donated, lost, or its step failed    | fails with `gone`'s reason |
 """
 
@@ -74,7 +74,7 @@ class Session:
     running: dict[int, int] = field(default_factory=dict)  # step number → sequence
     outcomes: dict[int, StepOutcome] = field(default_factory=dict)
     arrays: dict[int, int] = field(default_factory=dict)  # id → logical bytes, of those there or arriving
-    arriving: dict[int, set[int]] = field(default_factory=dict)  # id → nodes where its shards are so far
+    arriving: dict[int, set[int]] = field(default_factory=dict)  # id → nodes where its shards are not yet
     gone: dict[int, Gone] = field(default_factory=dict)
     array_bytes: int = 0
     executables: dict[str, Executable] = field(default_factory=dict)
@@ -85,15 +85,15 @@ class Session:
         self.array_bytes += size_bytes
         self.gone.pop(array_id, None)
 
-    def arrived(self, array_id: int, size_bytes: int, node: int, node_count: int) -> None:
-        """Shards of `array_id` were put on `node`."""
+    def arrived(self, array_id: int, size_bytes: int, node: int, holders: frozenset[int]) -> None:
+        """Shards of `array_id` were put on `node`, one of its `holders`."""
         if array_id not in self.arrays:
             self.add_array(array_id, size_bytes)
-            self.arriving[array_id] = set()
-        nodes = self.arriving.get(array_id)
-        if nodes is not None:
-            nodes.add(node)
-            if len(nodes) == node_count:
+            self.arriving[array_id] = set(holders)
+        missing = self.arriving.get(array_id)
+        if missing is not None:
+            missing.discard(node)
+            if not missing:
                 del self.arriving[array_id]
 
     def drop_array(self, array_id: int, why: Gone = 0) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ class Payload:
     """What executors load, and what clients are told of it."""
 
     plan: Plan
+    first_device: int
     compiled: CompiledProgram
     data: bytes
     is_serialized: bool
@@ -180,10 +181,11 @@ class Master:
             self._was_ready = is_ready
             self.on_ready(is_ready)
 
-    def _to_workers(self, *messages: worker_pb2.ExecutorCommand) -> None:
-        for connection in self.state.formation.connections:
+    def _to_workers(self, *messages: worker_pb2.ExecutorCommand, nodes: Collection[int] | None = None) -> None:
+        """To all executors, or those of some nodes."""
+        for connection, node in self.state.formation.connections.items():
             outlet = self._outlets.get(connection)
-            if outlet is not None:
+            if outlet is not None and (nodes is None or node in nodes):
                 for message in messages:
                     outlet.put(message)
 
@@ -212,21 +214,24 @@ class Master:
 
     def _load_on_workers(self, command: ev.LoadOnWorkers) -> None:
         payload: Payload = command.program.payload
-        plan, executable_id = payload.plan, command.program.plan_id
+        plan, first, executable_id = payload.plan, payload.first_device, command.program.plan_id
         order = worker_pb2.LoadProgram(
             session_id=command.session_id,
             executable_id=executable_id,
             is_serialized=payload.is_serialized,
-            arguments=[wire.layout_to_proto(Layout.of(variable, plan.mesh)) for variable in plan.parameters],
-            outputs=[wire.layout_to_proto(Layout.of(variable, plan.mesh)) for variable in plan.outputs],
+            arguments=[wire.layout_to_proto(Layout.of(variable, plan.mesh, first)) for variable in plan.parameters],
+            outputs=[wire.layout_to_proto(Layout.of(variable, plan.mesh, first)) for variable in plan.outputs],
             donated=sorted(command.program.donated),
             mesh=wire.mesh_to_proto(plan.mesh),
+            first_device=first,
         )
         chunks = [
             worker_pb2.ExecutorCommand(chunk=worker_pb2.ProgramChunk(executable_id=executable_id, chunk=chunk))
             for chunk in wire.chunks(payload.data)
         ]
-        self._to_workers(*chunks, worker_pb2.ExecutorCommand(sequence=command.sequence, load=order))
+        runners = self.state.formation.nodes_of(range(first, first + plan.mesh.device_count))
+        self._to_workers(*chunks, nodes=runners)
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, load=order))
 
     def _start_executor(self, command: ev.StartExecutor) -> None:
         start = worker_pb2.StartExecutor(
@@ -287,16 +292,17 @@ class Master:
         try:
             program = self._compiled.get(plan_id)
             if program is None:
-                plan = self.plans.get(command.session_id, plan_id).plan
-                program = self._compiled[plan_id] = await asyncio.to_thread(self._compile_now, plan_id, plan)
+                record = self.plans.get(command.session_id, plan_id)
+                program = self._compiled[plan_id] = await asyncio.to_thread(self._compile_now, plan_id, record)
         except Exception as caught:
             self.happened(ev.CompileFinished(plan_id=plan_id, error=wire.as_our_error(caught)))
         else:
             self.happened(ev.CompileFinished(plan_id=plan_id, program=program))
 
-    def _compile_now(self, plan_id: str, plan: Plan) -> ev.ProgramFacts:
+    def _compile_now(self, plan_id: str, record: PlanRecord) -> ev.ProgramFacts:
         """Blocking: emit and compile in the compile child; a single process can load the executable itself."""
-        is_single = len(self.cluster.workers) == 1
+        plan, first = record.plan, record.first_device
+        is_single = len(self.state.formation.nodes_of(range(first, first + plan.mesh.device_count))) == 1
         compiled = self._compiler.compile(plan.require_hlo(), plan, want_executable=is_single)
         is_serialized = compiled.serialized is not None
         data = compiled.serialized if compiled.serialized is not None else compiled.stablehlo.encode()
@@ -305,7 +311,7 @@ class Master:
             argument_count=len(plan.parameters),
             donated=frozenset(variable.number for variable in plan.parameters if variable.alias is not None),
             output_bytes=tuple(Layout.of(variable, plan.mesh).size_bytes for variable in plan.outputs),
-            payload=Payload(plan=plan, compiled=compiled, data=data, is_serialized=is_serialized),
+            payload=Payload(plan=plan, first_device=first, compiled=compiled, data=data, is_serialized=is_serialized),
         )
 
 

@@ -215,7 +215,7 @@ class MasterState:
         if node is None or session is None:
             return []
         session.last_seen_s = self._now_s
-        session.arrived(event.array_id, event.size_bytes, node, len(self.formation.nodes))
+        session.arrived(event.array_id, event.size_bytes, node, self.formation.nodes_of(event.devices))
         excess = session.excess(0, 0)
         return [*(self._reject_array(session, event.array_id, excess) if excess else []), *self._advance(session)]
 

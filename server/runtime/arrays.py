@@ -121,8 +121,8 @@ def _raise_missing(array_id: int) -> StoredArray:
 # ---- numpy ↔ devices ---------------------------------------------------------
 @lru_cache(maxsize=1024)
 def sharding_of(layout: Layout) -> jax.sharding.NamedSharding:
-    """jax's sharding of a layout over all devices of the job."""
-    return named_sharding(jax_mesh(layout.mesh), layout.sharding)
+    """jax's sharding of a layout over its devices of the job."""
+    return named_sharding(jax_mesh(layout.mesh, mesh_devices()[layout.first_device :]), layout.sharding)
 
 
 @lru_cache(maxsize=1)
@@ -132,8 +132,13 @@ def local_positions() -> dict[int, jax.Device]:
     return {at: device for at, device in enumerate(mesh_devices()) if device.process_index == here}
 
 
+def is_here(layout: Layout) -> bool:
+    """Whether a device of this node holds a part of such an array."""
+    return any(position in layout.devices for position in local_positions())
+
+
 def from_host(data: bytes, layout: Layout) -> StoredArray:
-    """Put a whole logical array (C order, little endian) on this node's devices.
+    """Put a whole logical array (C order, little endian) on those of its devices that are this node's, some of them.
 
     Raises ArrayError where the bytes do not fit the layout.
     """
@@ -143,9 +148,9 @@ def from_host(data: bytes, layout: Layout) -> StoredArray:
     sharding = sharding_of(layout)
     if jax.process_count() == 1:
         return StoredArray(value=jax.device_put(host, sharding), layout=layout)
-    positions = local_positions()
-    pieces = [host[shard_slices(layout, position)] for position in positions]
-    return _assemble(pieces, list(positions.values()), layout)
+    here = {at: device for at, device in local_positions().items() if at in layout.devices}
+    pieces = [host[shard_slices(layout, position)] for position in here]
+    return _assemble(pieces, list(here.values()), layout)
 
 
 def from_shards(data: memoryview, header_devices: Iterable[int], layout: Layout) -> StoredArray:
@@ -159,6 +164,8 @@ def from_shards(data: memoryview, header_devices: Iterable[int], layout: Layout)
     shards = distinct_shards(layout, positions)
     data_at = {number: at for at, number in enumerate(named)}
     size = layout.shard_bytes
+    if not shards:
+        raise ArrayError(f"devices {layout.devices} are not on this node", remedy="send shards to nodes that hold them")
     if len(data) != size * len(named):
         raise ArrayError(f"{len(data)} bytes for {len(named)} shards of {size}")
     pieces, devices = [], []
@@ -194,7 +201,7 @@ def whole_to_host(stored: StoredArray) -> np.ndarray | None:
     if layout.sharding.is_replicated:
         return np.asarray(stored.value.addressable_data(0))
     shards = distinct_shards(layout, positions)
-    if len(shards) != len(distinct_shards(layout, range(layout.mesh.device_count))):
+    if len(shards) != len(distinct_shards(layout, layout.devices)):
         return None
     whole = np.empty(layout.stored_shape, dtype=layout.dtype)
     for shard in shards:

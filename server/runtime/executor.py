@@ -19,7 +19,15 @@ from shardwright import wire
 from shardwright.errors import ArrayError, ExecutionError, SessionError, ShardwrightError
 from shardwright.layouts import Layout
 from shardwright.proto.v1 import master_pb2, worker_pb2
-from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_host, whole_to_host
+from shardwright.server.runtime.arrays import (
+    ArrayStore,
+    StoredArray,
+    from_host,
+    is_here,
+    local_positions,
+    whole_to_host,
+)
+from shardwright.xla.layouts import mesh_devices
 from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
 
 EventSink = Callable[[worker_pb2.ExecutorEvent], None]
@@ -43,10 +51,10 @@ class _Dispatched:
     sequence: int
     number: int
     session_id: str
-    outputs: tuple[int, ...]
-    marker: jax.Array | None
-    read_back: tuple[tuple[int, StoredArray], ...]
     started_s: float
+    outputs: tuple[int, ...] = ()
+    marker: jax.Array | None = None
+    read_back: tuple[tuple[int, StoredArray], ...] = ()
 
 
 class Executor:
@@ -56,7 +64,7 @@ class Executor:
         self._store = store
         self._report = report
         self._read_back_bytes = read_back_bytes
-        self._programs: dict[tuple[str, str], _Program] = {}
+        self._programs: dict[tuple[str, str], _Program | None] = {}  # None: other nodes run it
         self._chunks: dict[str, list[bytes]] = {}
         self._dispatched: queue.SimpleQueue[_Dispatched] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
@@ -97,12 +105,18 @@ class Executor:
 
     def _load(self, load: worker_pb2.LoadProgram) -> None:
         payload = b"".join(self._chunks.pop(load.executable_id, []))
+        mesh = wire.mesh_from_proto(load.mesh)
+        devices = range(load.first_device, load.first_device + mesh.device_count)
+        if not any(position in devices for position in local_positions()):
+            self._programs[load.session_id, load.executable_id] = None
+            return
         arguments = [_boundary(wire.layout_from_proto(layout)) for layout in load.arguments]
         outputs = tuple(wire.layout_from_proto(layout) for layout in load.outputs)
         loaded = load_program(
             payload,
             is_serialized=load.is_serialized,
-            mesh=wire.mesh_from_proto(load.mesh),
+            mesh=mesh,
+            devices=mesh_devices()[load.first_device :],
             arguments=arguments,
             outputs=[_boundary(layout) for layout in outputs],
             donated=tuple(load.donated),
@@ -123,15 +137,14 @@ class Executor:
     def _dispatch(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
         started_s = time.perf_counter()
         session_id, store = step.session_id, self._store
-        program = self._programs.get((session_id, step.executable_id))
-        if program is None:
+        if (session_id, step.executable_id) not in self._programs:
             raise SessionError(f"no executable {step.executable_id[:12]} on this worker", remedy="load the plan again")
+        program = self._programs[session_id, step.executable_id]
         if step.released:
             store.drop(session_id, step.released)
-        inline = [
-            (array.array_id, from_host(array.data, wire.layout_from_proto(array.layout)))
-            for array in step.inline_arguments
-        ]
+        if program is None:
+            return _Dispatched(sequence=sequence, number=step.number, session_id=session_id, started_s=started_s)
+        inline = _inline_arrays(step)
         if inline:
             store.add(session_id, inline)
         arguments = tuple(step.arguments)
@@ -200,6 +213,12 @@ class Executor:
         if error is not None:
             done.error.CopyFrom(wire.error_to_proto(error))
         self._report(worker_pb2.ExecutorEvent(done=done))
+
+
+def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredArray]]:
+    """(id, array) of the arguments that rode along and lie on this node."""
+    layouts = [(array, wire.layout_from_proto(array.layout)) for array in step.inline_arguments]
+    return [(array.array_id, from_host(array.data, layout)) for array, layout in layouts if is_here(layout)]
 
 
 def _boundary(layout: Layout) -> BoundaryArray:

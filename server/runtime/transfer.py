@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwright import wire
 from shardwright.errors import ArrayError, ResourceLimitError
+from shardwright.layouts import Layout
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.server.runtime.arrays import ArrayStore, from_shards, shard_to_host
 from shardwright.server.security import abort
@@ -17,8 +18,8 @@ from shardwright.server.security import abort
 #: What a fetch without a deadline of its own waits for its array.
 DEFAULT_WAIT_S = 600.0
 
-#: (session, array id, logical bytes): all shards of this node are there.
-Arrived = Callable[[str, int, int], None]
+#: (session, array id, its layout): all shards of this node are there.
+Arrived = Callable[[str, int, Layout], None]
 
 
 class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
@@ -55,7 +56,7 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
         data = _gather(requests, size_bytes)
         stored = from_shards(memoryview(data), header.devices, layout)
         self._store.add(header.session_id, [(header.array_id, stored)])
-        self._arrived(header.session_id, header.array_id, layout.size_bytes)
+        self._arrived(header.session_id, header.array_id, layout)
 
     def FetchArray(
         self, request: master_pb2.FetchArrayRequest, context: grpc.ServicerContext

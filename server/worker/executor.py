@@ -20,6 +20,7 @@ import grpc
 from shardwright import wire
 from shardwright.cluster import join_address
 from shardwright.errors import PlatformError, ShardwrightError, WorkerLostError
+from shardwright.layouts import Layout
 from shardwright.proto.v1 import master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.master.formation import CANNOT_START
 from shardwright.server.processes import die_with_parent, exit_at_end_of
@@ -65,8 +66,14 @@ def _serve(config: dict[str, Any]) -> None:
     events: queue.SimpleQueue[worker_pb2.ExecutorEvent] = queue.SimpleQueue()
     store = ArrayStore()
 
-    def arrived(session_id: str, array_id: int, size_bytes: int) -> None:
-        message = worker_pb2.ArrayArrived(session_id=session_id, array_id=array_id, logical_bytes=size_bytes)
+    def arrived(session_id: str, array_id: int, layout: Layout) -> None:
+        message = worker_pb2.ArrayArrived(
+            session_id=session_id,
+            array_id=array_id,
+            logical_bytes=layout.size_bytes,
+            first_device=layout.first_device,
+            device_count=layout.mesh.device_count,
+        )
         events.put(worker_pb2.ExecutorEvent(arrived=message))
 
     server = grpc.server(

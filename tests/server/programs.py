@@ -38,6 +38,10 @@ def reference(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
     return w - 0.1 * (2 / error.size) * x.T @ error, np.mean(error**2)
 
 
-def layouts(plan: Plan) -> tuple[list[Layout], list[Layout]]:
-    """Of arguments and outputs."""
-    return [Layout.of(v, plan.mesh) for v in plan.parameters], [Layout.of(v, plan.mesh) for v in plan.outputs]
+def layouts(plan: Plan, first_device: int = 0) -> tuple[list[Layout], list[Layout]]:
+    """Of arguments and outputs, on the devices from `first_device` on."""
+    arguments, outputs = (
+        [Layout.of(variable, plan.mesh, first_device) for variable in variables]
+        for variables in (plan.parameters, plan.outputs)
+    )
+    return arguments, outputs

@@ -73,8 +73,12 @@ class RawClient:
         requests = (master_pb2.UploadProgramRequest(session_id=self.session_id, chunk=chunk) for chunk in chunks)
         return self.call("UploadProgram", requests).program_id
 
-    def plan(self, program_id: str, options: PlanOptions | None = None) -> tuple[str, Plan]:
-        request = wire.plan_request(options or PlanOptions(), session_id=self.session_id, program_id=program_id)
+    def plan(
+        self, program_id: str, options: PlanOptions | None = None, devices: range | None = None
+    ) -> tuple[str, Plan]:
+        request = wire.plan_request(
+            options or PlanOptions(), session_id=self.session_id, program_id=program_id, devices=devices
+        )
         unpacker = wire.TextUnpacker("plan", 1 << 30)
         plan_id = ""
         try:
@@ -95,9 +99,11 @@ class RawClient:
             wire.raise_from_rpc(error)
         return replies[-1].result
 
-    def ready_program(self, hlo_text: str, options: PlanOptions | None = None) -> tuple[str, Plan]:
+    def ready_program(
+        self, hlo_text: str, options: PlanOptions | None = None, devices: range | None = None
+    ) -> tuple[str, Plan]:
         """Upload, plan and load; (executable id, plan)."""
-        plan_id, plan = self.plan(self.upload(hlo_text), options)
+        plan_id, plan = self.plan(self.upload(hlo_text), options, devices)
         return self.load(plan_id).executable_id, plan
 
     # ---- arrays ------------------------------------------------------------
@@ -113,6 +119,8 @@ class RawClient:
         for node in self.session.nodes:
             positions = range(node.first_device, node.first_device + node.device_count)
             shards = distinct_shards(layout, positions)
+            if not shards:
+                continue
             header = master_pb2.PutArrayHeader(
                 session_id=self.session_id,
                 array_id=array_id,
@@ -136,6 +144,8 @@ class RawClient:
         for node in self.session.nodes:
             positions = range(node.first_device, node.first_device + node.device_count)
             shards = distinct_shards(layout, positions)
+            if not shards:
+                continue
             request = master_pb2.FetchArrayRequest(
                 session_id=self.session_id, array_id=array_id, devices=[shard.holders[0] for shard in shards]
             )

@@ -117,14 +117,18 @@ class CommandDone(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ...) -> None: ...
 
 class ArrayArrived(_message.Message):
-    __slots__ = ("session_id", "array_id", "logical_bytes")
+    __slots__ = ("session_id", "array_id", "logical_bytes", "first_device", "device_count")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
     LOGICAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     array_id: int
     logical_bytes: int
-    def __init__(self, session_id: _Optional[str] = ..., array_id: _Optional[int] = ..., logical_bytes: _Optional[int] = ...) -> None: ...
+    first_device: int
+    device_count: int
+    def __init__(self, session_id: _Optional[str] = ..., array_id: _Optional[int] = ..., logical_bytes: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
     __slots__ = ("hello", "done", "arrived")
@@ -157,7 +161,7 @@ class ProgramChunk(_message.Message):
     def __init__(self, executable_id: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class LoadProgram(_message.Message):
-    __slots__ = ("session_id", "executable_id", "is_serialized", "arguments", "outputs", "donated", "mesh")
+    __slots__ = ("session_id", "executable_id", "is_serialized", "arguments", "outputs", "donated", "mesh", "first_device")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
     IS_SERIALIZED_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +169,7 @@ class LoadProgram(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DONATED_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     executable_id: str
     is_serialized: bool
@@ -172,7 +177,8 @@ class LoadProgram(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
     donated: _containers.RepeatedScalarFieldContainer[int]
     mesh: _containers.RepeatedCompositeFieldContainer[_common_pb2.MeshAxis]
-    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ...) -> None: ...
+    first_device: int
+    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., first_device: _Optional[int] = ...) -> None: ...
 
 class UnloadProgram(_message.Message):
     __slots__ = ("session_id", "executable_id")

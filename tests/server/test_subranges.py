@@ -1,0 +1,67 @@
+"""Programs and arrays on a part of the cluster's devices: inside one node, over some nodes, beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwright.config import PlanOptions
+from shardwright.errors import ArrayError, ClusterConfigError
+from tests.server.programs import inputs, layouts, reference, training_step
+from tests.server.raw_client import RawClient, Server, inline
+from tests.server.test_processes import cluster_file, connect
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawClient]:
+    """Two nodes of two devices."""
+    path: Path = cluster_file(tmp_path_factory.mktemp("cluster"))
+    with ExitStack() as stack:
+        for task in (0, 1):
+            server = Server(str(path), str(task))
+            stack.callback(server.stop)
+        yield connect(path)
+
+
+@pytest.mark.parametrize("devices", [range(1), range(2, 4), range(1, 3)], ids=["one", "a node", "across nodes"])
+def test_a_step_on_some_devices_leaves_the_others_alone(client: RawClient, devices: range) -> None:
+    client.open()
+    options = PlanOptions(mesh={"data": len(devices)})
+    executable, plan = client.ready_program(training_step(), options, devices)
+    arguments, outputs = layouts(plan, devices.start)
+    w, x, y = inputs()
+    for array_id, (array, layout) in enumerate(zip((w, x), arguments[:2], strict=True), start=1):
+        client.put(array_id, array, layout)
+    steps = client.steps()
+    for number, before in ((1, 1), (2, 10)):
+        steps.send(
+            number, executable, [before, 2, 100 + number], [10 * number, 10 * number + 1],
+            inline=[inline(100 + number, y, arguments[2])], read_back=[10 * number + 1],
+        )  # fmt: skip
+        w, loss = reference(w, x, y)
+        np.testing.assert_allclose(steps.value(), loss, rtol=1e-5)
+    np.testing.assert_allclose(client.fetch(20, outputs[0]), w, rtol=1e-4, atol=1e-6)
+    holders = [n for n, node in enumerate(client.session.nodes) if any(2 * n <= at < 2 * n + 2 for at in devices)]
+    for number, node in enumerate(client.session.nodes):
+        if number not in holders:
+            with pytest.raises(ArrayError):
+                client.put_bytes(node, _header(client, 300, arguments[1]), b"")
+
+
+def test_devices_that_the_cluster_lacks_are_refused(client: RawClient) -> None:
+    client.open()
+    with pytest.raises(ClusterConfigError, match="devices 3 to 4 of a cluster that has 4"):
+        client.ready_program(training_step(), PlanOptions(mesh={"data": 2}), range(3, 5))
+
+
+def _header(client: RawClient, array_id: int, layout: object) -> object:
+    from shardwright import wire
+    from shardwright.proto.v1 import master_pb2
+
+    return master_pb2.PutArrayHeader(
+        session_id=client.session_id, array_id=array_id, layout=wire.layout_to_proto(layout), devices=[]
+    )
