@@ -147,6 +147,12 @@ class ExecutionError(ShardwrightError):
     code = "execution"
 
 
+class CheckpointError(ShardwrightError):
+    """A checkpoint that cannot be written or read: the directory, a step number, or what it holds."""
+
+    code = "checkpoint"
+
+
 class InternalError(ShardwrightError):
     """A defect of Shardwright; the message holds what a bug report needs."""
 

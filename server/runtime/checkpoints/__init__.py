@@ -1,0 +1,1 @@
+"""Checkpoints: what a worker writes of the arrays it holds, and reads back under any other plan."""

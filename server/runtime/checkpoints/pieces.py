@@ -1,0 +1,154 @@
+"""Which boxes of the user's array one device's shard holds: views and padding undone, by index arithmetic.
+
+A shard is a box of the *stored* array. A view splits or joins dimensions of the user's
+array without moving elements, so both are cut into groups of dimensions that hold the
+same elements (`[d | 3·d]` and `[d | 3, d]`). Within a group the shard holds a few runs of
+consecutive elements, and a run is a few boxes of the user's dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import gcd, prod
+
+from shardwright.layouts import Layout, Slices, distinct_shards, shard_slices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A box of the user's array, and where a shard holds its elements, in the same order.
+
+    box: one slice a dimension of `layout.user_shape`.
+    within: one slice a dimension of the shard; together as many elements as `box`.
+    """
+
+    box: Slices
+    within: Slices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.box)
+
+
+@lru_cache(maxsize=4096)
+def pieces(layout: Layout, position: int) -> tuple[Piece, ...]:
+    """All elements of the user's array that the device at `position` holds, each once; padding is in none."""
+    if not prod(layout.shape):
+        return ()
+    shard = shard_slices(layout, position)
+    held = [range(part.start, min(part.stop, size)) for part, size in zip(shard, layout.shape, strict=True)]
+    if not all(held):
+        return ()
+    by_group = [
+        list(_common_boxes(held[view.start : view.stop], layout.shape[view], layout.user_shape[user]))
+        for view, user in _groups(layout.shape, layout.user_shape)
+    ]
+    return tuple(
+        Piece(
+            box=tuple(part for box, _ in choice for part in box),
+            within=tuple(
+                slice(part.start - whole.start, part.stop - whole.start)
+                for part, whole in zip((part for _, within in choice for part in within), shard, strict=True)
+            ),
+        )
+        for choice in product(*by_group)
+    )
+
+
+@lru_cache(maxsize=4096)
+def chunk_shape(layout: Layout) -> tuple[int, ...]:
+    """The largest chunk of the user's array such that every piece of every shard is made of whole chunks.
+
+    Then no two writers share a chunk, and none has to read what another wrote.
+    """
+    chunk = list(layout.user_shape)
+    for shard in distinct_shards(layout, range(layout.mesh.device_count)):
+        for piece in pieces(layout, shard.holders[0]):
+            for dim, (part, size) in enumerate(zip(piece.box, layout.user_shape, strict=True)):
+                chunk[dim] = gcd(chunk[dim], part.start)
+                if part.stop != size:
+                    chunk[dim] = gcd(chunk[dim], part.stop)
+    return tuple(chunk)
+
+
+def _groups(view: Sequence[int], user: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """The smallest runs of dimensions of both that have equal products, in order."""
+    at, user_at = 0, 0
+    while at < len(view) or user_at < len(user):
+        end, user_end = min(at + 1, len(view)), min(user_at + 1, len(user))
+        while (size := prod(view[at:end])) != (user_size := prod(user[user_at:user_end])):
+            if size < user_size:
+                end += 1
+            else:
+                user_end += 1
+        yield slice(at, end), slice(user_at, user_end)
+        at, user_at = end, user_end
+
+
+def _common_boxes(
+    held: Sequence[range], extents: Sequence[int], user_extents: Sequence[int]
+) -> Iterator[tuple[Slices, Slices]]:
+    """(box of the user's dimensions, box of the view's) of one group, in pairs of the same elements."""
+    for first, count in _runs(held, extents):
+        for start, size in _cut(first, count, user_extents, extents):
+            yield _box(start, size, user_extents), _box(start, size, extents)
+
+
+def _runs(held: Sequence[range], extents: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, count) of the longest runs of consecutive elements in a box of the group."""
+    split = len(held) - 1  # the last dimension that is not held whole; those behind it belong to the runs
+    while split > 0 and len(held[split]) == extents[split]:
+        split -= 1
+    inner = prod(extents[split + 1 :])
+    for leading in product(*held[: max(split, 0)]):
+        first, count = 0, 1
+        for index, extent in zip(leading, extents, strict=False):
+            first = first * extent + index
+        if held:
+            first, count = first * extents[split] + held[split].start, len(held[split])
+        yield first * inner, count * inner
+
+
+def _cut(first: int, count: int, *shapes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The run, cut until each part is a box of every shape."""
+    for shape in shapes:
+        parts = list(_box_runs(first, count, shape))
+        if len(parts) > 1:
+            for part in parts:
+                yield from _cut(*part, *shapes)
+            return
+    yield first, count
+
+
+def _box_runs(first: int, count: int, extents: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The run as boxes of `extents`: what is left of the first row, whole rows, the beginning of the last."""
+    if len(extents) <= 1 or not count:
+        yield first, count
+        return
+    row = prod(extents[1:])
+    before = min(count, -first % row)
+    whole = (count - before) // row * row
+    after = count - before - whole
+    for start, size in ((first, before), (first + before + whole, after)):
+        if size:
+            base = start - start % row
+            yield from ((base + at, length) for at, length in _box_runs(start % row, size, extents[1:]))
+    if whole:
+        yield first + before, whole
+
+
+def _box(first: int, count: int, extents: Sequence[int]) -> Slices:
+    """The box that a run of `count` elements is."""
+    low, high = _coordinates(first, extents), _coordinates(first + count - 1, extents)
+    return tuple(slice(start, stop + 1) for start, stop in zip(low, high, strict=True))
+
+
+def _coordinates(position: int, extents: Sequence[int]) -> list[int]:
+    coordinates = []
+    for extent in reversed(extents):
+        position, at = divmod(position, extent)
+        coordinates.append(at)
+    return coordinates[::-1]
