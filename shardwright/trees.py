@@ -6,6 +6,7 @@ again from it; of any other registered node only the keys of its children are kn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,15 @@ def from_json(value: Any) -> Tree:
         raise ValueError(f"no kind of node: {value['node']!r}")
     children = tuple((_key(key), from_json(child)) for key, child in value["children"])
     return Node(kind=value["node"], type_name=str(value["type"]), children=children)
+
+
+def to_text(tree: Tree) -> str:
+    return json.dumps(to_json(tree), separators=(",", ":"))
+
+
+def from_text(text: str) -> Tree:
+    """Raises ValueError, KeyError or TypeError where the text is not what `to_text` writes."""
+    return from_json(json.loads(text))
 
 
 def _key(value: Any) -> Key:

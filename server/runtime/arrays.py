@@ -87,6 +87,11 @@ class ArrayStore:
             )
         return found
 
+    def find(self, session_id: str, array_id: int) -> StoredArray | None:
+        """The array, or None where this node holds nothing of it; raises why it is gone, where it was here."""
+        with self._changed:
+            return self._find(self._session(session_id), array_id)
+
     def drop(self, session_id: str, array_ids: Iterable[int], why: ShardwrightError | None = None) -> None:
         """Free arrays (unknown ones too: they will not come); `why` is told to whoever asks later."""
         with self._changed:
@@ -150,7 +155,7 @@ def from_host(data: bytes, layout: Layout) -> StoredArray:
         return StoredArray(value=jax.device_put(host, sharding), layout=layout)
     here = {at: device for at, device in local_positions().items() if at in layout.devices}
     pieces = [host[shard_slices(layout, position)] for position in here]
-    return _assemble(pieces, list(here.values()), layout)
+    return assemble(pieces, list(here.values()), layout)
 
 
 def from_shards(data: memoryview, header_devices: Iterable[int], layout: Layout) -> StoredArray:
@@ -176,10 +181,11 @@ def from_shards(data: memoryview, header_devices: Iterable[int], layout: Layout)
         piece = np.frombuffer(data[sent * size : (sent + 1) * size], dtype=layout.dtype).reshape(layout.shard_shape)
         pieces += [piece] * len(shard.holders)
         devices += [positions[position] for position in shard.holders]
-    return _assemble(pieces, devices, layout)
+    return assemble(pieces, devices, layout)
 
 
-def _assemble(pieces: list[np.ndarray], devices: list[jax.Device], layout: Layout) -> StoredArray:
+def assemble(pieces: list[np.ndarray], devices: list[jax.Device], layout: Layout) -> StoredArray:
+    """The array of which `pieces` are the shards on `devices`, the devices of this node."""
     placed = [jax.device_put(piece, device) for piece, device in zip(pieces, devices, strict=True)]
     value = jax.make_array_from_single_device_arrays(layout.stored_shape, sharding_of(layout), placed)
     return StoredArray(value=value, layout=layout)

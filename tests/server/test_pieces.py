@@ -54,7 +54,7 @@ def test_pieces_hold_each_element_of_a_shard_once(layout: Layout) -> None:
     user = np.arange(1, prod(layout.user_shape) + 1, dtype=np.int32).reshape(layout.user_shape)
     stored = pad_to_stored(user, layout)
     written = np.zeros(user.shape, np.int32)
-    for shard in distinct_shards(layout, range(layout.mesh.device_count)):
+    for shard in distinct_shards(layout, layout.devices):
         data = stored[shard_slices(layout, shard.holders[0])]
         for piece in pieces(layout, shard.holders[0]):
             np.testing.assert_array_equal(data[piece.within].reshape(piece.shape), user[piece.box])
@@ -70,7 +70,7 @@ def test_no_two_pieces_share_a_chunk(layout: Layout) -> None:
         along = np.arange(layout.user_shape[dim]) // size
         chunk_of = chunk_of * layout.user_shape[dim] + np.expand_dims(along, tuple(range(1, chunk_of.ndim - dim)))
     owner: dict[int, Piece] = {}
-    for shard in distinct_shards(layout, range(layout.mesh.device_count)):
+    for shard in distinct_shards(layout, layout.devices):
         for piece in pieces(layout, shard.holders[0]):
             for chunk in np.unique(chunk_of[piece.box]):
                 assert owner.setdefault(chunk, piece) is piece

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
@@ -24,7 +25,7 @@ from etils import epath
 from shardwright import trees
 from shardwright.dtypes import to_element_type
 from shardwright.errors import CheckpointError
-from shardwright.layouts import Layout, Slices
+from shardwright.layouts import Slices
 
 #: Orbax's name of the only item of a checkpoint.
 ITEM = "default"
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What this process writes of one array: blocks of it, each a box of `shape`. Each block is made of whole chunks."""
+    """What this process writes of one array: blocks, each a box of `shape` and made of whole chunks."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -147,7 +148,10 @@ def commit(directory: str, step: int) -> None:
         handler.finalize(temporary.get() / ITEM)
         handler.close()
         (temporary.get() / _TOKEN).unlink()
-        facts = {"item_handlers": {ITEM: ocp.PyTreeCheckpointHandler().typestr()}, "commit_timestamp_nsecs": time.time_ns()}
+        facts = {
+            "item_handlers": {ITEM: ocp.PyTreeCheckpointHandler().typestr()},
+            "commit_timestamp_nsecs": time.time_ns(),
+        }
         (temporary.get() / "_CHECKPOINT_METADATA").write_text(json.dumps(facts))
         asyncio.run(temporary.finalize())
 
@@ -155,8 +159,8 @@ def commit(directory: str, step: int) -> None:
 
 
 def abandon(directory: str, step: int) -> None:
-    """Remove what `begin` and `write` have made."""
-    if str(step) not in (item.name for item in epath.Path(directory).iterdir()):
+    """Remove what `begin` and `write` have made, unless it was committed."""
+    if step not in steps(directory):
         _temporary(directory, step).get().rmtree(missing_ok=True)
 
 
@@ -271,7 +275,8 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
 
 
 def _handler() -> Any:
-    registry = ocp.type_handlers.create_type_handler_registry((Part, _PartHandler()))
+    known = (Part, _PartHandler()), (jax.Array, ocp.type_handlers.ArrayHandler())  # Orbax warns without the second
+    registry = ocp.type_handlers.create_type_handler_registry(*known)
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 
 

@@ -65,7 +65,7 @@ def chunk_shape(layout: Layout) -> tuple[int, ...]:
     Then no two writers share a chunk, and none has to read what another wrote.
     """
     chunk = list(layout.user_shape)
-    for shard in distinct_shards(layout, range(layout.mesh.device_count)):
+    for shard in distinct_shards(layout, layout.devices):
         for piece in pieces(layout, shard.holders[0]):
             for dim, (part, size) in enumerate(zip(piece.box, layout.user_shape, strict=True)):
                 chunk[dim] = gcd(chunk[dim], part.start)

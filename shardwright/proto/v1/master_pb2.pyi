@@ -238,7 +238,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,8 @@ class RunStepsRequest(_message.Message):
     INLINE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     READ_BACK_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
     executable_id: str
@@ -255,7 +257,91 @@ class RunStepsRequest(_message.Message):
     inline_arguments: _containers.RepeatedCompositeFieldContainer[InlineArray]
     released: _containers.RepeatedScalarFieldContainer[int]
     read_back: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ...) -> None: ...
+    save: SaveArrays
+    restore: RestoreArrays
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ...) -> None: ...
+
+class SaveArrays(_message.Message):
+    __slots__ = ("directory", "step", "names", "tree_json", "max_to_keep")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    TREE_JSON_FIELD_NUMBER: _ClassVar[int]
+    MAX_TO_KEEP_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    step: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    tree_json: str
+    max_to_keep: int
+    def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., tree_json: _Optional[str] = ..., max_to_keep: _Optional[int] = ...) -> None: ...
+
+class RestoreArrays(_message.Message):
+    __slots__ = ("directory", "step", "names", "layouts")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    step: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    layouts: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ...) -> None: ...
+
+class WaitForSaveRequest(_message.Message):
+    __slots__ = ("session_id", "number")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class WaitForSaveReply(_message.Message):
+    __slots__ = ("written_bytes", "save_s")
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SAVE_S_FIELD_NUMBER: _ClassVar[int]
+    written_bytes: int
+    save_s: float
+    def __init__(self, written_bytes: _Optional[int] = ..., save_s: _Optional[float] = ...) -> None: ...
+
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ("session_id", "directory")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    directory: str
+    def __init__(self, session_id: _Optional[str] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class ListCheckpointsReply(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, steps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DescribeCheckpointRequest(_message.Message):
+    __slots__ = ("session_id", "directory", "step")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    directory: str
+    step: int
+    def __init__(self, session_id: _Optional[str] = ..., directory: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class CheckpointArray(_message.Message):
+    __slots__ = ("name", "type")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: _common_pb2.ArrayType
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ...) -> None: ...
+
+class DescribeCheckpointReply(_message.Message):
+    __slots__ = ("tree_json", "arrays")
+    TREE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    tree_json: str
+    arrays: _containers.RepeatedCompositeFieldContainer[CheckpointArray]
+    def __init__(self, tree_json: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[CheckpointArray, _Mapping]]] = ...) -> None: ...
 
 class ReadBack(_message.Message):
     __slots__ = ("array_id", "type", "data")

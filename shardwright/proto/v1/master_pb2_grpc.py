@@ -66,6 +66,11 @@ class MasterStub:
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsRequest.SerializeToString,
                 response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsReply.FromString,
                 _registered_method=True)
+        self.WaitForSave = channel.unary_unary(
+                '/shardwright.proto.v1.Master/WaitForSave',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.WaitForSaveRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.WaitForSaveReply.FromString,
+                _registered_method=True)
         self.ReleaseArrays = channel.unary_unary(
                 '/shardwright.proto.v1.Master/ReleaseArrays',
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.ReleaseArraysRequest.SerializeToString,
@@ -133,6 +138,14 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WaitForSave(self, request, context):
+        """Waits until a save is complete on disk, which may be long after its step was answered. May be
+        asked again, also after the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReleaseArrays(self, request, context):
         """Frees arrays. Unknown ids are ignored, so that it may be repeated.
         """
@@ -186,6 +199,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.RunSteps,
                     request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsRequest.FromString,
                     response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsReply.SerializeToString,
+            ),
+            'WaitForSave': grpc.unary_unary_rpc_method_handler(
+                    servicer.WaitForSave,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.WaitForSaveRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.WaitForSaveReply.SerializeToString,
             ),
             'ReleaseArrays': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseArrays,
@@ -367,6 +385,33 @@ class Master:
             '/shardwright.proto.v1.Master/RunSteps',
             shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WaitForSave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Master/WaitForSave',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.WaitForSaveRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.WaitForSaveReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -572,6 +617,126 @@ class ArrayTransfer:
             '/shardwright.proto.v1.ArrayTransfer/FetchArray',
             shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class CheckpointsStub:
+    """Served beside ArrayTransfer by the executor of the first node: what is in a directory that the workers see.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListCheckpoints = channel.unary_unary(
+                '/shardwright.proto.v1.Checkpoints/ListCheckpoints',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.ListCheckpointsReply.FromString,
+                _registered_method=True)
+        self.DescribeCheckpoint = channel.unary_unary(
+                '/shardwright.proto.v1.Checkpoints/DescribeCheckpoint',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointReply.FromString,
+                _registered_method=True)
+
+
+class CheckpointsServicer:
+    """Served beside ArrayTransfer by the executor of the first node: what is in a directory that the workers see.
+    """
+
+    def ListCheckpoints(self, request, context):
+        """Which complete checkpoints there are. A directory that does not exist has none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeCheckpoint(self, request, context):
+        """What one of them holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_CheckpointsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.ListCheckpointsReply.SerializeToString,
+            ),
+            'DescribeCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCheckpoint,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'shardwright.proto.v1.Checkpoints', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('shardwright.proto.v1.Checkpoints', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Checkpoints:
+    """Served beside ArrayTransfer by the executor of the first node: what is in a directory that the workers see.
+    """
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Checkpoints/ListCheckpoints',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.ListCheckpointsRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.ListCheckpointsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Checkpoints/DescribeCheckpoint',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,16 +105,18 @@ class ExecutorHello(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ...) -> None: ...
 
 class CommandDone(_message.Message):
-    __slots__ = ("sequence", "error", "values", "run_s")
+    __slots__ = ("sequence", "error", "values", "run_s", "written_bytes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[_master_pb2.ReadBack]
     run_s: float
-    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ...) -> None: ...
+    written_bytes: int
+    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., written_bytes: _Optional[int] = ...) -> None: ...
 
 class ArrayArrived(_message.Message):
     __slots__ = ("session_id", "array_id", "logical_bytes", "first_device", "device_count")
@@ -204,8 +206,26 @@ class ReleaseWorkerArrays(_message.Message):
     error: _common_pb2.Error
     def __init__(self, session_id: _Optional[str] = ..., array_ids: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
+class WriteCheckpoint(_message.Message):
+    __slots__ = ("session_id", "number")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class FinishCheckpoint(_message.Message):
+    __slots__ = ("session_id", "number", "is_commit")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    is_commit: bool
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., is_commit: _Optional[bool] = ...) -> None: ...
+
 class ExecutorCommand(_message.Message):
-    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "shutdown")
+    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "write_checkpoint", "finish_checkpoint", "shutdown")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +234,8 @@ class ExecutorCommand(_message.Message):
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    WRITE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     open: OpenWorkerSession
@@ -223,5 +245,7 @@ class ExecutorCommand(_message.Message):
     unload: UnloadProgram
     run: RunStep
     release: ReleaseWorkerArrays
+    write_checkpoint: WriteCheckpoint
+    finish_checkpoint: FinishCheckpoint
     shutdown: Shutdown
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ..., finish_checkpoint: _Optional[_Union[FinishCheckpoint, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
