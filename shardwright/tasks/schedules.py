@@ -1,0 +1,168 @@
+"""In which order a stage computes its micro-batches.
+
+A cell is the forward, backward or (zero-bubble) variable-gradient part of one chunk for one micro-batch. Orders are
+made for chunks whose values flow to higher numbers only, whatever skips there are between them; each is free of
+deadlock because its cells can be given times in which every cell comes after all it waits for.
+
+gpipe         all forward cells, then all backward cells (Huang et al. 2019).
+1f1b          as soon as the first backward cell can run, one of each in turn: at most S − s micro-batches are in
+              flight on stage s of S (PipeDream-flush, Narayanan et al. 2021).
+kFkB          1f1b over groups of k micro-batches: transfers of a group run beside the group's computing, for k times
+              the activations (Ada-Grouper, Wang et al. 2023).
+interleaved   several chunks a stage, chunk c on stage c mod S, in groups of S micro-batches; idle time shrinks with the
+              chunks (Megatron-LM, Narayanan et al. 2021). A last group that is not full keeps the order of a full one.
+zero-bubble   1f1b whose gradients of variables wait until the stage would be idle: up to S micro-batches in flight on
+              every stage (ZB-H1, Qi et al. 2023). Needs `weight` pieces; where there are none it is 1f1b.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwright.errors import OptionError
+
+#: What a schedule may be called; any number may stand for the k of kFkB.
+SCHEDULE_NAMES = ("gpipe", "1f1b", "2f2b", "interleaved", "zero-bubble")
+
+
+class Cell(NamedTuple):
+    """kind: forward, backward or weight."""
+
+    kind: str
+    chunk: int
+    micro_batch: int
+
+
+Order = tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule by kind: "gpipe", "kfkb" (with its k), "interleaved" or "zero-bubble"."""
+
+    kind: str
+    group: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """`gpipe`, `1f1b`, `2f2b`, …, `interleaved` or `zero-bubble`. Raises OptionError."""
+        if text in ("gpipe", "interleaved", "zero-bubble"):
+            return cls(text)
+        match = re.fullmatch(r"([1-9]\d*)f\1b", text)
+        if not match:
+            raise OptionError(
+                f"{text!r} is no schedule",
+                where="schedule",
+                remedy=f"use one of {', '.join(SCHEDULE_NAMES)} (or 3f3b, 4f4b, …)",
+            )
+        return cls("kfkb", int(match[1]))
+
+    def __str__(self) -> str:
+        return f"{self.group}f{self.group}b" if self.kind == "kfkb" else self.kind
+
+    def orders(self, stage_of_chunk: Sequence[int], micro_batches: int) -> tuple[Order, ...]:
+        """The cells of every stage, in order. Raises OptionError where the schedule does not suit the chunks."""
+        stages = max(stage_of_chunk) + 1
+        chunks = tuple(tuple(c for c, at in enumerate(stage_of_chunk) if at == stage) for stage in range(stages))
+        if self.kind == "gpipe":
+            return tuple(tuple(_gpipe(own, micro_batches)) for own in chunks)
+        if self.kind == "interleaved" and any(len(own) > 1 for own in chunks):
+            self._require(tuple(stage_of_chunk) == tuple(c % stages for c in range(len(stage_of_chunk))))
+            self._require(len(stage_of_chunk) % stages == 0)
+            return tuple(tuple(_interleaved(own, stage, stages, micro_batches)) for stage, own in enumerate(chunks))
+        self._require(tuple(stage_of_chunk) == tuple(range(stages)))
+        if self.kind == "zero-bubble":
+            return tuple(tuple(_zero_bubble(stage, stages, micro_batches)) for stage in range(stages))
+        return tuple(tuple(_kfkb(stage, stages, micro_batches, self.group)) for stage in range(stages))
+
+    def _require(self, suits: bool) -> None:
+        if suits:
+            return
+        wanted = "chunk c on stage c mod S, as many on each" if self.kind == "interleaved" else "chunk c on stage c"
+        raise OptionError(f"the schedule {self} wants {wanted}", where="schedule", remedy="use gpipe, or other chunks")
+
+
+def in_flight(
+    schedule: Schedule, *, stages: int, chunks: int = 1, micro_batches: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Per stage: how many micro-batches' activations each of its `chunks` holds, at the moments that matter.
+
+    A chunk holds a micro-batch from the beginning of its forward cell to the end of the last cell that reads
+    what it left. Moments at which no chunk holds more than at another one are left out.
+    """
+    orders = schedule.orders([chunk % stages for chunk in range(stages * chunks)], micro_batches)
+    last = "weight" if schedule.kind == "zero-bubble" else "backward"
+    return tuple(_maximal(_held(order, stage, stages, chunks, last)) for stage, order in enumerate(orders))
+
+
+def _held(order: Order, stage: int, stages: int, chunks: int, last: str) -> Iterator[tuple[int, ...]]:
+    held = [0] * chunks
+    for cell in order:
+        place = (cell.chunk - stage) // stages
+        if cell.kind == "forward":
+            held[place] += 1
+            yield tuple(held)
+        elif cell.kind == last:
+            held[place] -= 1
+
+
+def _maximal(vectors: Iterator[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    distinct = sorted(set(vectors), reverse=True)
+    kept: list[tuple[int, ...]] = []
+    for vector in distinct:
+        if not any(all(a <= b for a, b in zip(vector, other, strict=True)) for other in kept):
+            kept.append(vector)
+    return tuple(kept)
+
+
+def _gpipe(chunks: Sequence[int], micro_batches: int) -> Iterator[Cell]:
+    for chunk in chunks:
+        yield from (Cell("forward", chunk, i) for i in range(micro_batches))
+    for chunk in reversed(chunks):
+        for i in range(micro_batches):
+            yield Cell("backward", chunk, i)
+            yield Cell("weight", chunk, i)
+
+
+def _kfkb(stage: int, stages: int, micro_batches: int, size: int) -> Iterator[Cell]:
+    groups = [range(i, min(i + size, micro_batches)) for i in range(0, micro_batches, size)]
+    ahead = min(stages - stage, len(groups))
+    for group in groups[:ahead]:
+        yield from (Cell("forward", stage, i) for i in group)
+    for number, group in enumerate(groups):
+        for i in group:
+            yield Cell("backward", stage, i)
+            yield Cell("weight", stage, i)
+        if number + ahead < len(groups):
+            yield from (Cell("forward", stage, i) for i in groups[number + ahead])
+
+
+def _zero_bubble(stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
+    """Stage s computes gradients of variables s micro-batches late, so that S micro-batches are in flight on each."""
+    ahead = min(stages - stage, micro_batches)
+    yield from (Cell("forward", stage, i) for i in range(ahead))
+    for i in range(micro_batches):
+        yield Cell("backward", stage, i)
+        if i >= stage:
+            yield Cell("weight", stage, i - stage)
+        if i + ahead < micro_batches:
+            yield Cell("forward", stage, i + ahead)
+    yield from (Cell("weight", stage, i) for i in range(max(0, micro_batches - stage), micro_batches))
+
+
+def _interleaved(chunks: Sequence[int], stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
+    """Made for whole groups of S micro-batches; cells of micro-batches that do not exist are then left out."""
+    rounds = -(-micro_batches // stages)
+    steps = [(number, place) for number in range(rounds) for place in range(len(chunks))]
+    forward = [(chunks[p], n * stages + i) for n, p in steps for i in range(stages)]
+    backward = [(chunks[-1 - p], n * stages + i) for n, p in steps for i in range(stages)]
+    ahead = min(2 * (stages - stage - 1) + (len(chunks) - 1) * stages, len(forward))
+    for place in range(len(forward) + ahead):
+        if place < len(forward) and forward[place][1] < micro_batches:
+            yield Cell("forward", *forward[place])
+        if place >= ahead and backward[place - ahead][1] < micro_batches:
+            yield Cell("backward", *backward[place - ahead])
+            yield Cell("weight", *backward[place - ahead])

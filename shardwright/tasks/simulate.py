@@ -1,0 +1,159 @@
+"""The timeline of a task graph: when every task and transfer begins and ends, and what is in memory meanwhile.
+
+The same lists that the workers run, followed by `engine` with predicted (or given) seconds. Transfers take bytes of
+one device over the bandwidth of its link, and arrive a latency later; each direction between two stages is a
+channel of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.errors import PlanError
+from shardwright.links import Link
+from shardwright.tasks.check import operations
+from shardwright.tasks.engine import Compute, Transfer, run
+from shardwright.tasks.graph import MICRO_BATCH, Buffer, Task, TaskGraph
+
+#: Begin and end, seconds from the beginning of the step.
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """When things happen in one step.
+
+    tasks: per stage, (begin, end) of every task in order; sends and receives take no time of the stage.
+    transfers: (begin, end) by transfer number, None for numbers that no transfer has.
+    busy_s: per stage, the time it computes.
+    """
+
+    step_s: float
+    busy_s: tuple[float, ...]
+    tasks: tuple[tuple[Interval, ...], ...]
+    transfers: tuple[Interval, ...]
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Part of the stages' time in which they do not compute, 0 to 1."""
+        return idle_part(self.busy_s, self.step_s)
+
+
+def idle_part(busy_s: Sequence[float], step_s: float) -> float:
+    """1 − the mean of `busy_s` over `step_s`; 0 for a step that takes no time."""
+    return 1.0 - sum(busy_s) / (len(busy_s) * step_s) if step_s > 0 else 0.0
+
+
+def simulate(
+    graph: TaskGraph,
+    links: Mapping[tuple[int, int], Link] | None = None,
+    *,
+    time_of: Callable[[Task], float] | None = None,
+) -> Timeline:
+    """Follow a checked graph through one step.
+
+    links: the link one device of the first stage has to the second one, for each (source, target) that a transfer
+        goes over; None: transfers take no time. A link without a latency has none.
+    time_of: seconds of a task, instead of those it predicts; also for kinds that compute nothing.
+
+    Raises PlanError where a link is missing.
+    """
+    stages, transfers = operations(graph)
+    busy = [0.0] * len(stages)
+    for stage, tasks in enumerate(graph.stages):
+        for index, task in enumerate(tasks):
+            operation = stages[stage][index]
+            if isinstance(operation, Compute):
+                if time_of is not None:
+                    operation = stages[stage][index] = operation._replace(time_s=time_of(task))
+                busy[stage] += operation.time_s
+            elif links is not None and task.kind == "send" and task.transfer is not None:
+                transfers[task.transfer] = _timed(transfers[task.transfer], task, graph, links)
+    times = run(stages, transfers)
+    return Timeline(
+        step_s=max((own[-1][1] for own in times.operations if own), default=0.0),
+        busy_s=tuple(busy),
+        tasks=tuple(tuple(own) for own in times.operations),
+        transfers=tuple(times.transfers),
+    )
+
+
+def _timed(transfer: Transfer, task: Task, graph: TaskGraph, links: Mapping[tuple[int, int], Link]) -> Transfer:
+    link = links.get((transfer.source, transfer.target))
+    if link is None:
+        raise PlanError(f"no link from stage {transfer.source} to stage {transfer.target}", where=str(task))
+    size_bytes = graph.sent_bytes.get(task.reads[0].value, 0)
+    return transfer._replace(busy_s=size_bytes / link.bandwidth_bytes_per_s, latency_s=link.latency_s or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What one device of a stage holds during a step: (seconds, bytes from then on), and how many micro-batches.
+
+    Bytes hold arguments, results and what programs take beside them; a buffer that is being sent counts until it has
+    arrived. Micro-batches are those of which the stage keeps at least one buffer.
+    """
+
+    bytes_over_time: tuple[tuple[float, int], ...]
+    micro_batches_over_time: tuple[tuple[float, int], ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((size for _, size in self.bytes_over_time), default=0)
+
+    @property
+    def peak_micro_batches(self) -> int:
+        return max((count for _, count in self.micro_batches_over_time), default=0)
+
+
+def memory_over_time(graph: TaskGraph, timeline: Timeline) -> tuple[StageMemory, ...]:
+    """Per stage, what is live when the tasks run at the times of `timeline`."""
+    return tuple(_stage_memory(graph, timeline, stage) for stage in range(len(graph.stages)))
+
+
+def _stage_memory(graph: TaskGraph, timeline: Timeline, stage: int) -> StageMemory:
+    sizes = graph.sizes[stage]
+    changes: list[tuple[float, int]] = []
+    counts: list[tuple[float, int]] = []
+    kept: Counter[int] = Counter()
+    sent_until: dict[Buffer, float] = {}
+    for task, (begin, end) in zip(graph.stages[stage], timeline.tasks[stage], strict=True):
+        taken = sum(sizes[b.value] for b in task.writes) - sum(sizes[b.value] for b in task.donates)
+        changes += [(begin, taken + task.workspace_bytes), (end, -task.workspace_bytes)]
+        if task.kind == "send" and task.transfer is not None:
+            arrived = timeline.transfers[task.transfer][1]
+            sent_until[task.reads[0]] = max(sent_until.get(task.reads[0], 0.0), arrived)
+        for buffer in task.frees:
+            if buffer not in task.donates:
+                changes.append((max(end, sent_until.pop(buffer, end)), -sizes[buffer.value]))
+        before = len(kept)
+        _count(kept, task)
+        if len(kept) > before:
+            counts.append((begin, len(kept)))
+        for buffer in task.frees:
+            if buffer.micro_batch is not None:
+                kept[buffer.micro_batch] -= 1
+                if not kept[buffer.micro_batch]:
+                    del kept[buffer.micro_batch]
+                    counts.append((end, len(kept)))
+    return StageMemory(bytes_over_time=_accumulated(changes), micro_batches_over_time=tuple(counts))
+
+
+def _count(kept: Counter[int], task: Task) -> None:
+    written = [b for b in task.writes if b not in task.donates]
+    kept.update(b.micro_batch for b in written if b.micro_batch is not None and b.value != MICRO_BATCH)
+
+
+def _accumulated(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """Running sums over time; what is given back at one moment is there for who takes something at that moment."""
+    live = 0
+    out: list[tuple[float, int]] = []
+    for time_s, change in sorted(changes):
+        live += change
+        if out and out[-1][0] == time_s:
+            out[-1] = (time_s, live)
+        else:
+            out.append((time_s, live))
+    return tuple(out)
