@@ -8,7 +8,7 @@ from shardwright.tasks.build import task_graph
 from shardwright.tasks.check import channel_capacity
 from shardwright.tasks.graph import COMPUTE_KINDS, MICRO_BATCH, TASK_KINDS, Buffer, Task, TaskGraph, TaskId
 from shardwright.tasks.pace import ChunkEdge, ChunkTime, Pace, pace
-from shardwright.tasks.pieces import Piece, StepPieces, Value
+from shardwright.tasks.pieces import Piece, PieceKind, Scope, StepPieces, Value
 from shardwright.tasks.schedules import SCHEDULE_NAMES, Cell, Schedule, in_flight
 from shardwright.tasks.simulate import StageMemory, Timeline, memory_over_time, simulate
 
@@ -23,7 +23,9 @@ __all__ = [
     "ChunkTime",
     "Pace",
     "Piece",
+    "PieceKind",
     "Schedule",
+    "Scope",
     "StageMemory",
     "StepPieces",
     "Task",

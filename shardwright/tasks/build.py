@@ -39,6 +39,7 @@ def task_graph(pieces: StepPieces, schedule: Schedule) -> TaskGraph:
             for stage in range(pieces.stage_count)
         ),
         sent_bytes={value.name: value.sent_bytes for value in pieces.values if value.sent_bytes},
+        links=pieces.links,
     )
     graph.check()
     return graph

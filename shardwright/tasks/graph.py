@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from shardwright.links import Link
+
 #: Everything a task can be.
 #: input takes the arguments of the step, fetch hands its results over; start makes what the micro-batches add to, split
 #: takes one micro-batch of the batch; forward, backward and weight (gradients of variables, where backward leaves them
@@ -98,7 +100,8 @@ class TaskGraph:
     """The ordered tasks of every stage.
 
     sizes: per stage, bytes of each value on one device. sent_bytes: per value, what one device puts on a link where
-    the value goes to another stage.
+    the value goes to another stage. links: for each (source, target) that something is sent over, the link that one
+    device of `source` has there; empty where transfers are taken to cost nothing.
     """
 
     schedule: str
@@ -106,6 +109,7 @@ class TaskGraph:
     stages: tuple[tuple[Task, ...], ...]
     sizes: tuple[Mapping[str, int], ...]
     sent_bytes: Mapping[str, int]
+    links: Mapping[tuple[int, int], Link]
 
     def tasks(self) -> Iterator[tuple[TaskId, Task]]:
         """All tasks, stage by stage in order."""

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from shardwright.links import Link
 
 #: "micro_batch": every micro-batch has its own; "step": there is one.
 Scope = Literal["step", "micro_batch"]
@@ -60,6 +62,8 @@ class StepPieces:
     stage_of_chunk: the stage that computes each chunk; values flow to higher chunks in forward pieces.
     arguments: (value, stage) of what is there when the step begins; a value may be there on several stages.
     outputs: (value, stage) of what is handed over at its end.
+    links: the link that one device of the first stage has to the second, for each (source, target); empty: transfers
+        are taken to cost nothing.
     """
 
     micro_batches: int
@@ -68,6 +72,7 @@ class StepPieces:
     pieces: tuple[Piece, ...]
     arguments: tuple[tuple[str, int], ...] = ()
     outputs: tuple[tuple[str, int], ...] = ()
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
 
     @property
     def stage_count(self) -> int:

@@ -8,11 +8,10 @@ channel of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import PlanError
-from shardwright.links import Link
 from shardwright.tasks.check import operations
 from shardwright.tasks.engine import Compute, Transfer, run
 from shardwright.tasks.graph import MICRO_BATCH, Buffer, Task, TaskGraph
@@ -48,17 +47,14 @@ def idle_part(busy_s: Sequence[float], step_s: float) -> float:
 
 def simulate(
     graph: TaskGraph,
-    links: Mapping[tuple[int, int], Link] | None = None,
     *,
     time_of: Callable[[Task], float] | None = None,
 ) -> Timeline:
     """Follow a checked graph through one step.
 
-    links: the link one device of the first stage has to the second one, for each (source, target) that a transfer
-        goes over; None: transfers take no time. A link without a latency has none.
     time_of: seconds of a task, instead of those it predicts; also for kinds that compute nothing.
 
-    Raises PlanError where a link is missing.
+    Raises PlanError where the graph has links, but not one that a transfer goes over.
     """
     stages, transfers = operations(graph)
     busy = [0.0] * len(stages)
@@ -69,8 +65,8 @@ def simulate(
                 if time_of is not None:
                     operation = stages[stage][index] = operation._replace(time_s=time_of(task))
                 busy[stage] += operation.time_s
-            elif links is not None and task.kind == "send" and task.transfer is not None:
-                transfers[task.transfer] = _timed(transfers[task.transfer], task, graph, links)
+            elif graph.links and task.kind == "send" and task.transfer is not None:
+                transfers[task.transfer] = _timed(transfers[task.transfer], task, graph)
     times = run(stages, transfers)
     return Timeline(
         step_s=max((own[-1][1] for own in times.operations if own), default=0.0),
@@ -80,8 +76,8 @@ def simulate(
     )
 
 
-def _timed(transfer: Transfer, task: Task, graph: TaskGraph, links: Mapping[tuple[int, int], Link]) -> Transfer:
-    link = links.get((transfer.source, transfer.target))
+def _timed(transfer: Transfer, task: Task, graph: TaskGraph) -> Transfer:
+    link = graph.links.get((transfer.source, transfer.target))
     if link is None:
         raise PlanError(f"no link from stage {transfer.source} to stage {transfer.target}", where=str(task))
     size_bytes = graph.sent_bytes.get(task.reads[0].value, 0)

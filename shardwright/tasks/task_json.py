@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.errors import PlanError
+from shardwright.links import Link
 from shardwright.tasks.graph import TASK_KINDS, Buffer, Task, TaskGraph
 
 _OWN = "own"
@@ -35,6 +36,7 @@ def encode(graph: TaskGraph) -> dict[str, Any]:
         "stages": stages,
         "sizes": [dict(sizes) for sizes in graph.sizes],
         "sent_bytes": dict(graph.sent_bytes),
+        "links": [[*pair, link.bandwidth_bytes_per_s, link.latency_s] for pair, link in graph.links.items()],
     }
 
 
@@ -96,6 +98,7 @@ def _decode(data: Any) -> TaskGraph:
         stages=tuple(tuple(task(row) for row in rows) for rows in data["stages"]),
         sizes=tuple({str(name): _count(size) for name, size in sizes.items()} for sizes in data["sizes"]),
         sent_bytes={str(name): _count(size) for name, size in data["sent_bytes"].items()},
+        links=dict(_read_link(*row) for row in data["links"]),
     )
 
 
@@ -112,6 +115,13 @@ def _read_form(form: Any, values: Sequence[str]) -> tuple[dict[str, Any], list[l
         "workspace_bytes": _count(form["workspace_bytes"]),
     }
     return plain, [[(values[_count(place)], number) for place, number in form[name]] for name in _LISTS]
+
+
+def _read_link(source: Any, target: Any, bandwidth: Any, latency: Any) -> tuple[tuple[int, int], Link]:
+    if not float(bandwidth) > 0:
+        raise ValueError(f"bandwidth {bandwidth!r}")
+    link = Link(bandwidth_bytes_per_s=float(bandwidth), latency_s=None if latency is None else float(latency))
+    return (_count(source), _count(target)), link
 
 
 def _number(value: Any) -> int | None:

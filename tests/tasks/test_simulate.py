@@ -103,7 +103,7 @@ def test_transfers_run_beside_computing_and_only_the_first_and_last_are_waited_f
 
 def test_links_must_be_given_for_all_transfers() -> None:
     with pytest.raises(PlanError, match="no link from stage 1 to stage 0"):
-        simulate(graph_of("1f1b", 2, 2), {(0, 1): Link(bandwidth_bytes_per_s=1.0)})
+        simulate(replace(graph_of("1f1b", 2, 2), links={(0, 1): Link(bandwidth_bytes_per_s=1.0)}))
 
 
 def test_memory_is_counted_from_first_write_to_last_read_and_until_what_is_sent_has_arrived() -> None:
@@ -124,9 +124,10 @@ def test_memory_is_counted_from_first_write_to_last_read_and_until_what_is_sent_
         ),
         arguments=(("sum", 1),),
         outputs=(("sum", 1),),
+        links={(0, 1): Link(bandwidth_bytes_per_s=1.0)},
     )  # fmt: skip
     graph = task_graph(pieces, Schedule.parse("gpipe"))
-    timeline = simulate(graph, {(0, 1): Link(bandwidth_bytes_per_s=1.0)})
+    timeline = simulate(graph)
     source, target = memory_over_time(graph, timeline)
     assert source.bytes_over_time == ((0.0, 10), (1.0, 20), (2.0, 30), (3.0, 30), (11.0, 20), (21.0, 10), (31.0, 0))
     # Posted at once: the first two; the third when the first was added.
@@ -219,7 +220,7 @@ def test_random_durations_give_the_timeline_of_a_simulation_in_ticks(
         if task.kind == "send" and task.transfer is not None
     }
     links = {pair: Link(bandwidth_bytes_per_s=speed) for pair, speed in speeds.items()}
-    timeline = simulate(graph, links)
+    timeline = simulate(replace(graph, links=links))
     step, spans = ticks(graph, transfer_ticks)
     assert timeline.step_s == step
     for (stage, position), span in spans.items():

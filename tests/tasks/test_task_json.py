@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from made_pieces import step_pieces
 
 from shardwright.errors import PlanError
+from shardwright.links import Link
 from shardwright.tasks import Schedule, TaskGraph, task_graph
 
 
@@ -19,7 +21,8 @@ def graph(stages: int = 3, micro_batches: int = 4) -> TaskGraph:
 @pytest.mark.parametrize(("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2)])
 def test_json_brings_back_the_same_graph(name: str, chunks: int) -> None:
     made = step_pieces(3, 4, chunks=chunks, has_weight=name == "zero-bubble")
-    whole = task_graph(made, Schedule.parse(name))
+    links = {(a, b): Link(bandwidth_bytes_per_s=1e9, latency_s=a * 1e-6 or None) for a in range(3) for b in range(3)}
+    whole = task_graph(replace(made, links=links), Schedule.parse(name))
     text = whole.to_json()
     assert TaskGraph.from_dict(json.loads(text)) == whole
     assert TaskGraph.from_dict(json.loads(text)).to_json() == text
@@ -49,6 +52,7 @@ def wrong(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
         (wrong(("stages", 0, 0, 0), True), "True is no count"),
         (wrong(("stages", 0, 0, 0), 10**6), "IndexError"),
         (wrong(("sizes", 0, "w.0"), 1.5), "1.5 is no count"),
+        (wrong(("links",), [[0, 1, 0, None]]), "bandwidth 0"),
         (wrong(("stages", 1), []), "needs one send and one receive"),
     ],
 )
