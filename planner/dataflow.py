@@ -124,15 +124,19 @@ class Dataflow:
     notes: list[str] = field(default_factory=list)
 
 
-def build_dataflow(module: Module) -> Dataflow:
-    """Flatten `module`; notes name loops whose trip count is unknown."""
+def build_dataflow(module: Module, *, is_flat: bool = False) -> Dataflow:
+    """Flatten `module`; notes name loops whose trip count is unknown.
+
+    is_flat: loops, calls and conditionals stay one node each, that computes all it hands on.
+    """
     with collector_paused():
-        return _Builder(module).build()
+        return _Builder(module, _FOLLOWED.difference(CONTROL_FLOW) if is_flat else _FOLLOWED).build()
 
 
 class _Builder:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, followed: frozenset[str]) -> None:
         self._flow = Dataflow(module=module)
+        self._followed = followed
         self._offsets = _Offsets()
         self._rates: dict[Computation, Rate] = {}
         self._entered: dict[Computation, tuple[Leaf, ...]] = {}  # parameter leaves of a planned computation
@@ -152,7 +156,7 @@ class _Builder:
         self._flow.computations.append(computation)
         leaves, rate, name = self._flow.leaves, self._rates[computation], computation.name
         for instruction in computation.instructions:
-            if instruction.opcode in _FOLLOWED:
+            if instruction.opcode in self._followed:
                 leaves[instruction] = self._follow(instruction, computation)
             elif instruction not in leaves:
                 leaves[instruction] = self._compute(instruction, name, rate)

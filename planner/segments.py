@@ -40,13 +40,13 @@ def find_segments(flow: Dataflow, free: Sequence[bool], state: frozenset[int]) -
     free: nodes that are made anew for each reader. state: nodes of arguments that are parameters or
     optimizer state.
     """
-    forward = _forward(flow, free, state)
+    forward = forward_nodes(flow, free, state)
     cuts = _cuts(flow, forward)
     of = _assign(flow, free, forward, cuts)
     return Segments(of=tuple(of), count=len(cuts) + 1, cuts=tuple(cuts))
 
 
-def _forward(flow: Dataflow, free: Sequence[bool], state: frozenset[int]) -> list[int]:
+def forward_nodes(flow: Dataflow, free: Sequence[bool], state: frozenset[int]) -> list[int]:
     """Nodes between batch and loss that depend on state, in order; empty where there is no scalar result."""
     loss = _loss(flow)
     if loss is None:

@@ -1,0 +1,267 @@
+"""Where the backward pass, the variables and their update belong: with the forward that they differentiate.
+
+- What the forward pass reads besides its own values (parameters, masks) lies with its first reader; what is made of
+  parameters alone by moving and converting them is made anew for each.
+- What computes a forward value once more (rematerialisation) lies with that.
+- A backward instruction takes gradients from parts c, c', … and forward values. One that reads forward value x
+  differentiates an instruction that read x, or made it: the last such part that is not behind the gradients.
+- What only sums a gradient that another part takes anyway, for a variable of that part (a bias), lies there.
+- Updates lie with the gradients that they take, not with scalars made of all of them (a global norm).
+- Where gradients would still go to a later part, the parts between are joined into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf
+
+#: What moves or converts a parameter for its readers: cheap, made anew by each of them.
+_CHEAP = frozenset({"convert", "reshape", "transpose", "copy", "bitcast", "broadcast", "slice", "reverse"})
+
+_NOWHERE = -1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Placing:
+    """One step to be placed.
+
+    free: nodes made anew for each reader. state: nodes of kept arguments. of_forward: part of each forward node.
+    settled: parts of nodes that are known (loops that belong together). once: nodes that run once a step, in order.
+    count: of parts.
+    """
+
+    flow: Dataflow
+    free: Sequence[bool]
+    state: frozenset[int]
+    of_forward: Mapping[int, int]
+    settled: Mapping[int, int]
+    once: Sequence[int]
+    count: int
+    _of: list[int] = field(default_factory=list)
+    _remade: set[int] = field(default_factory=set)
+    _ahead: list[set[int]] = field(default_factory=list)
+
+    def run(self) -> tuple[list[int], int]:
+        """The part of every node, -1 for what is made anew for each reader; and how many parts there are."""
+        flow, unknown = self.flow, self.count
+        self._of = [unknown] * len(flow.nodes)
+        for i, part in {**self.settled, **self.of_forward}.items():
+            self._of[i] = part
+        self._remade = self._made_of_parameters()
+        self._ahead = self._readers_ahead()
+        self._feed()
+        self._behind()
+        self._pull()
+        self._updates()
+        self._variables()
+        return self._joined()
+
+    def _is_anywhere(self, i: int) -> bool:
+        return self.free[i] or i in self._remade
+
+    # ---- what the forward pass reads --------------------------------------------
+    def _made_of_parameters(self) -> set[int]:
+        """Nodes that only move or convert parameters, and run in every micro-batch."""
+        found: set[int] = set()
+        once = set(self.once)
+        for node in self.flow.nodes:
+            i = node.index
+            if node.is_value or node.instruction.opcode not in _CHEAP or i in once:
+                continue
+            sources = [use.source[0] for use in node.uses]
+            if sources and all(s in self.state or s in found for s in sources):
+                found.add(i)
+        return found
+
+    def _readers_ahead(self) -> list[set[int]]:
+        """Per node, the parts whose forward instructions read it, through what is made anew for them."""
+        ahead: list[set[int]] = [set() for _ in self.flow.nodes]
+        feeds = {i for i in range(len(self.flow.nodes)) if self._is_anywhere(i)}
+        for node in reversed(self.flow.nodes):
+            i = node.index
+            mine = {self.of_forward[i]} if i in self.of_forward else (ahead[i] if i in feeds else set())
+            for use in node.uses:
+                if use.source[0] < i:
+                    ahead[use.source[0]] |= mine
+        return ahead
+
+    def _feed(self) -> None:
+        """What forward instructions read lies with the first of them, and so does what that is made of."""
+        settled, arguments = {*self.of_forward, *self.settled}, set(self.flow.parameters)
+        for node in reversed(self.flow.nodes):
+            i = node.index
+            if i in settled or i in arguments or self._is_anywhere(i) or not self._ahead[i]:
+                continue
+            self._of[i] = min(self._ahead[i])
+            for use in node.uses:
+                if use.source[0] < i:
+                    self._ahead[use.source[0]] |= {self._of[i]}
+
+    # ---- the backward pass --------------------------------------------------------
+    def _behind(self) -> None:
+        flow, of, unknown = self.flow, self._of, self.count
+        arguments, once = set(flow.parameters), set(self.once)
+        twins = _twins(flow, set(self.of_forward))
+        forward = {i for i in range(len(flow.nodes)) if of[i] != unknown and i not in self.settled} | set(
+            self.of_forward
+        )
+        for node in flow.nodes:
+            i = node.index
+            if of[i] != unknown or i in arguments or i in once or self._is_anywhere(i):
+                continue
+            if i in twins:
+                of[i] = of[twins[i]]
+                continue
+            read = [use.source[0] for use in node.uses]
+            gradients = [of[s] for s in read if s not in forward and s not in arguments and not self._is_anywhere(s)]
+            last = min((part for part in gradients if part != unknown), default=None)
+            saved = [part for s in read if (part := self._differentiated(s, forward, last)) is not None]
+            if last is not None:
+                of[i] = min([last, *saved])
+            else:
+                of[i] = max(saved, default=unknown)
+
+    def _differentiated(self, source: int, forward: set[int], last: int | None) -> int | None:
+        """The part of the instruction that a reader of this forward value or parameter differentiates."""
+        parts = set(self._ahead[source])
+        if source in forward:
+            parts.add(self._of[source])
+            if last is None:
+                return self._of[source]
+        allowed = [part for part in parts if last is None or part <= last]
+        return max(allowed, default=min(parts, default=None))
+
+    def _pull(self) -> None:
+        """Sums of gradients go to the part whose variable they are for, where that takes these gradients anyway."""
+        flow, of, unknown = self.flow, self._of, self.count
+        kept = {*self.of_forward, *self.settled, *flow.parameters, *self.once}
+        leads = self._leads()
+        taken: list[set[int]] = [set() for _ in flow.nodes]
+        for node in flow.nodes:
+            for use in node.uses:
+                taken[use.source[0]].add(of[node.index])
+        for node in flow.nodes:
+            i, target = node.index, leads[node.index]
+            if i in kept or self._is_anywhere(i) or not 0 <= target < of[i]:
+                continue
+            read = [s for use in node.uses if not self._is_anywhere(s := use.source[0])]
+            if all(of[s] <= target or of[s] == unknown or target in taken[s] for s in read):
+                of[i] = target
+
+    def _leads(self) -> list[int]:
+        """Per node the part of the parameter that it updates: -1 if none is known, -2 if there are several."""
+        flow = self.flow
+        arguments = set(flow.parameters)
+        leads = [-1] * len(flow.nodes)
+        for i in flow.parameters:
+            leads[i] = min(self._ahead[i], default=-1)
+        updated = [flow.nodes[i] for i in flow.parameters]
+        for node in (*updated, *reversed(flow.nodes)):
+            mine = leads[node.index]
+            for use in node.uses:
+                source = use.source[0]
+                if source in arguments or mine == -1 or not flow.nodes[source].shapes[use.source[1]].rank:
+                    continue
+                leads[source] = mine if leads[source] in (-1, mine) else -2
+        return leads
+
+    # ---- once a step ---------------------------------------------------------------
+    def _updates(self) -> None:
+        flow, of, unknown = self.flow, self._of, self.count
+        arguments = set(flow.parameters)
+        common: set[int] = set()
+        for i in self.once:
+            node = flow.nodes[i]
+            if self.free[i]:
+                continue
+            sources = [use.source[0] for use in node.uses]
+            read = {of[s] for s in sources if s not in common and s not in arguments and not self._is_anywhere(s)}
+            read |= {min(self._ahead[s]) for s in sources if s in arguments and self._ahead[s]}
+            read.discard(unknown)
+            if all(shape.rank == 0 for shape in node.shapes) and (len(read) > 1 or not common.isdisjoint(sources)):
+                common.add(i)
+            of[i] = min(read, default=unknown)
+        for i in reversed(self.once):
+            for use in flow.nodes[i].uses:
+                if of[use.source[0]] == unknown:
+                    of[use.source[0]] = of[i]
+
+    def _variables(self) -> None:
+        """Arguments lie where they are first read; what nothing tells apart, in the first part."""
+        flow, of, unknown = self.flow, self._of, self.count
+        for i in flow.parameters:
+            if self._ahead[i]:
+                of[i] = min(self._ahead[i])
+        arguments = set(flow.parameters)
+        for node in reversed(flow.nodes):
+            for use in node.uses:
+                source = use.source[0]
+                if (
+                    source in arguments
+                    and node.index not in arguments
+                    and not self._ahead[source]
+                    and source < node.index
+                ):
+                    of[source] = min(of[source], of[node.index]) if not self._is_anywhere(node.index) else of[source]
+        for i, part in enumerate(of):
+            if self._is_anywhere(i):
+                of[i] = _NOWHERE
+            elif part == unknown:
+                of[i] = 0
+
+    # ---- parts that cannot be apart ----------------------------------------------------
+    def _joined(self) -> tuple[list[int], int]:
+        """Parts numbered anew, those joined between which a gradient would go ahead."""
+        flow, of = self.flow, self._of
+        kept = {*flow.parameters, *self.once, *self.of_forward}
+        is_joined = [False] * self.count  # with the part before
+        fed = {i for i in range(len(flow.nodes)) if self._ahead[i]}
+        for node in flow.nodes:
+            if node.index in kept or of[node.index] < 0 or node.index in fed:
+                continue
+            for use in node.uses:
+                source = use.source[0]
+                if (
+                    source not in kept
+                    and source not in fed
+                    and 0 <= of[source] < of[node.index]
+                    and source < node.index
+                ):
+                    is_joined[of[source] + 1 : of[node.index] + 1] = [True] * (of[node.index] - of[source])
+        number, numbers = -1, []
+        for joined in is_joined:
+            number += not joined
+            numbers.append(number)
+        return [numbers[part] if part >= 0 else part for part in of], number + 1
+
+
+def _twins(flow: Dataflow, forward: set[int]) -> dict[int, int]:
+    """Nodes outside the forward pass that compute what one of its nodes does, by that."""
+    meaning: list[tuple[Leaf, ...]] = []
+    known: dict[Hashable, int] = {}
+    twins: dict[int, int] = {}
+    arguments = set(flow.parameters)
+    for node in flow.nodes:
+        i = node.index
+        own = tuple((i, leaf) for leaf in range(len(node.shapes)))
+        if i in arguments:
+            meaning.append(own)
+            continue
+        if node.is_value and node.instruction.opcode in BARRIERS and len(node.uses) == 1:
+            source, leaf = node.uses[0].source
+            meaning.append((meaning[source][leaf],))
+            continue
+        read = tuple(meaning[use.source[0]][use.source[1]] if use.source[0] < i else use.source for use in node.uses)
+        text = tuple((a.name, a.text) for a in node.instruction.attributes.values() if a.name not in _SILENT)
+        key = (node.instruction.opcode, node.shapes, node.instruction.payload, text, read)
+        first = i if node.is_value else known.setdefault(key, i)
+        if first != i and first in forward and i not in forward:
+            twins[i] = first
+        meaning.append(tuple((first, leaf) for leaf in range(len(node.shapes))))
+    return twins
+
+
+#: Attributes that say nothing of what is computed; regions are compared by their opcode's other attributes.
+_SILENT = frozenset({"metadata", "sharding", "frontend_attributes", "to_apply", "body", "condition"})

@@ -1,0 +1,165 @@
+"""The coarse parts of a step: what stays together when it is cut into stages.
+
+The forward pass is divided at its products, convolutions, gathers and loops: each starts a part, and what follows it
+(activations, norms, residual sums) joins the last part that it reads, so that values only go from lower numbers to
+higher ones. A value that the backward pass computes again from (`jax.checkpoint`) ends a part. A loop over stacked
+layers becomes as many parts as it has rows. Where everything else belongs is found by `backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.hlo import Module
+from shardwright.planner.dataflow import BARRIERS, Dataflow, build_dataflow
+from shardwright.planner.graph import free_nodes
+from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
+from shardwright.planner.segments import CHOOSERS, forward_nodes
+from shardwright.planner.stages.backward import Placing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A coarse part: some entry nodes, or row `row` of a loop over `rows` layers with what belongs to it."""
+
+    name: str
+    row: int = 0
+    rows: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coarse:
+    """A step's entry computation in coarse parts.
+
+    flow: the entry, loops being one node each. first: per node the number of its part (of row 0's, in a stack), -1 for
+    what is made anew for each reader. forward: nodes of the forward pass. once: nodes that run once a step.
+    stacks: per node of a loop over layers, how it goes over them. state: nodes of arguments kept between steps.
+    """
+
+    flow: Dataflow
+    parts: tuple[Part, ...]
+    first: tuple[int, ...]
+    forward: frozenset[int]
+    once: frozenset[int]
+    stacks: Mapping[int, StackedLoop]
+    state: frozenset[int]
+
+    def members(self, node: int) -> range:
+        """The parts that a node belongs to: one, or every row of its stack."""
+        first = self.first[node]
+        return range(first, first + self.parts[first].rows) if first >= 0 else range(0)
+
+
+def coarse_parts(module: Module, state: Collection[int], once: Collection[str]) -> Coarse:
+    """The parts of a module, calls written out.
+
+    state: flat numbers of the arguments kept between steps. once: names of entry instructions that run once a step.
+    """
+    flow = build_dataflow(module, is_flat=True)
+    free = free_nodes(flow, ())
+    kept = frozenset(flow.parameters[number] for number in state)
+    forward = forward_nodes(flow, free, kept)
+    stacks = _stacks(flow, frozenset(forward))
+    of_forward, heads = _divided(flow, forward, {i for group in stacks for i in group})
+    with_forward = {i: of_forward[ahead] for group in stacks for i in group for ahead in group if ahead in of_forward}
+    updates = [node.index for node in flow.nodes if not node.is_value and node.instruction.name in once]
+    placing = Placing(
+        flow=flow, free=free, state=kept, of_forward=of_forward, settled=with_forward, once=updates, count=len(heads)
+    )
+    of, count = placing.run()
+    return _expanded(flow, of, count, frozenset(forward), frozenset(updates), stacks, kept)
+
+
+def _expanded(
+    flow: Dataflow,
+    of: Sequence[int],
+    count: int,
+    forward: frozenset[int],
+    once: frozenset[int],
+    stacks: Mapping[tuple[int, ...], Mapping[int, StackedLoop]],
+    state: frozenset[int],
+) -> Coarse:
+    """Parts that hold nothing of the forward pass but a loop over layers become one part a row."""
+    ahead: list[list[int]] = [[] for _ in range(count)]
+    for i in sorted(forward):
+        ahead[of[i]].append(i)
+    loops = {ahead_i: group for group in stacks for ahead_i in group if ahead_i in forward}
+    parts: list[Part] = []
+    starts: list[int] = []
+    kept: dict[int, StackedLoop] = {}
+    for members in ahead:
+        starts.append(len(parts))
+        head = flow.nodes[members[0]].instruction
+        rows = 1
+        if len(members) == 1 and members[0] in loops:
+            group = loops[members[0]]
+            kept.update(stacks[group])
+            rows = stacks[group][members[0]].rows
+        parts += [Part(name=head.op_name or head.name, row=row, rows=rows) for row in range(rows)]
+    return Coarse(
+        flow=flow,
+        parts=tuple(parts),
+        first=tuple(-1 if part < 0 else starts[part] for part in of),
+        forward=forward,
+        once=once,
+        stacks=kept,
+        state=state,
+    )
+
+
+# ---- the forward pass ---------------------------------------------------------
+
+
+def _divided(flow: Dataflow, forward: Sequence[int], stacked: Collection[int]) -> tuple[dict[int, int], list[int]]:
+    """The part of every forward node, and the node that each part starts with."""
+    checkpoints = _checkpoints(flow)
+    of: dict[int, int] = {}
+    heads: list[int] = []
+    for i in forward:
+        node = flow.nodes[i]
+        joined = [of[use.source[0]] for use in node.uses if use.source[0] in of and use.source[0] not in checkpoints]
+        last = max((of[use.source[0]] for use in node.uses if use.source[0] in of), default=-1)
+        if last not in joined or node.instruction.opcode in CHOOSERS or heads[last] in stacked:
+            last = len(heads)
+            heads.append(i)
+        of[i] = last
+    return of, heads
+
+
+def _checkpoints(flow: Dataflow) -> set[int]:
+    """Nodes whose values go through a barrier to be computed from once more."""
+    return {use.source[0] for node in flow.nodes if node.instruction.opcode in BARRIERS for use in node.uses}
+
+
+def _stacks(flow: Dataflow, forward: frozenset[int]) -> dict[tuple[int, ...], dict[int, StackedLoop]]:
+    """Loops over layers that can be cut between rows, in groups that go over the same arrays: one of them in the
+    forward pass, the others behind it."""
+    found = {
+        node.index: loop
+        for node in flow.nodes
+        if node.instruction.opcode == "while" and not node.is_value and (loop := stacked_loop(node.instruction))
+    }
+    groups = {}
+    for group in _sharing(flow, found):
+        ahead = [i for i in group if i in forward]
+        alike = len(ahead) == 1 and len({found[i].rows for i in group}) == 1
+        if alike and all(found[i].is_descending != (i in forward) for i in group):
+            groups[tuple(group)] = {i: found[i] for i in group}
+    return groups
+
+
+def _sharing(flow: Dataflow, stacks: Mapping[int, StackedLoop]) -> list[list[int]]:
+    """Loops in groups that go over the same arrays."""
+    group_of = {i: i for i in stacks}
+    owner: dict[tuple[int, int], int] = {}
+    for i, stack in stacks.items():
+        touched = [use.source for use in flow.nodes[i].uses if use.position in stack.reads]
+        touched += [(i, element) for element in stack.writes]
+        for leaf in touched:
+            other, mine = group_of[owner.setdefault(leaf, i)], group_of[i]
+            group_of = {k: mine if group == other else group for k, group in group_of.items()}
+    groups: dict[int, list[int]] = {}
+    for i, group in group_of.items():
+        groups.setdefault(group, []).append(i)
+    return list(groups.values())
