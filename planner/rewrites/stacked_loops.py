@@ -76,7 +76,10 @@ def stacked_loop(loop: Instruction) -> StackedLoop | None:
     if len([i for i in body.instructions if _is_element(i, body.parameters[0])]) != len(elements):
         return None  # one element read under two names
     indices: dict[int, tuple[Instruction, ...]] = {}
-    reads, writes, fixed, threaded = [], [], [], []
+    reads: list[int] = []
+    writes: list[int] = []
+    fixed: list[int] = []
+    threaded: list[int] = []
     order: tuple[int, ...] | None = None
     for k, made in enumerate(body.root.operands):
         carried = elements.get(k)

@@ -1,0 +1,521 @@
+"""A loop over stacked layers becomes several loops in a row, each over some of the layers.
+
+Rows a … b-1 of the stacks become arrays of their own: what the loops read and write, what is computed of these row by
+row (the optimizer), and so arguments and results of the program. A part of the layers can then lie on other devices
+than the rest. Everything else of the program stays; where it wants a whole stack, the parts are put together.
+
+Each part of a loop keeps counting from the trip that it begins with, so that its body needs no change but for the rows'
+numbers in its own, shorter stacks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from shardwright.errors import PlanError
+from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape
+from shardwright.planner.rewrites import edit
+from shardwright.planner.rewrites.row_wise import RowWise, row_wise
+from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
+
+#: An instruction's result, or one element of a loop's.
+Value = tuple[Instruction, int]
+
+#: Rows at which stacks are cut, the first 0 and the last their number.
+Boundaries = tuple[int, ...]
+
+#: The name in an instruction's metadata, up to its closing quote.
+_OP_NAME = re.compile(r'(op_name="(?:[^"\\]|\\.)*)"')
+
+_REGIONS = frozenset({"condition", "body", "branch_computations", "true_computation", "false_computation"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows start … stop-1 of dimension 0 of the array leaf `number` of the original program; None: all of it."""
+
+    number: int
+    start: int | None = None
+    stop: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLoops:
+    """A program with its loops split. arguments, outputs: what each array leaf of it is of the original program's.
+
+    part_of: part of the layers (from 0) that instructions made for one belong to, by name.
+    """
+
+    module: Module
+    arguments: tuple[Piece, ...]
+    outputs: tuple[Piece, ...]
+    part_of: Mapping[str, int]
+
+
+def split_loops(module: Module, boundaries: Mapping[str, Boundaries]) -> SplitLoops:
+    """Cut loops of the entry computation between trips.
+
+    boundaries: by a loop's name, the rows at which its stacks are cut; loops over the same stacks at the same ones.
+
+    Raises PlanError where a name is no loop over stacks, boundaries are not rising from 0 to the number of its rows,
+    or loops over one stack are cut at different rows.
+    """
+    loops = {}
+    for name, cuts in boundaries.items():
+        found = next((i for i in module.entry if i.name == name and i.opcode == "while"), None)
+        stacked = None if found is None else stacked_loop(found)
+        if found is None or stacked is None:
+            raise PlanError(f"{name} is no loop over stacked arrays", where=name)
+        if cuts[0] != 0 or cuts[-1] != stacked.rows or any(a >= b for a, b in pairwise(cuts)):
+            raise PlanError(f"{name} has {stacked.rows} rows and cannot be cut at {list(cuts)}", where=name)
+        if len(cuts) > 2:
+            loops[found] = stacked
+    if not loops:
+        counts = [sum(len(p.shape.leaves) for p in module.entry.parameters), len(module.entry.root.shape.leaves)]
+        arguments, outputs = (tuple(Piece(number=i) for i in range(count)) for count in counts)
+        return SplitLoops(module=module, arguments=arguments, outputs=outputs, part_of={})
+    with edit.uncollected():
+        return _Splitter(module, loops, {loop: boundaries[loop.name] for loop in loops}).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Splitter:
+    source: Module
+    loops: Mapping[Instruction, StackedLoop]
+    cuts: Mapping[Instruction, Boundaries]
+    names: edit.Names = field(init=False)
+    rows: dict[Value, Boundaries] = field(default_factory=dict)  # values that are made in parts
+    ties: dict[Instruction, RowWise] = field(default_factory=dict)
+    whole: dict[Value, Instruction] = field(default_factory=dict)
+    parts: dict[Value, tuple[Instruction, ...]] = field(default_factory=dict)
+    out: list[Instruction] = field(default_factory=list)
+    callees: list[Computation] = field(default_factory=list)
+    part_of: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = edit.Names(self.source)
+
+    def run(self) -> SplitLoops:
+        entry = self.source.entry
+        self._flood()
+        arguments, numbers = self._parameters()
+        skipped = {loop.operands[0] for loop in self.loops} - {
+            operand for i in entry if i not in self.loops for operand in i.operands
+        }
+        for instruction in entry:
+            if instruction.opcode != "parameter" and instruction not in skipped and instruction is not entry.root:
+                self._instruction(instruction)
+        outputs, root = self._root()
+        computation = edit.computation_of(entry, self.out, root)
+        kept = [c for c in self.source.computations if not c.is_entry]
+        made = edit.module_of(self.source, [*_reached(computation, [*kept, *self.callees]), computation])
+        self._aliases(made, numbers)
+        return SplitLoops(module=made, arguments=arguments, outputs=outputs, part_of=self.part_of)
+
+    # ---- which values are made in parts -------------------------------------------
+    def _flood(self) -> None:
+        """From the loops' stacks through all that works row by row, both ways, arguments and results included."""
+        entry = self.source.entry
+        users: dict[Value, list[Instruction]] = {}
+        for instruction in entry:
+            found = row_wise(instruction)
+            if found is not None:
+                self.ties[instruction] = found
+                for operand in found.operands:
+                    users.setdefault(self._value(instruction.operands[operand]), []).append(instruction)
+        aliased = self._aliased()
+        todo: list[tuple[Value, Boundaries]] = []
+        for loop, stacked in self.loops.items():
+            for element in (*stacked.reads, *stacked.writes):
+                todo.append((self._value(loop.operands[0].operands[element]), self.cuts[loop]))
+                todo.append(((loop, element), self.cuts[loop]))
+        while todo:
+            value, cuts = todo.pop()
+            known = self.rows.setdefault(value, cuts)
+            if known != cuts:
+                raise PlanError(
+                    f"{value[0].name} would be cut at {list(known)} and at {list(cuts)}", where=value[0].name
+                )
+            for instruction in (*users.get(value, ()), value[0]):
+                tie = self.ties.get(instruction)
+                if tie is None or (tie.reduction is not None and instruction is value[0]):
+                    continue
+                tied = [self._value(instruction.operands[operand]) for operand in tie.operands]
+                tied += [(instruction, 0)] if tie.reduction is None else []
+                todo += [(each, cuts) for each in tied if each not in self.rows]
+            todo += [(each, cuts) for each in aliased.get(value, ()) if each not in self.rows]
+
+    def _aliased(self) -> dict[Value, list[Value]]:
+        """Results and the arguments whose buffers they may take, both ways; empty where the entry is not flat."""
+        entry = self.source.entry
+        if entry.root.opcode != "tuple":
+            return {}
+        found: dict[Value, list[Value]] = {}
+        for alias in self.source.aliases:
+            if len(alias.output_index) == 1 and not alias.parameter_index:
+                result = self._value(entry.root.operands[alias.output_index[0]])
+                argument = (entry.parameters[alias.parameter_number], 0)
+                found.setdefault(result, []).append(argument)
+                found.setdefault(argument, []).append(result)
+        return found
+
+    # ---- the boundary of the program ---------------------------------------------------
+    def _parameters(self) -> tuple[tuple[Piece, ...], dict[int, list[int]]]:
+        """New parameters; what each is of, and the new numbers of each old one."""
+        pieces: list[Piece] = []
+        numbers: dict[int, list[int]] = {}
+        flat = count = 0
+        for parameter in sorted(self.source.entry.parameters, key=lambda p: p.index):
+            cuts = self.rows.get((parameter, 0)) if isinstance(parameter.shape, ArrayShape) else None
+            ranges = [None] if cuts is None else list(pairwise(cuts))
+            made = []
+            for part, rows in enumerate(ranges):
+                new = edit.copy_of(parameter, (), index=count)
+                if rows is not None:
+                    self._in_part(new, part, rows)
+                    new.attributes = _named_rows(parameter.attributes, rows)
+                self.out.append(new)
+                made.append(new)
+                numbers.setdefault(parameter.index, []).append(count)
+                for leaf in range(len(parameter.shape.leaves)):
+                    pieces.append(Piece(number=flat + leaf, start=rows and rows[0], stop=rows and rows[1]))
+                count += 1
+            if cuts is None:
+                self.whole[parameter, 0] = made[0]
+            else:
+                self.parts[parameter, 0] = tuple(made)
+            flat += len(parameter.shape.leaves)
+        return tuple(pieces), numbers
+
+    def _root(self) -> tuple[tuple[Piece, ...], Instruction]:
+        root = self.source.entry.root
+        if root.opcode != "tuple":
+            self._instruction(root)
+            return tuple(Piece(number=i) for i in range(len(root.shape.leaves))), self._get((root, 0))
+        pieces, operands, flat = [], [], 0
+        for operand in root.operands:
+            value = self._value(operand)
+            cuts = self.rows.get(value)
+            if cuts is None:
+                operands.append(self._get(value))
+                pieces += [Piece(number=flat + leaf) for leaf in range(len(operand.shape.leaves))]
+            else:
+                operands += [self._part(value, part) for part in range(len(cuts) - 1)]
+                pieces += [Piece(number=flat, start=a, stop=b) for a, b in pairwise(cuts)]
+            flat += len(operand.shape.leaves)
+        made = edit.copy_of(root, operands, shape=TupleShape(tuple(o.shape for o in operands)), is_root=True)
+        self.out.append(made)
+        return tuple(pieces), made
+
+    def _aliases(self, made: Module, numbers: Mapping[int, Sequence[int]]) -> None:
+        """The header's aliases, part by part (in place)."""
+        if "input_output_alias" not in made.header:
+            return
+        lines = []
+        for alias in self.source.aliases:
+            index = ", ".join(map(str, alias.parameter_index))
+            results = self._positions(alias.output_index[0])
+            for result, parameter in zip(results, numbers[alias.parameter_number], strict=True):
+                output = ", ".join(map(str, [result, *alias.output_index[1:]]))
+                lines.append(f"{{{output}}}: ({parameter}, {{{index}}}, {alias.kind})")
+        made.header["input_output_alias"] = edit.attribute("input_output_alias", f"{{ {', '.join(lines)} }}")
+
+    def _positions(self, position: int) -> list[int]:
+        """Elements of the new root that stand for one of the old root's."""
+        start, found = 0, []
+        for i, operand in enumerate(self.source.entry.root.operands):
+            count = len(self.rows.get(self._value(operand), (0, 0))) - 1
+            found = list(range(start, start + count))
+            if i == position:
+                break
+            start += count
+        return found
+
+    # ---- instructions -------------------------------------------------------------------
+    def _instruction(self, source: Instruction) -> None:
+        if source in self.loops:
+            self._loop(source)
+        elif source.opcode == "get-tuple-element" and source.operands[0] in self.loops:
+            return  # found where it is read
+        elif (tie := self.ties.get(source)) is not None and any(
+            self._value(source.operands[k]) in self.rows for k in tie.operands
+        ):
+            self._by_rows(source, tie)
+        elif (source, 0) in self.rows and source in self.ties:
+            self._by_rows(source, self.ties[source])
+        else:
+            made = edit.copy_of(source, [self._get(self._value(operand)) for operand in source.operands])
+            self._add(made, (source, 0))
+
+    def _by_rows(self, source: Instruction, tie: RowWise) -> None:
+        """One instruction a part; partial reductions over the rows are joined."""
+        cuts = self.rows[self._value(source.operands[tie.operands[0]]) if tie.operands else (source, 0)]
+        made = []
+        for part, rows in enumerate(pairwise(cuts)):
+            operands = [
+                self._part(self._value(operand), part) if k in tie.operands else self._get(self._value(operand))
+                for k, operand in enumerate(source.operands)
+            ]
+            new = edit.copy_of(source, operands)
+            if tie.reduction is None:
+                self._in_part(new, part, rows)
+            else:
+                new.name = self.names.like(source.name, f"rows{rows[0]}_{rows[1]}")
+                self.part_of[new.name] = part
+            self.out.append(new)
+            made.append(new)
+        if tie.reduction is None:
+            self.parts[source, 0] = tuple(made)
+            return
+        total = made[0]
+        for part, other in enumerate(made[1:], start=1):
+            name = source.name if part == len(made) - 1 else self.names.like(source.name, f"sum{part}")
+            total = Instruction(name, tie.reduction, source.shape, (total, other), line=source.line)
+            if "metadata" in source.attributes:
+                total.attributes["metadata"] = source.attributes["metadata"]
+            self.out.append(total)
+        self.whole[source, 0] = total
+
+    def _loop(self, source: Instruction) -> None:
+        stacked, cuts = self.loops[source], self.cuts[source]
+        operands = [self._value(operand) for operand in source.operands[0].operands]
+        carried = {k: self._get(operands[k]) for k in (*stacked.threaded, *stacked.fixed)}
+        written: dict[int, dict[int, Instruction]] = {k: {} for k in stacked.writes}
+        parts = list(enumerate(pairwise(cuts)))
+        made = source
+        for part, rows in reversed(parts) if stacked.is_descending else parts:
+            begin, end = stacked.trips(*rows)
+            values = dict(carried)
+            values[stacked.counter] = self._constant(source, stacked.counter, begin, part, rows)
+            values |= {k: self._part(operands[k], part) for k in (*stacked.reads, *stacked.writes)}
+            made = self._part_of_loop(source, stacked, [values[k] for k in range(len(operands))], part, rows, end)
+            for k in (*stacked.threaded, *stacked.writes):
+                element = self._element(made, k, part)
+                if k in written:
+                    written[k][part] = element
+                else:
+                    carried[k] = element
+        for k in stacked.writes:
+            self.parts[source, k] = tuple(written[k][part] for part, _ in parts)
+        for k in stacked.reads:
+            self.parts[source, k] = tuple(self._part(operands[k], part) for part, _ in parts)
+        for k, value in carried.items():
+            self.whole[source, k] = value
+        last = 0 if stacked.is_descending else len(parts) - 1
+        self.whole[source, stacked.counter] = self._element(made, stacked.counter, last)
+
+    def _constant(self, loop: Instruction, element: int, value: int, part: int, rows: tuple[int, int]) -> Instruction:
+        shape = loop.shape.leaves[element]
+        name = self.names.like(loop.name, f"first{rows[0]}_{rows[1]}")
+        made = Instruction(name, "constant", shape, payload=str(value), line=loop.line)
+        self.part_of[name] = part
+        self.out.append(made)
+        return made
+
+    def _element(self, loop: Instruction, element: int, part: int) -> Instruction:
+        made = _taken(self.names.like(loop.name, f"element{element}"), loop, element)
+        self.part_of[made.name] = part
+        self.out.append(made)
+        return made
+
+    def _part_of_loop(
+        self,
+        source: Instruction,
+        stacked: StackedLoop,
+        values: Sequence[Instruction],
+        part: int,
+        rows: tuple[int, int],
+        end: int,
+    ) -> Instruction:
+        suffix = f"rows{rows[0]}_{rows[1]}"
+        shape = TupleShape(tuple(value.shape for value in values))
+        operand = Instruction(self.names.like(source.name, "operands"), "tuple", shape, tuple(values), line=source.line)
+        body = _Body(self.names, stacked, shape, rows, suffix)
+        (old_body,), (old_condition,) = source.called["body"], source.called["condition"]
+        made_body = body.copy(old_body)
+        condition = _until(self.names, old_condition, shape, stacked, end, suffix)
+        made = edit.copy_of(source, (operand,), name=self.names.like(source.name, suffix), shape=shape)
+        made.called = {"condition": (condition,), "body": (made_body,)}
+        for which, computation in (("condition", condition), ("body", made_body)):
+            made.attributes[which] = edit.attribute(which, f"%{computation.name}")
+        made.attributes.pop("backend_config", None)
+        self.callees += [condition, *body.made]
+        self.part_of.update({operand.name: part, made.name: part})
+        self.out += [operand, made]
+        return made
+
+    # ---- values ---------------------------------------------------------------------
+    def _value(self, instruction: Instruction) -> Value:
+        """What an instruction hands on: an element of a loop that is split, where it only takes that out of it."""
+        if instruction.opcode == "get-tuple-element" and instruction.operands[0] in self.loops:
+            return instruction.operands[0], instruction.index
+        return instruction, 0
+
+    def _add(self, made: Instruction, value: Value) -> None:
+        self.out.append(made)
+        self.whole[value] = made
+
+    def _in_part(self, made: Instruction, part: int, rows: tuple[int, int]) -> None:
+        """An instruction for some rows: its name and its shape (in place)."""
+        assert isinstance(made.shape, ArrayShape)
+        made.name = self.names.like(made.name, f"rows{rows[0]}_{rows[1]}")
+        made.shape = _with_rows(made.shape, rows[1] - rows[0])
+        self.part_of[made.name] = part
+
+    def _get(self, value: Value) -> Instruction:
+        """A value as a whole."""
+        found = self.whole.get(value)
+        if found is None:
+            made = self.parts[value]
+            shape = _with_rows(made[0].shape.leaves[0], sum(part.shape.leaves[0].dimensions[0] for part in made))
+            name = self.names.like(value[0].name, f"whole{value[1]}" if value[1] else "whole")
+            found = Instruction(name, "concatenate", shape, made, line=value[0].line)
+            found.attributes["dimensions"] = edit.int_list("dimensions", (0,))
+            self._add(found, value)
+        return found
+
+    def _part(self, value: Value, part: int) -> Instruction:
+        """Some rows of a value."""
+        if value not in self.parts:
+            whole = self.whole[value]
+            shape = whole.shape.leaves[0]
+            made = []
+            for number, (start, stop) in enumerate(pairwise(self.rows[value])):
+                new = Instruction(whole.name, "slice", shape, (whole,), line=whole.line)
+                self._in_part(new, number, (start, stop))
+                rest = [(0, size, 1) for size in shape.dimensions[1:]]
+                new.attributes["slice"] = edit.slice_ranges([(start, stop, 1), *rest])
+                self.out.append(new)
+                made.append(new)
+            self.parts[value] = tuple(made)
+        return self.parts[value][part]
+
+
+@dataclass(slots=True, eq=False)
+class _Body:
+    """A loop's body written for some of its rows, with copies of the loops and branches in it."""
+
+    names: edit.Names
+    stacked: StackedLoop
+    shape: TupleShape
+    rows: tuple[int, int]
+    suffix: str
+    made: list[Computation] = field(default_factory=list)
+
+    def copy(self, source: Computation, *, is_body: bool = True) -> Computation:
+        new: dict[Instruction, Instruction] = {}
+        out: list[Instruction] = []
+        shifted: dict[Instruction, Instruction] = {}
+        takers = {t: k for k, found in self.stacked.indices.items() for t in found} if is_body else {}
+        for instruction in source:
+            operands = [new[operand] for operand in instruction.operands]
+            name = self.names.like(instruction.name, self.suffix)
+            made = new[instruction] = edit.copy_of(instruction, operands, name=name)
+            if not _REGIONS.isdisjoint(instruction.called):
+                self._regions(made)
+            if is_body:
+                self._fit(instruction, made, takers, shifted, out)
+            out.append(made)
+        root = new[source.root]
+        for instruction in out:
+            instruction.is_root = instruction is root
+        parameters = tuple(sorted((i for i in out if i.opcode == "parameter"), key=lambda i: i.index))
+        name = f"{source.name}.{self.suffix}"
+        found = Computation(self.names.like(name, "part"), out, root, parameters, attributes=source.attributes)
+        self.made.append(found)
+        return found
+
+    def _regions(self, made: Instruction) -> None:
+        made.called = {
+            which: tuple(self.copy(callee, is_body=False) for callee in callees) if which in _REGIONS else callees
+            for which, callees in made.called.items()
+        }
+        for which, callees in made.called.items():
+            if which in _REGIONS:
+                text = ", ".join(f"%{callee.name}" for callee in callees)
+                is_list = made.attributes[which].text.startswith("{")
+                made.attributes[which] = edit.attribute(which, f"{{{text}}}" if is_list else text)
+
+    def _fit(
+        self,
+        source: Instruction,
+        made: Instruction,
+        takers: Mapping[Instruction, int],
+        shifted: dict[Instruction, Instruction],
+        out: list[Instruction],
+    ) -> None:
+        """The shapes of the shorter stacks, and rows counted from the first one (in place)."""
+        if source.opcode == "parameter" or source is self._root_of(source):
+            made.shape = self.shape
+        elif source.opcode == "get-tuple-element" and source.operands[0].opcode == "parameter":
+            made.shape = self.shape.elements[source.index]
+        if source not in takers:
+            return
+        if source.opcode == "dynamic-update-slice":
+            made.shape = self.shape.elements[takers[source]]
+        at = 1 if source.opcode == "dynamic-slice" else 2
+        row = made.operands[at]
+        if row not in shifted:
+            first = Instruction(self.names.like(row.name, "first"), "constant", row.shape, payload=str(self.rows[0]))
+            shifted[row] = Instruction(self.names.like(row.name, "row"), "subtract", row.shape, (row, first))
+            out += [first, shifted[row]]
+        made.operands = (*made.operands[:at], shifted[row], *made.operands[at + 1 :])
+
+    def _root_of(self, source: Instruction) -> Instruction:
+        (body,) = self.stacked.loop.called["body"]
+        return body.root
+
+
+def _until(
+    names: edit.Names, source: Computation, shape: TupleShape, stacked: StackedLoop, end: int, suffix: str
+) -> Computation:
+    """The condition of a part: its counter is below the trip that it ends before."""
+    (old,) = source.parameters
+    parameter = edit.copy_of(old, (), name=names.like(old.name, suffix), shape=shape)
+    counter = _taken(names.like(old.name, "trip"), parameter, stacked.counter)
+    limit = Instruction(names.like(old.name, "end"), "constant", counter.shape, payload=str(end))
+    test = edit.copy_of(source.root, (counter, limit), name=names.like(source.root.name, suffix), is_root=True)
+    name = names.like(f"{source.name}.{suffix}", "part")
+    return Computation(name, [parameter, counter, limit, test], test, (parameter,), attributes=source.attributes)
+
+
+def _taken(name: str, value: Instruction, element: int) -> Instruction:
+    """An element of a tuple."""
+    assert isinstance(value.shape, TupleShape)
+    attributes = {"index": edit.attribute("index", str(element))}
+    return Instruction(
+        name, "get-tuple-element", value.shape.elements[element], (value,), attributes, index=element, line=value.line
+    )
+
+
+def _with_rows(shape: ArrayShape, rows: int) -> ArrayShape:
+    return ArrayShape(shape.element_type, (rows, *shape.dimensions[1:]), layout=shape.layout)
+
+
+def _named_rows(attributes: Mapping[str, Attribute], rows: tuple[int, int]) -> dict[str, Attribute]:
+    """An argument's attributes, its name saying which rows it holds."""
+    made = dict(attributes)
+    metadata = made.get("metadata")
+    if metadata is not None:
+        text = _OP_NAME.sub(rf'\1[{rows[0]}:{rows[1]}]"', metadata.text, count=1)
+        made["metadata"] = edit.attribute("metadata", text)
+    return made
+
+
+def _reached(entry: Computation, candidates: Iterable[Computation]) -> list[Computation]:
+    """The computations that the entry still reaches, callees before callers."""
+    found: dict[Computation, None] = {}
+    stack = [(entry, False)]
+    while stack:
+        computation, is_finished = stack.pop()
+        if is_finished:
+            found.setdefault(computation)
+        elif computation not in found:
+            stack.append((computation, True))
+            callees = [each for i in computation.instructions for called in i.called.values() for each in called]
+            stack += [(callee, False) for callee in reversed(callees) if callee not in found]
+    del found[entry]
+    return list(found)
