@@ -17,6 +17,7 @@ class Limits:
     argument_wait_s: how long a step waits for arguments that are still on their way.
     divergence_s: how long the other executors may go on with a step that failed on one of
         them before all are started anew (they may wait for it in a collective for ever).
+    transfer_wait_s: how long a stage of a pipeline waits for what another one sends, its computing included.
     start_attempts: generations in a row that may fail to start before the server gives up.
     """
 
@@ -30,6 +31,7 @@ class Limits:
     grace_s: float = 60.0
     argument_wait_s: float = 60.0
     divergence_s: float = 15.0
+    transfer_wait_s: float = 300.0
     start_timeout_s: float = 300.0
     start_attempts: int = 3
     max_streams: int = 256

@@ -14,23 +14,12 @@ from shardwright.errors import PlanError
 from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.xla.layouts import jax_mesh, named_sharding
-
-MESHES = [Mesh.of({"x": 8}), Mesh.of({"x": 2, "y": 4}), Mesh.of({"x": 4, "y": 2}), Mesh.of({"x": 2, "y": 2, "z": 2})]
+from tests.layout_strategies import MESHES, layouts_of, shapes
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    mesh = draw(st.sampled_from(MESHES))
-    rank = draw(st.integers(0, 3))
-    axes = draw(st.permutations([axis.name for axis in mesh.axes]))
-    dims: list[tuple[str, ...]] = [() for _ in range(rank)]
-    for axis in axes:
-        at = draw(st.integers(-1, rank - 1)) if rank else -1
-        if at >= 0:
-            dims[at] = (*dims[at], axis)
-    shape = tuple(draw(st.integers(1, 9)) for _ in range(rank))
-    stored = tuple(-(-size // mesh.size(dim)) * mesh.size(dim) for size, dim in zip(shape, dims, strict=True))
-    return Layout(element_type="s32", shape=shape, mesh=mesh, sharding=TensorSharding(tuple(dims)), stored_shape=stored)
+    return draw(layouts_of(draw(shapes()), MESHES))
 
 
 @settings(max_examples=150, deadline=None)

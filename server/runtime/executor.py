@@ -7,11 +7,13 @@ second thread waits for results, in the order of dispatch, and reports them.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 
@@ -27,8 +29,11 @@ from shardwright.server.runtime.arrays import (
     local_positions,
     whole_to_host,
 )
+from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline
+from shardwright.server.runtime.tasks import StageRecord
+from shardwright.server.runtime.transport import Stop
 from shardwright.xla.layouts import mesh_devices
-from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
+from shardwright.xla.runtime import LoadedProgram, load_program
 
 EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 
@@ -37,34 +42,93 @@ EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 _DONATED_PHRASES = ("Array has been deleted", "deleted or donated buffer")
 
 
+class _Executable(Protocol):
+    """What a step runs: one program, or the stages of a pipeline."""
+
+    @property
+    def donated(self) -> frozenset[int]:
+        """Numbers of the arguments whose buffers it reuses."""
+        ...
+
+    @property
+    def arguments_here(self) -> tuple[bool, ...]:
+        """Per argument, whether a part of it is on this node."""
+        ...
+
+    def run(
+        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
+    ) -> list[StoredArray | None]:
+        """Dispatch a step on the arguments that are here; per output its array, or None where it is elsewhere."""
+        ...
+
+    def new_records(self) -> list[StageRecord]:
+        """For what a traced step did, per stage of this node."""
+        ...
+
+    def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The results to wait for: once they are ready, the step has run on this node."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
+class _SpmdExecutable:
+    """One program on a mesh that has devices of this node."""
+
     loaded: LoadedProgram
     outputs: tuple[Layout, ...]
     donated: frozenset[int]
+    arguments_here: tuple[bool, ...]
+
+    def run(
+        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
+    ) -> list[StoredArray | None]:
+        del sequence, stop, records
+        results = self.loaded.run([stored.value for stored in arrays if stored is not None])
+        return [StoredArray(value=value, layout=layout) for value, layout in zip(results, self.outputs, strict=True)]
+
+    def new_records(self) -> list[StageRecord]:
+        return []
+
+    def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """One: results of one program are ready together."""
+        return tuple(sorted(results, key=lambda value: value.size)[:1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dispatched:
-    """A step on its way: `marker` is the result to wait for, `read_back` what the reply carries."""
+    """A step on its way: `markers` are results to wait for, `read_back` what the reply carries."""
 
     sequence: int
     number: int
     session_id: str
     started_s: float
     outputs: tuple[int, ...] = ()
-    marker: jax.Array | None = None
+    markers: tuple[jax.Array, ...] = ()
     read_back: tuple[tuple[int, StoredArray], ...] = ()
+    records: tuple[StageRecord, ...] = ()
 
 
 class Executor:
-    """One per executor process. `handle` is called by one thread; `report` may be called by any."""
+    """One per executor process. `handle` is called by one thread; `abort` and `report` may be called by any.
 
-    def __init__(self, store: ArrayStore, report: EventSink, *, read_back_bytes: int) -> None:
+    transport_to: see `load_pipeline`. transfer_wait_s: the longest wait for what another stage sends.
+    """
+
+    def __init__(
+        self,
+        store: ArrayStore,
+        report: EventSink,
+        *,
+        read_back_bytes: int,
+        transport_to: TransportTo,
+        transfer_wait_s: float,
+    ) -> None:
         self._store = store
         self._report = report
         self._read_back_bytes = read_back_bytes
-        self._programs: dict[tuple[str, str], _Program | None] = {}  # None: other nodes run it
+        self._transport_to = transport_to
+        self._stops = _Stops(transfer_wait_s)
+        self._executables: dict[tuple[str, str], _Executable | None] = {}  # None: other nodes run it
         self._chunks: dict[str, list[bytes]] = {}
         self._dispatched: queue.SimpleQueue[_Dispatched] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
@@ -91,16 +155,18 @@ class Executor:
             self._close(command.close.session_id)
         elif kind == "load":
             self._load(command.load)
+        elif kind == "load_pipeline":
+            self._load_pipeline(command.load_pipeline)
         elif kind == "unload":
-            self._programs.pop((command.unload.session_id, command.unload.executable_id), None)
+            self._executables.pop((command.unload.session_id, command.unload.executable_id), None)
         elif kind == "release":
             release = command.release
             why = wire.error_from_proto(release.error) if release.HasField("error") else None
             self._store.drop(release.session_id, release.array_ids, why)
 
     def _close(self, session_id: str) -> None:
-        for key in [key for key in self._programs if key[0] == session_id]:
-            del self._programs[key]
+        for key in [key for key in self._executables if key[0] == session_id]:
+            del self._executables[key]
         self._store.close(session_id)
 
     def _load(self, load: worker_pb2.LoadProgram) -> None:
@@ -108,9 +174,9 @@ class Executor:
         mesh = wire.mesh_from_proto(load.mesh)
         devices = range(load.first_device, load.first_device + mesh.device_count)
         if not any(position in devices for position in local_positions()):
-            self._programs[load.session_id, load.executable_id] = None
+            self._executables[load.session_id, load.executable_id] = None
             return
-        arguments = [_boundary(wire.layout_from_proto(layout)) for layout in load.arguments]
+        arguments = [boundary_of(wire.layout_from_proto(layout)) for layout in load.arguments]
         outputs = tuple(wire.layout_from_proto(layout) for layout in load.outputs)
         loaded = load_program(
             payload,
@@ -118,12 +184,26 @@ class Executor:
             mesh=mesh,
             devices=mesh_devices()[load.first_device :],
             arguments=arguments,
-            outputs=[_boundary(layout) for layout in outputs],
+            outputs=[boundary_of(layout) for layout in outputs],
             donated=tuple(load.donated),
         )
-        self._programs[load.session_id, load.executable_id] = _Program(
-            loaded=loaded, outputs=outputs, donated=frozenset(load.donated)
+        self._executables[load.session_id, load.executable_id] = _SpmdExecutable(
+            loaded=loaded,
+            outputs=outputs,
+            donated=frozenset(load.donated),
+            arguments_here=(True,) * len(arguments),
         )
+
+    def _load_pipeline(self, load: worker_pb2.LoadPipeline) -> None:
+        def payload_of(program: str) -> bytes:
+            return b"".join(self._chunks.pop(f"{load.executable_id}/{program}", []))
+
+        executable = load_pipeline(load, payload_of, self._transport_to)
+        self._executables[load.session_id, load.executable_id] = executable if executable.runner.stages else None
+
+    def abort(self, sequence: int, error: ShardwrightError) -> None:
+        """A step failed elsewhere: stop waiting for what will not come. Unlike a command, this takes no turn."""
+        self._stops.abort(sequence, error)
 
     # ---- steps -------------------------------------------------------------
     def _run(self, sequence: int, step: master_pb2.RunStepsRequest) -> None:
@@ -133,31 +213,25 @@ class Executor:
             error = _execution_error(caught, step.number)
             self._store.drop(step.session_id, [array_id for array_id in step.outputs if array_id], error)
             self._done(sequence, error)
+        finally:
+            self._stops.ended(sequence)
 
     def _dispatch(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
         started_s = time.perf_counter()
         session_id, store = step.session_id, self._store
-        if (session_id, step.executable_id) not in self._programs:
+        if (session_id, step.executable_id) not in self._executables:
             raise SessionError(f"no executable {step.executable_id[:12]} on this worker", remedy="load the plan again")
-        program = self._programs[session_id, step.executable_id]
+        executable = self._executables[session_id, step.executable_id]
         if step.released:
             store.drop(session_id, step.released)
-        if program is None:
+        if executable is None:
             return _Dispatched(sequence=sequence, number=step.number, session_id=session_id, started_s=started_s)
         inline = _inline_arrays(step)
         if inline:
             store.add(session_id, inline)
-        arguments = tuple(step.arguments)
-        results = program.loaded.run([stored.value for stored in store.get_all(session_id, arguments)])
-        if program.donated:
-            taken = [arguments[number] for number in program.donated]
-            why = ArrayError(f"an array was donated to step {step.number}", remedy="use the step's results instead")
-            store.drop(session_id, taken, why)
-        made = [
-            (array_id, StoredArray(value=value, layout=layout))
-            for array_id, value, layout in zip(step.outputs, results, program.outputs, strict=True)
-            if array_id
-        ]
+        results, records = self._run_executable(sequence, step, executable)
+        outputs = zip(step.outputs, results, strict=True)
+        made = [(array_id, stored) for array_id, stored in outputs if stored and array_id]
         store.add(session_id, made)
         wanted = set(step.read_back)
         return _Dispatched(
@@ -165,21 +239,39 @@ class Executor:
             number=step.number,
             session_id=session_id,
             outputs=tuple(array_id for array_id, _ in made),
-            marker=min(results, key=lambda value: value.size, default=None),
+            markers=executable.markers([stored.value for stored in results if stored]),
             read_back=tuple(item for item in made if item[0] in wanted),
+            records=tuple(records),
             started_s=started_s,
         )
+
+    def _run_executable(
+        self, sequence: int, step: master_pb2.RunStepsRequest, executable: _Executable
+    ) -> tuple[list[StoredArray | None], list[StageRecord]]:
+        """Dispatch it on the step's arguments; afterwards those that it donates are gone, whether it ran or not."""
+        session_id, ids = step.session_id, tuple(step.arguments)
+        here = executable.arguments_here
+        found = iter(self._store.get_all(session_id, itertools.compress(ids, here)))
+        arrays = [next(found) if is_here else None for is_here in here]
+        records = executable.new_records() if step.trace else []
+        try:
+            return executable.run(sequence, self._stops.of(sequence), arrays, records), records
+        finally:
+            if executable.donated:
+                why = ArrayError(f"an array was donated to step {step.number}", remedy="use the step's results instead")
+                self._store.drop(session_id, [ids[number] for number in executable.donated], why)
 
     def _report_results(self) -> None:
         while True:
             self._finish(self._dispatched.get())
 
     def _finish(self, step: _Dispatched) -> None:
-        """Wait until a step has run and report it; all results of one execution are ready together."""
+        """Wait until a step has run and report it."""
         try:
             read = [self._read(array_id, stored) for array_id, stored in step.read_back]
-            if step.marker is not None and not step.marker.is_deleted():
-                step.marker.block_until_ready()
+            for marker in step.markers:
+                if not marker.is_deleted():
+                    marker.block_until_ready()
         except Exception as caught:
             if any(phrase in str(caught) for phrase in _DONATED_PHRASES):
                 self._done(step.sequence, None)  # a later step took it over: then it has run
@@ -189,7 +281,7 @@ class Executor:
             self._done(step.sequence, error)
             return
         values = [value for value in read if value is not None]
-        self._done(step.sequence, None, values, time.perf_counter() - step.started_s)
+        self._done(step.sequence, None, values, time.perf_counter() - step.started_s, step.records)
 
     def _read(self, array_id: int, stored: StoredArray) -> master_pb2.ReadBack | None:
         """A small output for the reply, or None where it is large, elsewhere, or donated meanwhile."""
@@ -208,11 +300,23 @@ class Executor:
         error: ShardwrightError | None,
         values: Iterable[master_pb2.ReadBack] = (),
         run_s: float = 0.0,
+        records: Iterable[StageRecord] = (),
     ) -> None:
-        done = worker_pb2.CommandDone(sequence=sequence, values=values, run_s=run_s)
+        traces = [_trace(record) for record in records]
+        done = worker_pb2.CommandDone(sequence=sequence, values=values, run_s=run_s, traces=traces)
         if error is not None:
             done.error.CopyFrom(wire.error_to_proto(error))
         self._report(worker_pb2.ExecutorEvent(done=done))
+
+
+def _trace(record: StageRecord) -> master_pb2.StageTrace:
+    return master_pb2.StageTrace(
+        stage=record.stage,
+        spans=[master_pb2.TaskSpan(task=span.task, start_s=span.start_s, end_s=span.end_s) for span in record.spans],
+        peak_buffers=record.peak_buffers,
+        peak_micro_batches=record.peak_micro_batches,
+        peak_bytes=record.peak_bytes,
+    )
 
 
 def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredArray]]:
@@ -221,13 +325,28 @@ def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredAr
     return [(array.array_id, from_host(array.data, layout)) for array, layout in layouts if is_here(layout)]
 
 
-def _boundary(layout: Layout) -> BoundaryArray:
-    return BoundaryArray(
-        element_type=layout.element_type,
-        shape=layout.shape,
-        stored_shape=layout.stored_shape,
-        sharding=layout.sharding,
-    )
+class _Stops:
+    """What ends the waits of each step; an order to stop may come before the step, and after it."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._stops: dict[int, Stop] = {}
+        self._ended = 0  # sequence number of the last step that ended
+
+    def of(self, sequence: int) -> Stop:
+        with self._lock:
+            return self._stops.setdefault(sequence, Stop(self._wait_s))
+
+    def abort(self, sequence: int, error: ShardwrightError) -> None:
+        if sequence > self._ended:
+            self.of(sequence).set(error)
+
+    def ended(self, sequence: int) -> None:
+        with self._lock:
+            self._ended = sequence
+            for old in [number for number in self._stops if number <= sequence]:
+                del self._stops[old]
 
 
 def _execution_error(caught: Exception, number: int) -> ShardwrightError:

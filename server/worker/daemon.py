@@ -111,6 +111,7 @@ class Daemon:
             "master_address": self._state.master_address,
             "read_back_bytes": self._limits.read_back_bytes,
             "put_limit_bytes": self._limits.session_array_bytes,
+            "transfer_wait_s": self._limits.transfer_wait_s,
             "protection": {
                 key: value.decode() if isinstance(value, bytes) else value
                 for key, value in asdict(self._protection).items()

@@ -10,10 +10,11 @@ import json
 import os
 import queue
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -25,6 +26,9 @@ from shardwright.proto.v1 import master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.master.formation import CANNOT_START
 from shardwright.server.processes import die_with_parent, exit_at_end_of
 from shardwright.server.security import Protection, TokenInterceptor
+
+if TYPE_CHECKING:
+    from shardwright.server.runtime.executor import Executor
 
 #: Calls that may block on devices or on arrays that are still being computed.
 _TRANSFER_THREADS = 32
@@ -53,9 +57,10 @@ def main() -> None:
 
 def _serve(config: dict[str, Any]) -> None:
     _join_job(config)
-    from shardwright.server.runtime.arrays import ArrayStore
+    from shardwright.server.runtime.arrays import ArrayStore, local_positions
     from shardwright.server.runtime.executor import Executor
     from shardwright.server.runtime.transfer import ArrayTransfer
+    from shardwright.server.runtime.transport import Endpoint
 
     protection = Protection(
         **{
@@ -85,15 +90,33 @@ def _serve(config: dict[str, Any]) -> None:
     master_pb2_grpc.add_ArrayTransferServicer_to_server(transfer, server)  # type: ignore[no-untyped-call]
     port = protection.bind(server, config["host"], config["data_port"])
     server.start()
-    events.put(worker_pb2.ExecutorEvent(hello=_hello(config, port)))
+    endpoint = Endpoint(local_positions(), config["host"] if config["process_count"] > 1 else None)
+    events.put(worker_pb2.ExecutorEvent(hello=_hello(config, port, endpoint.address)))
 
-    executor = Executor(store, events.put, read_back_bytes=config["read_back_bytes"])
+    executor = Executor(
+        store,
+        events.put,
+        read_back_bytes=config["read_back_bytes"],
+        transport_to=endpoint.transport_to,
+        transfer_wait_s=config["transfer_wait_s"],
+    )
+    commands: queue.SimpleQueue[worker_pb2.ExecutorCommand] = queue.SimpleQueue()
+    threading.Thread(target=_carry_out, args=(executor, commands), name="commands", daemon=True).start()
     with protection.channel(config["master_address"]) as channel:
         stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
         for command in stub.Execute(_drain(events), metadata=protection.metadata):
-            if command.WhichOneof("kind") == "shutdown":
+            kind = command.WhichOneof("kind")
+            if kind == "shutdown":
                 raise WorkerLostError(command.shutdown.reason)
-            executor.handle(command)
+            if kind == "abort":  # of a step that the other thread may be in
+                executor.abort(command.abort.sequence, wire.error_from_proto(command.abort.error))
+            else:
+                commands.put(command)
+
+
+def _carry_out(executor: Executor, commands: queue.SimpleQueue[worker_pb2.ExecutorCommand]) -> None:
+    while True:
+        executor.handle(commands.get())
 
 
 def _drain(events: queue.SimpleQueue[worker_pb2.ExecutorEvent]) -> Iterator[worker_pb2.ExecutorEvent]:
@@ -136,7 +159,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _hello(config: dict[str, Any], port: int) -> worker_pb2.ExecutorHello:
+def _hello(config: dict[str, Any], port: int, transfer_address: str) -> worker_pb2.ExecutorHello:
     import jax
 
     return worker_pb2.ExecutorHello(
@@ -144,6 +167,7 @@ def _hello(config: dict[str, Any], port: int) -> worker_pb2.ExecutorHello:
         generation=config["generation"],
         data_address=join_address(config["host"], port),
         device_count=jax.local_device_count(),
+        transfer_address=transfer_address,
     )
 
 

@@ -202,7 +202,7 @@ class ObservedCollective(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., group_size: _Optional[int] = ..., group_count: _Optional[int] = ..., executions: _Optional[int] = ..., instruction: _Optional[str] = ..., op_name: _Optional[str] = ..., groups: _Optional[str] = ..., trip_counts_known: _Optional[bool] = ...) -> None: ...
 
 class LoadResult(_message.Message):
-    __slots__ = ("executable_id", "collectives", "arguments_bytes", "outputs_bytes", "temporaries_bytes", "aliased_bytes", "compile_s")
+    __slots__ = ("executable_id", "collectives", "arguments_bytes", "outputs_bytes", "temporaries_bytes", "aliased_bytes", "compile_s", "parts")
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class LoadResult(_message.Message):
     TEMPORARIES_BYTES_FIELD_NUMBER: _ClassVar[int]
     ALIASED_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPILE_S_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     executable_id: str
     collectives: _containers.RepeatedCompositeFieldContainer[ObservedCollective]
     arguments_bytes: int
@@ -217,7 +218,18 @@ class LoadResult(_message.Message):
     temporaries_bytes: int
     aliased_bytes: int
     compile_s: float
-    def __init__(self, executable_id: _Optional[str] = ..., collectives: _Optional[_Iterable[_Union[ObservedCollective, _Mapping]]] = ..., arguments_bytes: _Optional[int] = ..., outputs_bytes: _Optional[int] = ..., temporaries_bytes: _Optional[int] = ..., aliased_bytes: _Optional[int] = ..., compile_s: _Optional[float] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[LoadedPart]
+    def __init__(self, executable_id: _Optional[str] = ..., collectives: _Optional[_Iterable[_Union[ObservedCollective, _Mapping]]] = ..., arguments_bytes: _Optional[int] = ..., outputs_bytes: _Optional[int] = ..., temporaries_bytes: _Optional[int] = ..., aliased_bytes: _Optional[int] = ..., compile_s: _Optional[float] = ..., parts: _Optional[_Iterable[_Union[LoadedPart, _Mapping]]] = ...) -> None: ...
+
+class LoadedPart(_message.Message):
+    __slots__ = ("name", "stage", "result")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stage: int
+    result: LoadResult
+    def __init__(self, name: _Optional[str] = ..., stage: _Optional[int] = ..., result: _Optional[_Union[LoadResult, _Mapping]] = ...) -> None: ...
 
 class LoadPlanReply(_message.Message):
     __slots__ = ("progress", "result")
@@ -238,7 +250,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "trace")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +261,7 @@ class RunStepsRequest(_message.Message):
     READ_BACK_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
     executable_id: str
@@ -259,7 +272,8 @@ class RunStepsRequest(_message.Message):
     read_back: _containers.RepeatedScalarFieldContainer[int]
     save: SaveArrays
     restore: RestoreArrays
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ...) -> None: ...
+    trace: bool
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., trace: _Optional[bool] = ...) -> None: ...
 
 class SaveArrays(_message.Message):
     __slots__ = ("directory", "step", "names", "tree_json", "max_to_keep")
@@ -354,16 +368,44 @@ class ReadBack(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsReply(_message.Message):
-    __slots__ = ("number", "error", "values", "run_s")
+    __slots__ = ("number", "error", "values", "run_s", "traces")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     number: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[ReadBack]
     run_s: float
-    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[StageTrace]
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ...) -> None: ...
+
+class TaskSpan(_message.Message):
+    __slots__ = ("task", "start_s", "end_s")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    start_s: float
+    end_s: float
+    def __init__(self, task: _Optional[int] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ...) -> None: ...
+
+class StageTrace(_message.Message):
+    __slots__ = ("stage", "node", "spans", "peak_buffers", "peak_micro_batches", "peak_bytes")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    node: int
+    spans: _containers.RepeatedCompositeFieldContainer[TaskSpan]
+    peak_buffers: int
+    peak_micro_batches: int
+    peak_bytes: int
+    def __init__(self, stage: _Optional[int] = ..., node: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[TaskSpan, _Mapping]]] = ..., peak_buffers: _Optional[int] = ..., peak_micro_batches: _Optional[int] = ..., peak_bytes: _Optional[int] = ...) -> None: ...
 
 class ReleaseArraysRequest(_message.Message):
     __slots__ = ("session_id", "array_ids", "after_step")

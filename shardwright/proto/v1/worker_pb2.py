@@ -26,7 +26,7 @@ from shardwright.proto.v1 import common_pb2 as shardwright_dot_proto_dot_v1_dot_
 from shardwright.proto.v1 import master_pb2 as shardwright_dot_proto_dot_v1_dot_master__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shardwright/proto/v1/worker.proto\x12\x14shardwright.proto.v1\x1a!shardwright/proto/v1/common.proto\x1a!shardwright/proto/v1/master.proto\"\x86\x01\n\x0b\x44\x61\x65monHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x14\n\x0c\x63luster_hash\x18\x02 \x01(\t\x12\x1b\n\x13shardwright_version\x18\x03 \x01(\t\x12\x13\n\x0bjax_version\x18\x04 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x05 \x01(\t\"h\n\x0e\x45xecutorExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x12\n\nlast_lines\x18\x03 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x04 \x01(\t\"\xbb\x01\n\x0fSupervisorEvent\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.shardwright.proto.v1.DaemonHelloH\x00\x12\x36\n\x06\x65xited\x18\x02 \x01(\x0b\x32$.shardwright.proto.v1.ExecutorExitedH\x00\x12\x34\n\theartbeat\x18\x03 \x01(\x0b\x32\x1f.shardwright.proto.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\x0b\n\tHeartbeat\"~\n\rStartExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1b\n\x13\x63oordinator_address\x18\x02 \x01(\t\x12\x15\n\rprocess_count\x18\x03 \x01(\x05\x12\x12\n\nprocess_id\x18\x04 \x01(\x05\x12\x11\n\tdata_port\x18\x05 \x01(\x05\"\"\n\x0cStopExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"5\n\x07Refused\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xeb\x01\n\x11SupervisorCommand\x12\x34\n\x05start\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.StartExecutorH\x00\x12\x32\n\x04stop\x18\x02 \x01(\x0b\x32\".shardwright.proto.v1.StopExecutorH\x00\x12\x30\n\x07refused\x18\x03 \x01(\x0b\x32\x1d.shardwright.proto.v1.RefusedH\x00\x12\x32\n\x08shutdown\x18\x04 \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x42\x06\n\x04kind\"c\n\rExecutorHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x65vice_count\x18\x04 \x01(\x05\"\xa1\x01\n\x0b\x43ommandDone\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\x12.\n\x06values\x18\x03 \x03(\x0b\x32\x1e.shardwright.proto.v1.ReadBack\x12\r\n\x05run_s\x18\x04 \x01(\x01\x12\x15\n\rwritten_bytes\x18\x05 \x01(\x03\"w\n\x0c\x41rrayArrived\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61rray_id\x18\x02 \x01(\x04\x12\x15\n\rlogical_bytes\x18\x03 \x01(\x03\x12\x14\n\x0c\x66irst_device\x18\x04 \x01(\x05\x12\x14\n\x0c\x64\x65vice_count\x18\x05 \x01(\x05\"\xb7\x01\n\rExecutorEvent\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.ExecutorHelloH\x00\x12\x31\n\x04\x64one\x18\x02 \x01(\x0b\x32!.shardwright.proto.v1.CommandDoneH\x00\x12\x35\n\x07\x61rrived\x18\x03 \x01(\x0b\x32\".shardwright.proto.v1.ArrayArrivedH\x00\x42\x06\n\x04kind\"\'\n\x11OpenWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x12\x43loseWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0cProgramChunk\x12\x15\n\rexecutable_id\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x8e\x02\n\x0bLoadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\x12\x15\n\ris_serialized\x18\x03 \x01(\x08\x12\x34\n\targuments\x18\x04 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x32\n\x07outputs\x18\x05 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x0f\n\x07\x64onated\x18\x06 \x03(\x05\x12,\n\x04mesh\x18\x07 \x03(\x0b\x32\x1e.shardwright.proto.v1.MeshAxis\x12\x14\n\x0c\x66irst_device\x18\x08 \x01(\x05\":\n\rUnloadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\">\n\x07RunStep\x12\x33\n\x04step\x18\x01 \x01(\x0b\x32%.shardwright.proto.v1.RunStepsRequest\"h\n\x13ReleaseWorkerArrays\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tarray_ids\x18\x02 \x03(\x04\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"5\n\x0fWriteCheckpoint\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"I\n\x10\x46inishCheckpoint\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\tis_commit\x18\x03 \x01(\x08\"\xe6\x04\n\x0f\x45xecutorCommand\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x37\n\x04open\x18\x02 \x01(\x0b\x32\'.shardwright.proto.v1.OpenWorkerSessionH\x00\x12\x39\n\x05\x63lose\x18\x03 \x01(\x0b\x32(.shardwright.proto.v1.CloseWorkerSessionH\x00\x12\x33\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\".shardwright.proto.v1.ProgramChunkH\x00\x12\x31\n\x04load\x18\x05 \x01(\x0b\x32!.shardwright.proto.v1.LoadProgramH\x00\x12\x35\n\x06unload\x18\x06 \x01(\x0b\x32#.shardwright.proto.v1.UnloadProgramH\x00\x12,\n\x03run\x18\x07 \x01(\x0b\x32\x1d.shardwright.proto.v1.RunStepH\x00\x12<\n\x07release\x18\x08 \x01(\x0b\x32).shardwright.proto.v1.ReleaseWorkerArraysH\x00\x12\x41\n\x10write_checkpoint\x18\n \x01(\x0b\x32%.shardwright.proto.v1.WriteCheckpointH\x00\x12\x43\n\x11\x66inish_checkpoint\x18\x0b \x01(\x0b\x32&.shardwright.proto.v1.FinishCheckpointH\x00\x12\x32\n\x08shutdown\x18\t \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x42\x06\n\x04kind2\xc5\x01\n\x07\x43luster\x12_\n\tSupervise\x12%.shardwright.proto.v1.SupervisorEvent\x1a\'.shardwright.proto.v1.SupervisorCommand(\x01\x30\x01\x12Y\n\x07\x45xecute\x12#.shardwright.proto.v1.ExecutorEvent\x1a%.shardwright.proto.v1.ExecutorCommand(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shardwright/proto/v1/worker.proto\x12\x14shardwright.proto.v1\x1a!shardwright/proto/v1/common.proto\x1a!shardwright/proto/v1/master.proto\"\x86\x01\n\x0b\x44\x61\x65monHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x14\n\x0c\x63luster_hash\x18\x02 \x01(\t\x12\x1b\n\x13shardwright_version\x18\x03 \x01(\t\x12\x13\n\x0bjax_version\x18\x04 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x05 \x01(\t\"h\n\x0e\x45xecutorExited\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x12\n\nlast_lines\x18\x03 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x04 \x01(\t\"\xbb\x01\n\x0fSupervisorEvent\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32!.shardwright.proto.v1.DaemonHelloH\x00\x12\x36\n\x06\x65xited\x18\x02 \x01(\x0b\x32$.shardwright.proto.v1.ExecutorExitedH\x00\x12\x34\n\theartbeat\x18\x03 \x01(\x0b\x32\x1f.shardwright.proto.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\x0b\n\tHeartbeat\"~\n\rStartExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1b\n\x13\x63oordinator_address\x18\x02 \x01(\t\x12\x15\n\rprocess_count\x18\x03 \x01(\x05\x12\x12\n\nprocess_id\x18\x04 \x01(\x05\x12\x11\n\tdata_port\x18\x05 \x01(\x05\"\"\n\x0cStopExecutor\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"5\n\x07Refused\x12*\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xeb\x01\n\x11SupervisorCommand\x12\x34\n\x05start\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.StartExecutorH\x00\x12\x32\n\x04stop\x18\x02 \x01(\x0b\x32\".shardwright.proto.v1.StopExecutorH\x00\x12\x30\n\x07refused\x18\x03 \x01(\x0b\x32\x1d.shardwright.proto.v1.RefusedH\x00\x12\x32\n\x08shutdown\x18\x04 \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x42\x06\n\x04kind\"}\n\rExecutorHello\x12\x12\n\nnode_index\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x65vice_count\x18\x04 \x01(\x05\x12\x18\n\x10transfer_address\x18\x05 \x01(\t\"\xd3\x01\n\x0b\x43ommandDone\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\x12.\n\x06values\x18\x03 \x03(\x0b\x32\x1e.shardwright.proto.v1.ReadBack\x12\r\n\x05run_s\x18\x04 \x01(\x01\x12\x15\n\rwritten_bytes\x18\x05 \x01(\x03\x12\x30\n\x06traces\x18\x14 \x03(\x0b\x32 .shardwright.proto.v1.StageTrace\"w\n\x0c\x41rrayArrived\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61rray_id\x18\x02 \x01(\x04\x12\x15\n\rlogical_bytes\x18\x03 \x01(\x03\x12\x14\n\x0c\x66irst_device\x18\x04 \x01(\x05\x12\x14\n\x0c\x64\x65vice_count\x18\x05 \x01(\x05\"\xb7\x01\n\rExecutorEvent\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.shardwright.proto.v1.ExecutorHelloH\x00\x12\x31\n\x04\x64one\x18\x02 \x01(\x0b\x32!.shardwright.proto.v1.CommandDoneH\x00\x12\x35\n\x07\x61rrived\x18\x03 \x01(\x0b\x32\".shardwright.proto.v1.ArrayArrivedH\x00\x42\x06\n\x04kind\"\'\n\x11OpenWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x12\x43loseWorkerSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0cProgramChunk\x12\x15\n\rexecutable_id\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x8e\x02\n\x0bLoadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\x12\x15\n\ris_serialized\x18\x03 \x01(\x08\x12\x34\n\targuments\x18\x04 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x32\n\x07outputs\x18\x05 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x0f\n\x07\x64onated\x18\x06 \x03(\x05\x12,\n\x04mesh\x18\x07 \x03(\x0b\x32\x1e.shardwright.proto.v1.MeshAxis\x12\x14\n\x0c\x66irst_device\x18\x08 \x01(\x05\"\xbd\x01\n\x0cStageProgram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\x05\x12\x15\n\ris_serialized\x18\x03 \x01(\x08\x12\x34\n\targuments\x18\x04 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x32\n\x07outputs\x18\x05 \x03(\x0b\x32!.shardwright.proto.v1.ArrayLayout\x12\x0f\n\x07\x64onated\x18\x06 \x03(\x05\"R\n\x0cStageDevices\x12\x14\n\x0c\x66irst_device\x18\x01 \x01(\x05\x12,\n\x04mesh\x18\x02 \x03(\x0b\x32\x1e.shardwright.proto.v1.MeshAxis\"\\\n\nStageValue\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\x05\x12\x31\n\x06layout\x18\x03 \x01(\x0b\x32!.shardwright.proto.v1.ArrayLayout\"*\n\nStageEntry\x12\r\n\x05value\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\x05\"Z\n\x04Peer\x12\x0c\n\x04node\x18\x01 \x01(\x05\x12\x14\n\x0c\x66irst_device\x18\x02 \x01(\x05\x12\x14\n\x0c\x64\x65vice_count\x18\x03 \x01(\x05\x12\x18\n\x10transfer_address\x18\x04 \x01(\t\"\x88\x03\n\x0cLoadPipeline\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\x12\x34\n\x08programs\x18\x03 \x03(\x0b\x32\".shardwright.proto.v1.StageProgram\x12\x30\n\x06values\x18\x04 \x03(\x0b\x32 .shardwright.proto.v1.StageValue\x12\x33\n\targuments\x18\x05 \x03(\x0b\x32 .shardwright.proto.v1.StageEntry\x12\x31\n\x07outputs\x18\x06 \x03(\x0b\x32 .shardwright.proto.v1.StageEntry\x12\x0f\n\x07\x64onated\x18\x07 \x03(\x05\x12\r\n\x05tasks\x18\x08 \x01(\x0c\x12)\n\x05peers\x18\t \x03(\x0b\x32\x1a.shardwright.proto.v1.Peer\x12\x32\n\x06stages\x18\n \x03(\x0b\x32\".shardwright.proto.v1.StageDevices\"I\n\tAbortStep\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12*\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\":\n\rUnloadProgram\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rexecutable_id\x18\x02 \x01(\t\">\n\x07RunStep\x12\x33\n\x04step\x18\x01 \x01(\x0b\x32%.shardwright.proto.v1.RunStepsRequest\"h\n\x13ReleaseWorkerArrays\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tarray_ids\x18\x02 \x03(\x04\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.shardwright.proto.v1.Error\"5\n\x0fWriteCheckpoint\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"I\n\x10\x46inishCheckpoint\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x11\n\tis_commit\x18\x03 \x01(\x08\"\xd5\x05\n\x0f\x45xecutorCommand\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x37\n\x04open\x18\x02 \x01(\x0b\x32\'.shardwright.proto.v1.OpenWorkerSessionH\x00\x12\x39\n\x05\x63lose\x18\x03 \x01(\x0b\x32(.shardwright.proto.v1.CloseWorkerSessionH\x00\x12\x33\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\".shardwright.proto.v1.ProgramChunkH\x00\x12\x31\n\x04load\x18\x05 \x01(\x0b\x32!.shardwright.proto.v1.LoadProgramH\x00\x12\x35\n\x06unload\x18\x06 \x01(\x0b\x32#.shardwright.proto.v1.UnloadProgramH\x00\x12,\n\x03run\x18\x07 \x01(\x0b\x32\x1d.shardwright.proto.v1.RunStepH\x00\x12<\n\x07release\x18\x08 \x01(\x0b\x32).shardwright.proto.v1.ReleaseWorkerArraysH\x00\x12\x41\n\x10write_checkpoint\x18\n \x01(\x0b\x32%.shardwright.proto.v1.WriteCheckpointH\x00\x12\x43\n\x11\x66inish_checkpoint\x18\x0b \x01(\x0b\x32&.shardwright.proto.v1.FinishCheckpointH\x00\x12\x32\n\x08shutdown\x18\t \x01(\x0b\x32\x1e.shardwright.proto.v1.ShutdownH\x00\x12;\n\rload_pipeline\x18\x14 \x01(\x0b\x32\".shardwright.proto.v1.LoadPipelineH\x00\x12\x30\n\x05\x61\x62ort\x18\x15 \x01(\x0b\x32\x1f.shardwright.proto.v1.AbortStepH\x00\x42\x06\n\x04kind2\xc5\x01\n\x07\x43luster\x12_\n\tSupervise\x12%.shardwright.proto.v1.SupervisorEvent\x1a\'.shardwright.proto.v1.SupervisorCommand(\x01\x30\x01\x12Y\n\x07\x45xecute\x12#.shardwright.proto.v1.ExecutorEvent\x1a%.shardwright.proto.v1.ExecutorCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,33 +52,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUPERVISORCOMMAND']._serialized_start=823
   _globals['_SUPERVISORCOMMAND']._serialized_end=1058
   _globals['_EXECUTORHELLO']._serialized_start=1060
-  _globals['_EXECUTORHELLO']._serialized_end=1159
-  _globals['_COMMANDDONE']._serialized_start=1162
-  _globals['_COMMANDDONE']._serialized_end=1323
-  _globals['_ARRAYARRIVED']._serialized_start=1325
-  _globals['_ARRAYARRIVED']._serialized_end=1444
-  _globals['_EXECUTOREVENT']._serialized_start=1447
-  _globals['_EXECUTOREVENT']._serialized_end=1630
-  _globals['_OPENWORKERSESSION']._serialized_start=1632
-  _globals['_OPENWORKERSESSION']._serialized_end=1671
-  _globals['_CLOSEWORKERSESSION']._serialized_start=1673
-  _globals['_CLOSEWORKERSESSION']._serialized_end=1713
-  _globals['_PROGRAMCHUNK']._serialized_start=1715
-  _globals['_PROGRAMCHUNK']._serialized_end=1767
-  _globals['_LOADPROGRAM']._serialized_start=1770
-  _globals['_LOADPROGRAM']._serialized_end=2040
-  _globals['_UNLOADPROGRAM']._serialized_start=2042
-  _globals['_UNLOADPROGRAM']._serialized_end=2100
-  _globals['_RUNSTEP']._serialized_start=2102
-  _globals['_RUNSTEP']._serialized_end=2164
-  _globals['_RELEASEWORKERARRAYS']._serialized_start=2166
-  _globals['_RELEASEWORKERARRAYS']._serialized_end=2270
-  _globals['_WRITECHECKPOINT']._serialized_start=2272
-  _globals['_WRITECHECKPOINT']._serialized_end=2325
-  _globals['_FINISHCHECKPOINT']._serialized_start=2327
-  _globals['_FINISHCHECKPOINT']._serialized_end=2400
-  _globals['_EXECUTORCOMMAND']._serialized_start=2403
-  _globals['_EXECUTORCOMMAND']._serialized_end=3017
-  _globals['_CLUSTER']._serialized_start=3020
-  _globals['_CLUSTER']._serialized_end=3217
+  _globals['_EXECUTORHELLO']._serialized_end=1185
+  _globals['_COMMANDDONE']._serialized_start=1188
+  _globals['_COMMANDDONE']._serialized_end=1399
+  _globals['_ARRAYARRIVED']._serialized_start=1401
+  _globals['_ARRAYARRIVED']._serialized_end=1520
+  _globals['_EXECUTOREVENT']._serialized_start=1523
+  _globals['_EXECUTOREVENT']._serialized_end=1706
+  _globals['_OPENWORKERSESSION']._serialized_start=1708
+  _globals['_OPENWORKERSESSION']._serialized_end=1747
+  _globals['_CLOSEWORKERSESSION']._serialized_start=1749
+  _globals['_CLOSEWORKERSESSION']._serialized_end=1789
+  _globals['_PROGRAMCHUNK']._serialized_start=1791
+  _globals['_PROGRAMCHUNK']._serialized_end=1843
+  _globals['_LOADPROGRAM']._serialized_start=1846
+  _globals['_LOADPROGRAM']._serialized_end=2116
+  _globals['_STAGEPROGRAM']._serialized_start=2119
+  _globals['_STAGEPROGRAM']._serialized_end=2308
+  _globals['_STAGEDEVICES']._serialized_start=2310
+  _globals['_STAGEDEVICES']._serialized_end=2392
+  _globals['_STAGEVALUE']._serialized_start=2394
+  _globals['_STAGEVALUE']._serialized_end=2486
+  _globals['_STAGEENTRY']._serialized_start=2488
+  _globals['_STAGEENTRY']._serialized_end=2530
+  _globals['_PEER']._serialized_start=2532
+  _globals['_PEER']._serialized_end=2622
+  _globals['_LOADPIPELINE']._serialized_start=2625
+  _globals['_LOADPIPELINE']._serialized_end=3017
+  _globals['_ABORTSTEP']._serialized_start=3019
+  _globals['_ABORTSTEP']._serialized_end=3092
+  _globals['_UNLOADPROGRAM']._serialized_start=3094
+  _globals['_UNLOADPROGRAM']._serialized_end=3152
+  _globals['_RUNSTEP']._serialized_start=3154
+  _globals['_RUNSTEP']._serialized_end=3216
+  _globals['_RELEASEWORKERARRAYS']._serialized_start=3218
+  _globals['_RELEASEWORKERARRAYS']._serialized_end=3322
+  _globals['_WRITECHECKPOINT']._serialized_start=3324
+  _globals['_WRITECHECKPOINT']._serialized_end=3377
+  _globals['_FINISHCHECKPOINT']._serialized_start=3379
+  _globals['_FINISHCHECKPOINT']._serialized_end=3452
+  _globals['_EXECUTORCOMMAND']._serialized_start=3455
+  _globals['_EXECUTORCOMMAND']._serialized_end=4180
+  _globals['_CLUSTER']._serialized_start=4183
+  _globals['_CLUSTER']._serialized_end=4380
 # @@protoc_insertion_point(module_scope)

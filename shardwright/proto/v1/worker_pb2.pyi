@@ -93,30 +93,34 @@ class SupervisorCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
 
 class ExecutorHello(_message.Message):
-    __slots__ = ("node_index", "generation", "data_address", "device_count")
+    __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     generation: int
     data_address: str
     device_count: int
-    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ...) -> None: ...
+    transfer_address: str
+    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ...) -> None: ...
 
 class CommandDone(_message.Message):
-    __slots__ = ("sequence", "error", "values", "run_s", "written_bytes")
+    __slots__ = ("sequence", "error", "values", "run_s", "written_bytes", "traces")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[_master_pb2.ReadBack]
     run_s: float
     written_bytes: int
-    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., written_bytes: _Optional[int] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[_master_pb2.StageTrace]
+    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., written_bytes: _Optional[int] = ..., traces: _Optional[_Iterable[_Union[_master_pb2.StageTrace, _Mapping]]] = ...) -> None: ...
 
 class ArrayArrived(_message.Message):
     __slots__ = ("session_id", "array_id", "logical_bytes", "first_device", "device_count")
@@ -182,6 +186,92 @@ class LoadProgram(_message.Message):
     first_device: int
     def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., first_device: _Optional[int] = ...) -> None: ...
 
+class StageProgram(_message.Message):
+    __slots__ = ("name", "stage", "is_serialized", "arguments", "outputs", "donated")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_SERIALIZED_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    DONATED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stage: int
+    is_serialized: bool
+    arguments: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    donated: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., stage: _Optional[int] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StageDevices(_message.Message):
+    __slots__ = ("first_device", "mesh")
+    FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    first_device: int
+    mesh: _containers.RepeatedCompositeFieldContainer[_common_pb2.MeshAxis]
+    def __init__(self, first_device: _Optional[int] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ...) -> None: ...
+
+class StageValue(_message.Message):
+    __slots__ = ("name", "stage", "layout")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stage: int
+    layout: _common_pb2.ArrayLayout
+    def __init__(self, name: _Optional[str] = ..., stage: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ...) -> None: ...
+
+class StageEntry(_message.Message):
+    __slots__ = ("value", "stage")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    value: str
+    stage: int
+    def __init__(self, value: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("node", "first_device", "device_count", "transfer_address")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    first_device: int
+    device_count: int
+    transfer_address: str
+    def __init__(self, node: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ...) -> None: ...
+
+class LoadPipeline(_message.Message):
+    __slots__ = ("session_id", "executable_id", "programs", "values", "arguments", "outputs", "donated", "tasks", "peers", "stages")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    DONATED_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    executable_id: str
+    programs: _containers.RepeatedCompositeFieldContainer[StageProgram]
+    values: _containers.RepeatedCompositeFieldContainer[StageValue]
+    arguments: _containers.RepeatedCompositeFieldContainer[StageEntry]
+    outputs: _containers.RepeatedCompositeFieldContainer[StageEntry]
+    donated: _containers.RepeatedScalarFieldContainer[int]
+    tasks: bytes
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    stages: _containers.RepeatedCompositeFieldContainer[StageDevices]
+    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., programs: _Optional[_Iterable[_Union[StageProgram, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[StageValue, _Mapping]]] = ..., arguments: _Optional[_Iterable[_Union[StageEntry, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[StageEntry, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ..., tasks: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[StageDevices, _Mapping]]] = ...) -> None: ...
+
+class AbortStep(_message.Message):
+    __slots__ = ("sequence", "error")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    error: _common_pb2.Error
+    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
 class UnloadProgram(_message.Message):
     __slots__ = ("session_id", "executable_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -225,7 +315,7 @@ class FinishCheckpoint(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., is_commit: _Optional[bool] = ...) -> None: ...
 
 class ExecutorCommand(_message.Message):
-    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "write_checkpoint", "finish_checkpoint", "shutdown")
+    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "write_checkpoint", "finish_checkpoint", "shutdown", "load_pipeline", "abort")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +327,8 @@ class ExecutorCommand(_message.Message):
     WRITE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     FINISH_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    LOAD_PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     open: OpenWorkerSession
     close: CloseWorkerSession
@@ -248,4 +340,6 @@ class ExecutorCommand(_message.Message):
     write_checkpoint: WriteCheckpoint
     finish_checkpoint: FinishCheckpoint
     shutdown: Shutdown
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ..., finish_checkpoint: _Optional[_Union[FinishCheckpoint, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+    load_pipeline: LoadPipeline
+    abort: AbortStep
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ..., finish_checkpoint: _Optional[_Union[FinishCheckpoint, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., load_pipeline: _Optional[_Union[LoadPipeline, _Mapping]] = ..., abort: _Optional[_Union[AbortStep, _Mapping]] = ...) -> None: ...

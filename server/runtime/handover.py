@@ -1,0 +1,124 @@
+"""A value on its way from one stage to another: cut, sent, put together again.
+
+Both ends plan the same move (`moves.plan_move`) and number its pieces alike, so that nothing has to be agreed on
+while a step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardwright.errors import PlanError
+from shardwright.layouts import Layout, Slices
+from shardwright.server.runtime.arrays import sharding_of
+from shardwright.server.runtime.moves import Part, plan_move
+from shardwright.server.runtime.transport import PIECE_BITS, Arrival, Stop, Transport
+
+
+class Handover:
+    """What this process does of the move of one value between two stages; used for every micro-batch.
+
+    node_of: the node that owns a device. devices: this process' own, by position. Raises PlanError where the layouts
+    are of different arrays, or the move has too many pieces.
+    """
+
+    def __init__(
+        self,
+        source: Layout,
+        target: Layout,
+        *,
+        node_of: Callable[[int], int],
+        devices: Mapping[int, jax.Device],
+        transport: Transport,
+    ) -> None:
+        parts = plan_move(source, target, node_of)
+        if sum(len(part.pieces) for part in parts) >= 1 << PIECE_BITS:
+            raise PlanError(f"a value of {source.shape} goes from one stage to another in too many pieces")
+        self._transport = transport
+        self._outgoing = [
+            (piece, devices[piece.source]) for part in parts for piece in part.pieces if piece.source in devices
+        ]
+        self._incoming = [
+            (part, [devices[position] for position in part.positions]) for part in parts if part.positions[0] in devices
+        ]
+        self._target = target
+
+    def send(self, first_number: int, array: jax.Array) -> None:
+        """Start to send this process' pieces of `array`; returns at once."""
+        shards = {shard.device: shard.data for shard in array.addressable_shards}
+        for piece, device in self._outgoing:
+            shard = shards[device]
+            box = shard if piece.cut is None else _cutter(_bounds(piece.cut))(shard)
+            self._transport.send(first_number + piece.number, box, piece.target)
+
+    def receive(self, first_number: int) -> Incoming:
+        """Start to receive this process' shards; returns at once."""
+        dtype = self._target.dtype
+        arrivals = [
+            [self._transport.receive(first_number + piece.number, piece, dtype) for piece in part.pieces]
+            for part, _ in self._incoming
+        ]
+        return Incoming(arrivals, self._put_together)
+
+    def _put_together(self, boxes: Sequence[Sequence[jax.Array]]) -> jax.Array:
+        shards: list[jax.Array] = []
+        for (part, devices), pieces in zip(self._incoming, boxes, strict=True):
+            first = self._shard(part, pieces, devices[0])
+            shards += [first, *(jax.device_put(first, device) for device in devices[1:])]
+        return jax.make_array_from_single_device_arrays(self._target.stored_shape, sharding_of(self._target), shards)
+
+    def _shard(self, part: Part, pieces: Sequence[jax.Array], device: jax.Device) -> jax.Array:
+        if not pieces:
+            zeros: jax.Array = jax.device_put(np.zeros(self._target.shard_shape, self._target.dtype), device)
+            return zeros
+        if len(pieces) == 1 and not any(part.padding):
+            return pieces[0]
+        return _assembler(part.grid, part.padding)(*pieces)
+
+
+class Incoming:
+    """An array of which pieces are on their way."""
+
+    def __init__(
+        self,
+        arrivals: Sequence[Sequence[Arrival]],
+        put_together: Callable[[Sequence[Sequence[jax.Array]]], jax.Array],
+    ) -> None:
+        self._arrivals = arrivals
+        self._put_together = put_together
+
+    def wait(self, stop: Stop) -> jax.Array:
+        """The array, once all pieces of this process are there. Raises what `stop` says."""
+        return self._put_together([[arrival.wait(stop) for arrival in part] for part in self._arrivals])
+
+
+_Bounds = tuple[tuple[int, int], ...]
+
+
+def _bounds(cut: Slices) -> _Bounds:
+    return tuple((part.start, part.stop) for part in cut)
+
+
+_OnDevice = Callable[..., jax.Array]
+
+
+@lru_cache(maxsize=4096)
+def _cutter(bounds: _Bounds) -> _OnDevice:
+    return jax.jit(lambda shard: shard[tuple(slice(*each) for each in bounds)])
+
+
+@lru_cache(maxsize=4096)
+def _assembler(grid: tuple[int, ...], padding: tuple[int, ...]) -> _OnDevice:
+    def assemble(*pieces: jax.Array) -> jax.Array:
+        blocks = list(pieces)
+        for dimension in reversed(range(len(grid))):  # row-major: the last dimension's neighbours stand together
+            count = grid[dimension]
+            blocks = [jnp.concatenate(blocks[at : at + count], axis=dimension) for at in range(0, len(blocks), count)]
+        return jnp.pad(blocks[0], [(0, extra) for extra in padding])
+
+    return jax.jit(assemble)

@@ -1,0 +1,240 @@
+"""Runs the task lists of a pipelined step: one thread a stage, each down its list.
+
+Programs run asynchronously: the thread goes on as soon as one is dispatched, so that the next is there when the devices
+are free. Only what it receives is waited for, right before the program that reads it: a program that was dispatched
+waits for nothing but its own stage, and stages that share a process cannot hold each other up on its devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import jax
+
+from shardwright.errors import ExecutionError, ShardwrightError
+from shardwright.server.runtime.handover import Handover, Incoming
+from shardwright.server.runtime.transport import Stop, first_number
+from shardwright.tasks import MICRO_BATCH, Buffer, Task
+
+Buffers = dict[Buffer, jax.Array]
+
+
+class Program(Protocol):
+    """What a task that computes runs: `xla.runtime.LoadedProgram`, or something like it."""
+
+    def run(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Start it on its parameters in order; returns its outputs at once. Donated parameters are consumed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a task ran: seconds since the epoch. task: its place in the list. A receive ends when it was seen whole."""
+
+    task: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class StageRecord:
+    """What one stage did in a step that was measured. peak_bytes: of one device."""
+
+    stage: int
+    spans: list[Span] = field(default_factory=list)
+    peak_buffers: int = 0
+    peak_micro_batches: int = 0
+    peak_bytes: int = 0
+
+    def look(self, buffers: Buffers) -> None:
+        """Take in what is live now."""
+        live = {
+            buffer: array for buffer, array in buffers.items() if buffer.value != MICRO_BATCH and not array.is_deleted()
+        }
+        own = {buffer.micro_batch for buffer in live if buffer.micro_batch is not None}
+        self.peak_buffers = max(self.peak_buffers, len(live))
+        self.peak_micro_batches = max(self.peak_micro_batches, len(own))
+        self.peak_bytes = max(self.peak_bytes, sum(_device_bytes(array) for array in live.values()))
+
+
+class _Run:
+    """One step on one stage. `arriving`: what was posted and not waited for yet. `position`: of the task at hand."""
+
+    __slots__ = ("arguments", "arriving", "buffers", "position", "results", "sequence", "stop")
+
+    def __init__(self, sequence: int, stop: Stop, arguments: Buffers, fixed: Buffers) -> None:
+        self.sequence = sequence
+        self.stop = stop
+        self.arguments = arguments
+        self.buffers = dict(fixed)
+        self.arriving: dict[Buffer, Incoming] = {}
+        self.results: Buffers = {}
+        self.position = 0
+
+    def settle(self, buffers: Sequence[Buffer]) -> None:
+        """Wait for those that are still arriving."""
+        for buffer in buffers:
+            incoming = self.arriving.pop(buffer, None)
+            if incoming is not None:
+                self.buffers[buffer] = incoming.wait(self.stop)
+
+
+#: Starts one task. Whatever it reads is there.
+_Start = Callable[[_Run], None]
+
+
+class StageRunner:
+    """The list of one stage, ready to run.
+
+    programs: by the name that tasks call them. handovers: by transfer number, of the stage's sends and receives.
+    fixed: buffers that are there in every step, such as the numbers of the micro-batches.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        tasks: Sequence[Task],
+        programs: Mapping[str, Program],
+        handovers: Mapping[int, Handover],
+        fixed: Buffers,
+    ) -> None:
+        self.stage = stage
+        self.tasks = tuple(tasks)
+        self._fixed = fixed
+        self._posted_at = {task.writes[0]: at for at, task in enumerate(self.tasks) if task.kind == "receive"}
+        self._steps = [(task.reads, _start(task, programs, handovers), task.frees) for task in self.tasks]
+
+    def run(self, sequence: int, stop: Stop, arguments: Buffers, record: StageRecord | None = None) -> Buffers:
+        """Do every task; returns what `fetch` took, still being computed perhaps.
+
+        With a record, every task is waited for and measured. Raises what `stop` says where another stage has failed,
+        else an ExecutionError (or an error of our own) that names stage and task; `stop` then says so to the others.
+        """
+        run = _Run(sequence, stop, arguments, self._fixed)
+        try:
+            if record is None:
+                for run.position, (reads, start, frees) in enumerate(self._steps):
+                    if stop.error is not None:
+                        raise stop.error
+                    if run.arriving:
+                        run.settle(reads)
+                    start(run)
+                    for buffer in frees:
+                        del run.buffers[buffer]
+            else:
+                for run.position in range(len(self._steps)):
+                    self._measured(run, record)
+        except Exception as caught:
+            if caught is not stop.error:
+                stop.set(self._error(run.position, caught))
+            assert stop.error is not None
+            raise stop.error from caught
+        return run.results
+
+    def _measured(self, run: _Run, record: StageRecord) -> None:
+        """The task at `run.position`, to its end."""
+        position, stop = run.position, run.stop
+        reads, start, frees = self._steps[position]
+        if stop.error is not None:
+            raise stop.error
+        for buffer in [buffer for buffer in reads if buffer in run.arriving]:
+            run.settle([buffer])
+            run.buffers[buffer].block_until_ready()
+            posted = record.spans[self._posted_at[buffer]]
+            record.spans[posted.task] = Span(posted.task, posted.start_s, time.time())
+        start_s = time.time()
+        start(run)
+        task = self.tasks[position]
+        for buffer in task.writes:
+            if buffer in run.buffers:
+                run.buffers[buffer].block_until_ready()
+        record.spans.append(Span(position, start_s, time.time()))
+        record.look(run.buffers)
+        for buffer in frees:
+            del run.buffers[buffer]
+
+    def _error(self, position: int, caught: Exception) -> ShardwrightError:
+        where = f"stage {self.stage}, task {position} ({self.tasks[position]})"
+        if isinstance(caught, ShardwrightError):
+            where = f"{where}: {caught.where}" if caught.where else where
+            return type(caught)(caught.message, where=where, remedy=caught.remedy)
+        lines = str(caught).strip().splitlines()
+        return ExecutionError(lines[0] if lines else type(caught).__name__, where=where)
+
+
+def _start(task: Task, programs: Mapping[str, Program], handovers: Mapping[int, Handover]) -> _Start:
+    """What a task does, with everything looked up that is the same in every step."""
+    reads, writes, transfer = task.reads, task.writes, task.transfer
+
+    def take(run: _Run) -> None:
+        for buffer in writes:
+            run.buffers[buffer] = run.arguments[buffer]
+
+    def fetch(run: _Run) -> None:
+        for buffer in reads:
+            run.results[buffer] = run.buffers[buffer]
+
+    if task.kind == "input":
+        return take
+    if task.kind == "fetch":
+        return fetch
+    if task.is_compute:
+        program = programs[task.program]
+
+        def compute(run: _Run) -> None:
+            buffers = run.buffers
+            buffers.update(zip(writes, program.run([buffers[buffer] for buffer in reads]), strict=True))
+
+        return compute
+    assert transfer is not None
+    handover = handovers[transfer]
+
+    def send(run: _Run) -> None:
+        handover.send(first_number(run.sequence, transfer), run.buffers[reads[0]])
+
+    def receive(run: _Run) -> None:
+        run.arriving[writes[0]] = handover.receive(first_number(run.sequence, transfer))
+
+    return send if task.kind == "send" else receive
+
+
+class TaskRunner:
+    """The stages of one pipeline that this process has devices of; each has a thread of its own."""
+
+    def __init__(self, stages: Sequence[StageRunner]) -> None:
+        self.stages = tuple(stages)
+        self._threads = ThreadPoolExecutor(max_workers=max(len(stages), 1), thread_name_prefix="stage")
+
+    def run(
+        self,
+        sequence: int,
+        stop: Stop,
+        arguments: Mapping[int, Buffers],
+        records: Mapping[int, StageRecord] | None = None,
+    ) -> dict[int, Buffers]:
+        """Run one step; arguments, results and records by stage. Returns once everything was dispatched.
+
+        Raises the error of the stage that failed first, or the one that `stop` was set to.
+        """
+        done = {
+            each.stage: self._threads.submit(
+                each.run, sequence, stop, arguments.get(each.stage, {}), records[each.stage] if records else None
+            )
+            for each in self.stages
+        }
+        for future in done.values():
+            future.exception()  # all of them have ended before anything is raised
+        if stop.error is not None:
+            raise stop.error
+        return {stage: future.result() for stage, future in done.items()}
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+def _device_bytes(array: jax.Array) -> int:
+    return int(array.addressable_data(0).nbytes)
