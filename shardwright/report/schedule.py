@@ -1,0 +1,106 @@
+"""The schedule of a pipelined step as text: a row per stage, time from left to right.
+
+    stage 0  F0─F1─F2─············B0────F3─B1────···B2────···B3────A──
+    stage 1  ···F0─F1─······B0────F2─B1────F3─B2────···B3────A──······
+    stage 2  ······F0─B0────F1─B1────F2─B2────F3─B3────A──············
+
+A letter and a number is where the cell of that micro-batch begins, dots are idle time. Where the step is too long
+for the width, its middle is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from shardwright.report.units import format_seconds
+from shardwright.tasks import Task, TaskGraph, Timeline
+
+LETTERS = {"forward": "F", "backward": "B", "weight": "W", "apply": "A"}
+_NAMES = {"F": "forward", "B": "backward", "W": "gradients of variables", "A": "update"}
+
+_IDLE = "·"
+_BUSY = "─"
+_CUT = " ⋯ "
+
+#: Stages shown; of more than that the first and the last ones.
+_MOST_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    label: str
+    begin_s: float
+    end_s: float
+
+
+def schedule_picture(graph: TaskGraph, timeline: Timeline, *, width: int = 110) -> list[str]:
+    """Lines of at most `width` columns (40 or more): one a stage, then what the signs mean."""
+    rows = [list(_blocks(tasks, spans)) for tasks, spans in zip(graph.stages, timeline.tasks, strict=True)]
+    blocks = [block for row in rows for block in row]
+    if not blocks or timeline.step_s <= 0:
+        return []
+    heads = [f"stage {stage}  " for stage in range(len(rows))]
+    margin = max(map(len, heads))
+    room = width - margin
+    column_s = _column_s(blocks, timeline.step_s, room)
+    lines = []
+    for stage in _shown(len(rows)):
+        if stage is None:
+            lines.append(" " * margin + "⋮")
+            continue
+        lines.append(f"{heads[stage]:<{margin}}{_fitted(_drawn(rows[stage], column_s, timeline.step_s), room)}")
+    letters = dict.fromkeys(block.label[0] for block in blocks)
+    known = ", ".join(f"{letter} {name}" for letter, name in _NAMES.items() if letter in letters)
+    meaning = f"{known}; {_IDLE} idle, {timeline.bubble_fraction:.1%} in all; a column is {format_seconds(column_s)}"
+    return [*lines, *wrap(meaning, width)]
+
+
+def _blocks(tasks: Sequence[Task], spans: Sequence[tuple[float, float]]) -> Iterator[_Block]:
+    chunks = sorted({task.chunk for task in tasks if task.chunk is not None})
+    for task, (begin, end) in zip(tasks, spans, strict=True):
+        if task.kind not in LETTERS or end <= begin:
+            continue
+        number = "" if task.micro_batch is None else str(task.micro_batch)
+        # Chunks of one stage: a, b, c, …
+        place = "" if task.chunk is None or len(chunks) == 1 else chr(ord("a") + chunks.index(task.chunk) % 26)
+        yield _Block(LETTERS[task.kind] + number + place, begin, end)
+
+
+def _column_s(blocks: Sequence[_Block], step_s: float, room: int) -> float:
+    """Seconds a column: the whole step where nearly all labels then fit, else what they need with a line between."""
+    whole_s = step_s / room
+    close, apart = (
+        sorted((block.end_s - block.begin_s) / (len(block.label) + gap) for block in blocks)[len(blocks) // 10]
+        for gap in (0, 1)
+    )
+    return whole_s if whole_s <= close else apart
+
+
+def _drawn(row: Sequence[_Block], column_s: float, step_s: float) -> str:
+    line = [_IDLE] * max(1, round(step_s / column_s))
+    for block in row:
+        first, last = round(block.begin_s / column_s), round(block.end_s / column_s)
+        size = min(last, len(line)) - first
+        if size > 0:
+            label = block.label if len(block.label) <= size else block.label[0]
+            line[first : first + size] = f"{label:{_BUSY}<{size}}"
+    return "".join(line)
+
+
+def _fitted(line: str, room: int) -> str:
+    if len(line) <= room:
+        return line
+    head = (room - len(_CUT)) // 2
+    return line[:head] + _CUT + line[-(room - len(_CUT) - head) :]
+
+
+def _shown(stages: int) -> Iterator[int | None]:
+    if stages <= _MOST_ROWS:
+        yield from range(stages)
+        return
+    half = _MOST_ROWS // 2
+    yield from range(half)
+    yield None
+    yield from range(stages - half, stages)

@@ -1,0 +1,240 @@
+"""A step as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: what was predicted above what was measured.
+
+In the Trace Event Format (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process for
+each of predicted devices, predicted links, measured devices and measured links; in them a track per device, or per
+direction between two stages; an arrow from who made a value over the link to who reads it; and how much memory each
+stage holds. Both clocks begin with the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shardwright.tasks import COMPUTE_KINDS, Buffer, Task, TaskGraph, Timeline, memory_over_time
+
+Event = dict[str, Any]
+
+#: Devices with a track of their own; of more than that there is one track per stage (and node).
+MOST_DEVICE_TRACKS = 64
+
+# Process numbers that no track has: a thread with the number of its process is shown as its main thread.
+_PREDICTED, _PREDICTED_LINKS, _MEASURED, _MEASURED_LINKS = range(10**6, 10**6 + 4)
+_PROCESSES = {
+    _PREDICTED: "predicted: devices",
+    _PREDICTED_LINKS: "predicted: links",
+    _MEASURED: "measured: devices",
+    _MEASURED_LINKS: "measured: links",
+}
+
+_COLOURS = {"forward": "rail_response", "backward": "rail_animation", "weight": "rail_idle", "apply": "rail_load"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTask:
+    """When a task ran on the devices of one node: seconds from the beginning of the step, on the master's clock.
+
+    position: place of the task in the list of its stage. For a send or a receive, until the transfer was done.
+    """
+
+    node: int
+    stage: int
+    position: int
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlace:
+    """A device of a stage: its number in the cluster, and its node."""
+
+    device: int
+    node: int = 0
+
+
+class _Track(NamedTuple):
+    process: int
+    number: int
+    name: str
+    node: int | None  # None: of all nodes
+
+
+def write_trace(path: str, trace: Mapping[str, Any]) -> None:
+    """Write what `step_trace` made, so that Perfetto opens it."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trace, file, separators=(",", ":"))
+
+
+def step_trace(
+    graph: TaskGraph,
+    timeline: Timeline,
+    *,
+    devices: Sequence[Sequence[DevicePlace]],
+    measured: Sequence[MeasuredTask] = (),
+    name: str = "step",
+) -> dict[str, Any]:
+    """The trace of one step, as data for JSON.
+
+    devices: those of every stage. measured: what ran; none where the step was only planned.
+    """
+    events = [*_predicted(graph, timeline, devices), *(_measured(graph, devices, measured) if measured else ())]
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "step": name,
+            "schedule": graph.schedule,
+            "micro_batches": graph.micro_batches,
+            "predicted_step_s": timeline.step_s,
+            "predicted_bubble_fraction": timeline.bubble_fraction,
+            **({"measured_step_s": max(each.end_s for each in measured)} if measured else {}),
+        },
+        "traceEvents": [*_processes(bool(measured)), *events],
+    }
+
+
+def _processes(is_measured: bool) -> Iterator[Event]:
+    for process, name in _PROCESSES.items():
+        if is_measured or process in (_PREDICTED, _PREDICTED_LINKS):
+            yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+            yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
+
+
+# ---- tracks ------------------------------------------------------------------
+
+
+def _device_tracks(process: int, devices: Sequence[Sequence[DevicePlace]]) -> list[list[_Track]]:
+    """Per stage, the tracks of its devices."""
+    if sum(map(len, devices)) <= MOST_DEVICE_TRACKS:
+        return [
+            [_Track(process, place.device, f"device {place.device} (stage {stage})", place.node) for place in places]
+            for stage, places in enumerate(devices)
+        ]
+    return [
+        [
+            _Track(process, min(numbers), f"stage {stage}, node {node}: {_range(numbers)}", node)
+            for node, numbers in _by_node(places).items()
+        ]
+        for stage, places in enumerate(devices)
+    ]
+
+
+def _by_node(places: Sequence[DevicePlace]) -> dict[int, list[int]]:
+    nodes: dict[int, list[int]] = {}
+    for place in places:
+        nodes.setdefault(place.node, []).append(place.device)
+    return nodes
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"device {numbers[0]}" if len(numbers) == 1 else f"devices {min(numbers)} to {max(numbers)}"
+
+
+def _link_tracks(process: int, graph: TaskGraph) -> dict[tuple[int, int], _Track]:
+    pairs = sorted({(task.stage, task.peer or 0) for _, task in graph.tasks() if task.kind == "send"})
+    return {
+        pair: _Track(process, number, f"stage {pair[0]} → stage {pair[1]}", None) for number, pair in enumerate(pairs)
+    }
+
+
+def _named(tracks: Iterator[_Track]) -> Iterator[Event]:
+    for track in tracks:
+        where = {"pid": track.process, "tid": track.number}
+        yield {"ph": "M", "name": "thread_name", **where, "args": {"name": track.name}}
+        yield {"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": track.number}}
+
+
+# ---- what was predicted --------------------------------------------------------
+
+
+def _predicted(graph: TaskGraph, timeline: Timeline, devices: Sequence[Sequence[DevicePlace]]) -> Iterator[Event]:
+    tracks = _device_tracks(_PREDICTED, devices)
+    links = _link_tracks(_PREDICTED_LINKS, graph)
+    yield from _named(track for own in tracks for track in own)
+    yield from _named(iter(links.values()))
+    for here, task in graph.tasks():
+        begin, end = timeline.tasks[here.stage][here.position]
+        if task.kind in COMPUTE_KINDS:
+            for track in tracks[here.stage]:
+                yield _slice(track, task, begin, end)
+        elif task.kind == "send" and task.transfer is not None:
+            begin, end = timeline.transfers[task.transfer]
+            yield _slice(links[task.stage, task.peer or 0], task, begin, end, graph)
+    yield from _arrows(graph, timeline, tracks, links)
+    for stage, memory in enumerate(memory_over_time(graph, timeline)):
+        for time_s, size_bytes in memory.bytes_over_time:
+            yield _counter(f"stage {stage}: bytes of a device", time_s, size_bytes)
+        for time_s, count in memory.micro_batches_over_time:
+            yield _counter(f"stage {stage}: micro-batches held", time_s, count)
+
+
+def _arrows(
+    graph: TaskGraph,
+    timeline: Timeline,
+    tracks: Sequence[Sequence[_Track]],
+    links: Mapping[tuple[int, int], _Track],
+) -> Iterator[Event]:
+    """From the slice that wrote a buffer over the slice of its transfer to the first one that reads it."""
+    makers: dict[tuple[int, Buffer], int] = {}
+    readers: dict[tuple[int, Buffer], int] = {}
+    for here, task in graph.tasks():
+        if task.kind in COMPUTE_KINDS:
+            makers.update(((here.stage, buffer), here.position) for buffer in task.writes)
+            for buffer in task.reads:
+                readers.setdefault((here.stage, buffer), here.position)
+    for task in (task for _, task in graph.tasks() if task.kind == "send"):
+        stage, peer, number, buffer = task.stage, task.peer or 0, task.transfer or 0, task.reads[0]
+        made, read = makers.get((stage, buffer)), readers.get((peer, buffer))
+        if made is None or read is None:
+            continue  # from the step's arguments, or to its results
+        flow = {"cat": "transfer", "name": str(buffer), "id": number}
+        begin, end = timeline.tasks[stage][made]
+        yield {"ph": "s", **flow, **_at(tracks[stage][0], (begin + end) / 2)}
+        yield {"ph": "t", **flow, **_at(links[stage, peer], timeline.transfers[number][0])}
+        yield {"ph": "f", "bp": "e", **flow, **_at(tracks[peer][0], timeline.tasks[peer][read][0])}
+
+
+def _slice(track: _Track, task: Task, begin_s: float, end_s: float, graph: TaskGraph | None = None) -> Event:
+    details: dict[str, Any] = {"kind": task.kind, "stage": task.stage}
+    details |= {"micro_batch": task.micro_batch} if task.micro_batch is not None else {}
+    details |= {"reads": ", ".join(map(str, task.reads)), "writes": ", ".join(map(str, task.writes))}
+    if graph is not None and task.reads:
+        details["bytes"] = graph.sent_bytes.get(task.reads[0].value, 0)
+    colour = {"cname": _COLOURS[task.kind]} if task.kind in _COLOURS else {}
+    return {
+        "ph": "X", "name": str(task), "cat": task.kind, **_at(track, begin_s), "dur": _microseconds(end_s - begin_s),
+        "args": details, **colour,
+    }  # fmt: skip
+
+
+def _counter(name: str, time_s: float, value: int) -> Event:
+    return {"ph": "C", "name": name, "pid": _PREDICTED, "ts": _microseconds(time_s), "args": {"held": value}}
+
+
+def _at(track: _Track, time_s: float) -> Event:
+    return {"pid": track.process, "tid": track.number, "ts": _microseconds(time_s)}
+
+
+def _microseconds(time_s: float) -> float:
+    return round(time_s * 1e6, 3)
+
+
+# ---- what was measured ---------------------------------------------------------
+
+
+def _measured(
+    graph: TaskGraph, devices: Sequence[Sequence[DevicePlace]], measured: Sequence[MeasuredTask]
+) -> Iterator[Event]:
+    tracks = _device_tracks(_MEASURED, devices)
+    links = _link_tracks(_MEASURED_LINKS, graph)
+    yield from _named(track for own in tracks for track in own)
+    yield from _named(iter(links.values()))
+    for each in measured:
+        task = graph.stages[each.stage][each.position]
+        if task.kind in COMPUTE_KINDS:
+            for track in tracks[each.stage]:
+                if track.node == each.node:
+                    yield _slice(track, task, each.begin_s, each.end_s)
+        elif task.kind == "receive":
+            yield _slice(links[task.peer or 0, task.stage], task, each.begin_s, each.end_s, graph)

@@ -1,0 +1,150 @@
+"""Traces: what Perfetto needs of them, and that they say what the timeline says."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from shardwright.links import Link
+from shardwright.report.trace import DevicePlace, MeasuredTask, step_trace, write_trace
+from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
+
+
+def graph(stages: int = 2) -> TaskGraph:
+    """Forward parts in a chain, one second each; the last stage joins them."""
+    names = [f"y{stage}" for stage in range(stages)]
+    pieces = [
+        Piece(
+            program=f"f{s}", kind="forward", stage=s, chunk=s, reads=names[s - 1 : s] if s else (), writes=(names[s],),
+            time_s=1.0,
+        )
+        for s in range(stages)
+    ]  # fmt: skip
+    pieces.append(
+        Piece(program="join", kind="apply", stage=stages - 1, reads=(names[-1],), writes=("all",), time_s=2.0)
+    )
+    everywhere = dict.fromkeys(range(stages), 8)
+    return task_graph(
+        StepPieces(
+            micro_batches=3,
+            stage_of_chunk=tuple(range(stages)),
+            values=(
+                *(Value(name=name, scope="micro_batch", sizes=everywhere, sent_bytes=8) for name in names),
+                Value(name="all", scope="step", sizes=everywhere),
+            ),
+            pieces=tuple(pieces),
+            outputs=(("all", stages - 1),),
+            links={(s, s + 1): Link(bandwidth_bytes_per_s=16.0) for s in range(stages)},
+        ),
+        Schedule.parse("gpipe"),
+    )
+
+
+PLACES = (
+    (DevicePlace(device=0), DevicePlace(device=1)),
+    (DevicePlace(device=2, node=1), DevicePlace(device=3, node=1)),
+)
+
+
+def named_tracks(trace: dict[str, Any]) -> dict[tuple[int, int], str]:
+    """(process, thread) → "process name / thread name"."""
+    meta = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    process = {e["pid"]: e["args"]["name"] for e in meta if e["name"] == "process_name"}
+    return {
+        (e["pid"], e["tid"]): f"{process[e['pid']]} / {e['args']['name']}" for e in meta if e["name"] == "thread_name"
+    }
+
+
+def slices(trace: dict[str, Any]) -> dict[str, list[tuple[str, float, float]]]:
+    """Per named track: (name, begin, end) in seconds, in order."""
+    tracks = named_tracks(trace)
+    found = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            end = event["ts"] + event["dur"]
+            found[tracks[event["pid"], event["tid"]]].append((event["name"], event["ts"] / 1e6, end / 1e6))
+    return {name: sorted(own, key=lambda each: each[1]) for name, own in found.items()}
+
+
+def test_every_device_has_a_track_with_the_predicted_tasks() -> None:
+    made = graph()
+    tracks = slices(step_trace(made, simulate(made), devices=PLACES))
+    forward = [(f"f0 of micro-batch {i}", float(i), i + 1.0) for i in range(3)]
+    assert tracks["predicted: devices / device 0 (stage 0)"] == forward
+    assert tracks["predicted: devices / device 1 (stage 0)"] == forward
+    assert tracks["predicted: devices / device 3 (stage 1)"] == [
+        ("f1 of micro-batch 0", 1.5, 2.5),
+        ("f1 of micro-batch 1", 2.5, 3.5),
+        ("f1 of micro-batch 2", 3.5, 4.5),
+        ("join", 4.5, 6.5),
+    ]
+    assert tracks["predicted: links / stage 0 → stage 1"] == [
+        (f"send y0@{i} to stage 1", i + 1.0, i + 1.5) for i in range(3)
+    ]
+    assert not any(name.startswith("measured") for name in tracks)
+
+
+def test_arrows_begin_and_end_in_slices() -> None:
+    made = graph(3)
+    places = [[DevicePlace(device=stage)] for stage in range(3)]
+    trace = step_trace(made, simulate(made), devices=places)
+    tracks, own = named_tracks(trace), slices(trace)
+    arrows = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] in "stf":
+            time_s = event["ts"] / 1e6
+            name = tracks[event["pid"], event["tid"]]
+            assert any(begin <= time_s <= end for _, begin, end in own[name]), event
+            arrows[event["id"]].append((event["ph"], name, time_s))
+    assert len(arrows) == 6
+    for steps in arrows.values():
+        assert [phase for phase, _, _ in steps] == ["s", "t", "f"]
+        assert all(a[2] <= b[2] for a, b in pairwise(steps))
+        assert "links" in steps[1][1]
+
+
+def test_memory_is_a_counter_of_each_stage() -> None:
+    made = graph()
+    trace = step_trace(made, simulate(made), devices=PLACES)
+    counters = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "C":
+            counters[event["name"]].append(event["args"]["held"])
+    assert max(counters["stage 0: bytes of a device"]) == 16
+    assert max(counters["stage 1: micro-batches held"]) == 3
+    assert all(values[-1] == 0 for values in counters.values())
+
+
+def test_measured_tasks_lie_on_the_devices_of_their_node(tmp_path: Path) -> None:
+    made = graph()
+    receive = next(i for i, task in enumerate(made.stages[1]) if task.kind == "receive")
+    measured = [
+        MeasuredTask(node=0, stage=0, position=0, begin_s=0.25, end_s=1.5),
+        MeasuredTask(node=1, stage=1, position=receive, begin_s=1.0, end_s=1.75),
+        MeasuredTask(node=1, stage=1, position=len(made.stages[1]) - 2, begin_s=6.0, end_s=8.0),
+    ]
+    trace = step_trace(made, simulate(made), devices=PLACES, measured=measured)
+    path = tmp_path / "out.json"
+    write_trace(str(path), trace)
+    tracks = slices(json.loads(path.read_text()))
+    assert tracks["measured: devices / device 1 (stage 0)"] == [("f0 of micro-batch 0", 0.25, 1.5)]
+    assert tracks["measured: devices / device 2 (stage 1)"] == [("join", 6.0, 8.0)]
+    assert tracks["measured: links / stage 0 → stage 1"] == [("receive y0@0 from stage 0", 1.0, 1.75)]
+    assert trace["otherData"]["measured_step_s"] == 8.0
+    order = [
+        (event["args"]["sort_index"], event["pid"])
+        for event in trace["traceEvents"]
+        if event["name"] == "process_sort_index"
+    ]
+    assert order == sorted(order)
+
+
+def test_large_clusters_have_a_track_per_stage_and_node() -> None:
+    made = graph()
+    places = [[DevicePlace(device=64 * s + d, node=2 * s + d // 32) for d in range(64)] for s in range(2)]
+    names = set(named_tracks(step_trace(made, simulate(made), devices=places)).values())
+    assert "predicted: devices / stage 1, node 3: devices 96 to 127" in names
+    assert len(names) == 5
