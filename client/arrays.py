@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
 from shardwright.errors import ArrayError
 from shardwright.layouts import Layout
+from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
-    from shardwright.client.initializer import PendingInit
     from shardwright.client.session import Session
     from shardwright.client.stream import StepResult
+
+
+class Pending(Protocol):
+    """What has yet to make an array: an initializer that has not run, a checkpoint that has not been read."""
+
+    def materialize(self, mesh: Mesh | None = None, wanted: Mapping[int, Layout] | None = None) -> None:
+        """Makes it; `wanted` are layouts by `id()` of a handle, on `mesh`; without them any will do."""
 
 
 class RemoteArray:
@@ -36,14 +44,14 @@ class RemoteArray:
         array_id: int = 0,
         layout: Layout | None = None,
         result: StepResult | None = None,
-        pending: PendingInit | None = None,
+        pending: Pending | None = None,
     ) -> None:
         self._session = session
         self.spec = spec
         self._id = array_id
         self._layout = layout
         self._result = result  # of the step that computes it
-        self._pending = pending  # the initializer that has yet to run
+        self._pending = pending  # what has yet to make it
         self._deleted = ""  # why it is gone
         self._is_owned = False  # its layout is that of a step which updates it in place
 

@@ -165,6 +165,12 @@ class MasterConnection:
         """The raw stream of replies; its consumer converts errors (see stream.py)."""
         return self._stub.RunSteps(requests, metadata=self._metadata)
 
+    def wait_for_save(self, number: int) -> tuple[int, float]:
+        """(bytes written, seconds) of the save whose step had this number, once its checkpoint is complete."""
+        request = master_pb2.WaitForSaveRequest(session_id=self.info.session_id, number=number)
+        reply = self._call(self._stub.WaitForSave, request, timeout_s=LONG_CALL_TIMEOUT_S)
+        return reply.written_bytes, reply.save_s
+
     def release(self, array_ids: Sequence[int]) -> None:
         request = master_pb2.ReleaseArraysRequest(session_id=self.info.session_id, array_ids=array_ids)
         self._call(self._stub.ReleaseArrays, request)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from shardwright.client.arrays import RemoteArray
+from shardwright.client.arrays import Pending, RemoteArray
 from shardwright.client.frontends.jax import JaxFunction, Signature
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
@@ -21,7 +21,6 @@ from shardwright.layouts import Layout
 from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.client.initializer import PendingInit
     from shardwright.client.programs import Program
     from shardwright.client.session import Session
 
@@ -37,13 +36,13 @@ def fits(leaves: Sequence[Any], layouts: Sequence[Layout]) -> bool:
 def place(session: Session, leaves: Sequence[Any], program: Program, donated: Sequence[int] = ()) -> list[Any]:
     """`leaves`, with every handle laid out as `program` wants it.
 
-    Initializers that wait run now, straight into these layouts. Handles that lie
+    Initializers and checkpoints that wait are run and read now, straight into these layouts. Handles that lie
     otherwise are moved and keep their new layout. Copies are passed, and the
     handles left as they are, where they stand twice with different layouts, or
     belong to another step and are not donated to this one.
     """
     layouts = program.leaf_layouts
-    _run_initializers(leaves, layouts, program.plan.mesh)
+    _materialize(leaves, layouts, program.plan.mesh)
     placed = list(leaves)
     movers = [
         number
@@ -85,9 +84,9 @@ def _lies_as(leaf: Any, layout: Layout) -> bool:
     return type(leaf) is RemoteArray and leaf._layout is layout
 
 
-def _run_initializers(leaves: Sequence[Any], layouts: Sequence[Layout], mesh: Mesh) -> None:
+def _materialize(leaves: Sequence[Any], layouts: Sequence[Layout], mesh: Mesh) -> None:
     wanted: dict[int, Layout] = {}
-    waiting: dict[int, PendingInit] = {}
+    waiting: dict[int, Pending] = {}
     for leaf, layout in zip(leaves, layouts, strict=True):
         if type(leaf) is RemoteArray and leaf._pending is not None:
             wanted.setdefault(id(leaf), layout)

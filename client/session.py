@@ -20,7 +20,7 @@ from shardwright import __version__
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
-from shardwright.client.stream import StepStream
+from shardwright.client.stream import StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, as_bytes
 from shardwright.cluster import join_address
 from shardwright.config import PlanOptions
@@ -31,6 +31,7 @@ from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
+    from shardwright.client.checkpoints import Save
     from shardwright.client.frontends.jax import LoweredProgram
     from shardwright.client.programs import LoadedPlan, Program
     from shardwright.client.step import Step
@@ -94,16 +95,18 @@ class Session:
     def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None) -> None:
         self._server = server
         self._pid = os.getpid()
-        self._master = MasterConnection(address, dialer)
-        self.info: SessionInfo = self._master.open(__version__)
+        self.master = MasterConnection(address, dialer)
+        self.info: SessionInfo = self.master.open(__version__)
         self._transfer = ArrayTransfer(self.info, dialer)
-        self._stream = StepStream(self._master.run_steps, self.info.session_id)
+        self._stream = StepStream(self.master.run_steps, self.info.session_id)
         self._array_ids = itertools.count(1)
         self._lock = threading.RLock()
         self._loaded: dict[tuple[str, str], LoadedPlan] = {}
         self._layouts: dict[Layout, Layout] = {}
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self._is_closed = False
+        self._save: Save | None = None
+        self._saving = threading.Lock()
         threading.Thread(target=_release_when_idle, args=(weakref.ref(self), self._dropped), daemon=True).start()
         _open_sessions.add(self)
 
@@ -156,26 +159,96 @@ class Session:
         function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
         return Step(self, function, options, progress)
 
+    def save(
+        self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
+    ) -> Save:
+        """Writes `state` as it is after the last step sent, as checkpoint number `step` of `directory`.
+
+        Returns at once; later steps may change or donate the arrays. The next save and `close` wait
+        until it is complete, and raise what went wrong, unless `Save.wait` has. An interrupted save
+        leaves the checkpoints that are complete as they are.
+
+        Args:
+          state: a pytree of handles; arrays and numbers in it are sent to the servers first.
+          directory: as every worker sees it: on a file system that they share, or what else Orbax takes
+            ("gs://…"). One session at a time saves in it. Orbax reads it, with or without Shardwright.
+          step: default: one more than the latest in the directory.
+          max_to_keep: remove older checkpoints beyond so many, once this one is complete.
+
+        Raises CheckpointError for a state that cannot be written, OptionError for a wrong number.
+        """
+        from shardwright.client import checkpoints
+
+        self.require_open()
+        with self._saving:
+            if self._save is not None:
+                self._save.wait()
+            self._save = checkpoints.save(self, state, directory, step=step, max_to_keep=max_to_keep)
+            return self._save
+
+    def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
+        """The state of a checkpoint, as handles; arrays are read when a step is first called with them.
+
+        Then each worker reads its own part, as the step's plan lays it out, whatever the plan or
+        the number of workers was when it was saved.
+
+        Args:
+          step: number of the checkpoint; default: the latest.
+          like: a pytree of the structure and the types to restore, e.g. what `step.init` returns (which
+            then does not run), or `jax.eval_shape` does. It may be a part of what was saved. Needed
+            for states with nodes other than dicts, lists, tuples and named tuples.
+
+        Raises CheckpointError where there is no such checkpoint, or it does not hold what `like` asks for.
+        """
+        from shardwright.client import checkpoints
+
+        self.require_open()
+        return checkpoints.restore(self, directory, step=step, like=like)
+
+    def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
+        """Numbers of the complete checkpoints in a directory of the workers, ascending."""
+        from shardwright.client import checkpoints
+
+        self.require_open()
+        return checkpoints.checkpoints(self, directory)
+
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""
         self.require_open()
-        return self._master.status()
+        return self.master.status()
 
     def close(self) -> None:
-        """Frees what the session holds on the server; stops an embedded server. May be called twice."""
+        """Waits for a save under way, frees what the session holds on the server, stops an embedded server.
+
+        May be called twice. Raises the error of a save that nobody has met yet.
+        """
+        error = self._close()
+        if error is not None:
+            raise error
+
+    def _close(self) -> ShardwrightError | None:
+        """The error of a save that nobody has met yet."""
         if self._is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
-            return
+            return None
+        error = self._save.unseen_error() if self._save is not None else None
         self._is_closed = True
         self._dropped.put(None)
         self._stream.close()
         self._transfer.close()
-        self._master.close()
+        self.master.close()
         if self._server is not None:
             self._server.close()
+        return error
+
+    def close_quietly(self) -> None:
+        """Where nobody is left to raise an error to."""
+        error = self._close()
+        if error is not None:
+            _log.error("the last save failed: %s", error)
 
     def __del__(self) -> None:
         if hasattr(self, "_dropped"):  # else it was never opened
-            self.close()
+            self.close_quietly()
 
     def __enter__(self) -> Session:
         return self
@@ -183,11 +256,14 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self.close_quietly()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self.info.device_count} {self.info.platform} devices"
-        return f"Session({self._master.address}, {state})"
+        return f"Session({self.master.address}, {state})"
 
     # ---- programs --------------------------------------------------------------------
 
@@ -244,9 +320,9 @@ class Session:
             _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
 
         started = time.monotonic()
-        program_id = self._master.upload_program(lowered.hlo_text)
-        plan_id, plan = self._master.plan(program_id, lowered.hlo_text, options, planning)
-        load = self._master.load(plan_id, loading)
+        program_id = self.master.upload_program(lowered.hlo_text)
+        plan_id, plan = self.master.plan(program_id, lowered.hlo_text, options, planning)
+        load = self.master.load(plan_id, loading)
         _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
         return LoadedPlan(plan=plan, load=load)
 
@@ -315,6 +391,17 @@ class Session:
         ids[program.lowered.constants_at : program.lowered.constants_at] = program.constants
         return ids
 
+    def submit(self, request: master_pb2.RunStepsRequest, name: str) -> StepResult:
+        """Sends a step that has no program: a save or a restore. Raises as `run` does."""
+        with self._lock:
+            self._raise_unseen()
+            request.released.extend(self._take_dropped())
+            return self._stream.submit(request, name)
+
+    def new_id(self) -> int:
+        """An id for an array that a step makes."""
+        return next(self._array_ids)
+
     def usable_id(self, handle: RemoteArray) -> int:
         """Id of a handle that a step may read. Raises the error that made it unusable."""
         if handle._session is not self:
@@ -344,6 +431,11 @@ class Session:
             raise ArrayError("this array has not been placed yet")
         return self._transfer.fetch(handle._id, handle._layout)
 
+    def ask_first_node(self, method: str, request: Any) -> Any:
+        """The reply to a call of the Checkpoints service."""
+        self.require_open()
+        return self._transfer.ask_first_node(method, request)
+
     def release_later(self, array_id: int) -> None:
         """Frees an array with the next step, or soon if there is none. Safe in destructors."""
         self._dropped.put(array_id)
@@ -369,7 +461,7 @@ class Session:
                 return
             ids = [first, *self._take_dropped()]
             try:
-                self._master.release(ids)
+                self.master.release(ids)
             except ShardwrightError:
                 _log.warning("could not release %d arrays", len(ids))
 
@@ -397,4 +489,4 @@ _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 @atexit.register
 def _close_sessions() -> None:
     for session in list(_open_sessions):
-        session.close()
+        session.close_quietly()

@@ -22,6 +22,9 @@ from shardwright.plans import Mesh, Plan
 from shardwright.progress import PlanProgress
 
 if TYPE_CHECKING:
+    import os
+
+    from shardwright.client.checkpoints import Save
     from shardwright.client.session import Session
 
 #: Programs of one signature that differ in the layout of the arrays they take; then arrays are moved instead.
@@ -77,6 +80,16 @@ class Step:
         """
         self._session.require_open()
         return PendingInit(self._session, init_fn, args).handles()
+
+    def save(
+        self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
+    ) -> Save:
+        """Writes `state`, a pytree of handles, as a checkpoint; see `Session.save`."""
+        return self._session.save(state, directory, step=step, max_to_keep=max_to_keep)
+
+    def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
+        """A checkpoint as handles, laid out as this step wants them when it is called; see `Session.restore`."""
+        return self._session.restore(directory, step=step, like=like)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
         """The HLO text for these arguments, with names of arguments and outputs; nothing is sent or run.

@@ -20,6 +20,9 @@ from shardwright.errors import InternalError
 from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, pad_to_stored
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 
+#: Reading a directory and the description of a checkpoint may take long on a remote file system.
+LISTING_TIMEOUT_S = 300.0
+
 
 class ArrayTransfer:
     """Reads and writes arrays of one session; channels are opened when they are first used."""
@@ -48,6 +51,15 @@ class ArrayTransfer:
         stored = np.empty(layout.stored_shape, layout.dtype)
         self._each(list(wanted), lambda node: self._fetch_from(node, wanted[node], array_id, layout, stored))
         return logical_part(stored, layout)
+
+    def ask_first_node(self, method: str, request: Any) -> Any:
+        """The reply to a call of the Checkpoints service."""
+        node = self._info.nodes[0]
+        stub = master_pb2_grpc.CheckpointsStub(self._channel(node))  # type: ignore[no-untyped-call]
+        try:
+            return getattr(stub, method)(request, timeout=LISTING_TIMEOUT_S, metadata=self._dialer.metadata)
+        except grpc.RpcError as error:
+            wire.raise_from_rpc(error, where=node.data_address)
 
     # ---- one node --------------------------------------------------------------
 
@@ -109,9 +121,13 @@ class ArrayTransfer:
 
     def _stub(self, node: NodeInfo) -> Any:
         if node.index not in self._stubs:
-            channel = self._channels.setdefault(node.index, self._dialer.dial(node.data_address))
-            self._stubs[node.index] = master_pb2_grpc.ArrayTransferStub(channel)  # type: ignore[no-untyped-call]
+            self._stubs[node.index] = master_pb2_grpc.ArrayTransferStub(self._channel(node))  # type: ignore[no-untyped-call]
         return self._stubs[node.index]
+
+    def _channel(self, node: NodeInfo) -> grpc.Channel:
+        if node.index not in self._channels:
+            self._channels[node.index] = self._dialer.dial(node.data_address)
+        return self._channels[node.index]
 
     def _each(self, nodes: Sequence[NodeInfo], act: Any) -> None:
         """`act(node)` for all nodes at the same time; the first failure is raised."""

@@ -18,6 +18,7 @@ class Limits:
     divergence_s: how long the other executors may go on with a step that failed on one of
         them before all are started anew (they may wait for it in a collective for ever).
     transfer_wait_s: how long a stage of a pipeline waits for what another one sends, its computing included.
+    save_s: how long a save may take until its checkpoint is complete.
     start_attempts: generations in a row that may fail to start before the server gives up.
     """
 
@@ -32,6 +33,7 @@ class Limits:
     argument_wait_s: float = 60.0
     divergence_s: float = 15.0
     transfer_wait_s: float = 300.0
+    save_s: float = 3600.0
     start_timeout_s: float = 300.0
     start_attempts: int = 3
     max_streams: int = 256

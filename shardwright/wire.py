@@ -343,6 +343,7 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "worker_lost": grpc.StatusCode.ABORTED,  # not UNAVAILABLE, which invites blind retries
     "resource_limit": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "execution": grpc.StatusCode.ABORTED,
+    "checkpoint": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 #: Status → (class, remedy) for calls that failed without an error of ours: transport, deadline, limits.

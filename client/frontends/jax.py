@@ -23,7 +23,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.client.annotate import annotations_kept
 from shardwright.client.frontends.jaxprs import hoist_constants, refuse_what_cannot_travel
-from shardwright.dtypes import to_element_type
+from shardwright.dtypes import to_dtype, to_element_type
 from shardwright.errors import OptionError, UnsupportedProgramError
 
 register_exclusion(__file__)  # source lines in programs are the user's
@@ -257,7 +257,7 @@ class JaxFunction:
         self, signature: Signature, constants: Sequence[np.ndarray], constants_at: int
     ) -> tuple[ArrayType, ...]:
         names = self._leaf_names(signature)
-        types = [_array_type(name, spec) for name, spec in zip(names, signature.specs, strict=True)]
+        types = [array_type(name, spec) for name, spec in zip(names, signature.specs, strict=True)]
         types[constants_at:constants_at] = [
             ArrayType(name=f"constants[{n}]", element_type=to_element_type(c.dtype), shape=c.shape)
             for n, c in enumerate(constants)
@@ -337,6 +337,20 @@ def _key_data(spec: ArraySpec) -> Any:
     return jax.eval_shape(jax.random.key_data, _aval(spec.shape, spec.dtype))
 
 
+def key_impl_name(spec: ArraySpec) -> str:
+    """JAX's name of a PRNG key's implementation, e.g. "threefry2x32"."""
+    return str(_key_impl(spec.dtype))
+
+
+def stored_spec(element_type: str, shape: tuple[int, ...], *, key_impl: str, is_weak: bool) -> ArraySpec:
+    """Type of an array that stands in programs like this; of a PRNG key where `key_impl` names its implementation."""
+    if not key_impl:
+        return array_spec(shape, to_dtype(element_type), is_weak)
+    dtype = jax.eval_shape(lambda: jax.random.key(0, impl=key_impl)).dtype
+    words = len(_key_data(array_spec((), dtype)).shape)
+    return array_spec(shape[: len(shape) - words], dtype)
+
+
 @functools.lru_cache(maxsize=16)
 def _key_impl(dtype: Any) -> Any:
     found: list[Any] = []
@@ -352,14 +366,15 @@ def _host_value(constant: Any) -> np.ndarray:
     return host_value(constant, spec_of(constant))
 
 
-def _array_type(name: str, spec: ArraySpec) -> ArrayType:
+def array_type(name: str, spec: ArraySpec) -> ArrayType:
+    """How an array of that type stands in programs."""
     dtype = np.dtype("uint32") if spec.is_key else spec.dtype
     return ArrayType(name=name, element_type=to_element_type(dtype), shape=physical_shape(spec))
 
 
 def _output_types(out_info: Any) -> tuple[ArrayType, ...]:
     leaves, _ = tree_flatten_with_path(out_info)
-    return tuple(_array_type("result" + keystr(path), _spec_of_aval(leaf)) for path, leaf in leaves)
+    return tuple(array_type("result" + keystr(path), _spec_of_aval(leaf)) for path, leaf in leaves)
 
 
 def _aliases(text: str) -> dict[int, int]:

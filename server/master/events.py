@@ -64,13 +64,14 @@ class ExecutorLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandDone:
-    """An executor finished the command `sequence`; `values` by array id, of a step."""
+    """An executor finished the command `sequence`; `values` by array id, of a step; bytes of a WriteOnWorkers."""
 
     connection: int
     sequence: int
     error: ShardwrightError | None = None
     values: tuple[Any, ...] = ()
     run_s: float = 0.0
+    written_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +156,19 @@ class StepsClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """Of a step that saves its arguments, or makes its outputs (of so many logical bytes) from a checkpoint."""
+
+    is_save: bool
+    output_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequested:
-    """A numbered step; `inline` are the (id, bytes) of arrays that ride along, `payload` is the message."""
+    """A numbered step; `inline` are the (id, bytes) of arrays that ride along, `payload` is the message.
+
+    files: of a save or a restore, which has no executable.
+    """
 
     stream: int
     session_id: str
@@ -166,7 +178,17 @@ class StepRequested:
     outputs: tuple[int, ...]
     inline: tuple[tuple[int, int], ...] = ()
     released: tuple[int, ...] = ()
+    files: FileFacts | None = None
     payload: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveWaited:
+    """A client waits for the end of the save whose step had this number."""
+
+    call: int
+    session_id: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +209,7 @@ class Tick:
 Event = (
     DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArrayArrived
     | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
-    | StepsOpened | StepsClosed | StepRequested | ReleaseRequested | Tick
+    | StepsOpened | StepsClosed | StepRequested | SaveWaited | ReleaseRequested | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -254,6 +276,25 @@ class RunOnWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOnWorkers:
+    """Write what was copied for the save of step `number`."""
+
+    sequence: int
+    session_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishOnWorkers:
+    """Make it a checkpoint, or remove what there is; forget the copies."""
+
+    sequence: int
+    session_id: str
+    number: int
+    is_commit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOnWorkers:
     """Free arrays; with `error`, they will never exist and that is why."""
 
@@ -281,7 +322,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A call succeeded; of a load, `value` is the program."""
+    """A call succeeded; of a load, `value` is the program, of a save (bytes written, seconds)."""
 
     call: int
     value: Any = None
@@ -334,7 +375,16 @@ class Halt:
     error: ShardwrightError
 
 
-ToWorkers = OpenOnWorkers | CloseOnWorkers | LoadOnWorkers | UnloadOnWorkers | RunOnWorkers | ReleaseOnWorkers
+ToWorkers = (
+    OpenOnWorkers
+    | CloseOnWorkers
+    | LoadOnWorkers
+    | UnloadOnWorkers
+    | RunOnWorkers
+    | WriteOnWorkers
+    | FinishOnWorkers
+    | ReleaseOnWorkers
+)
 Command = (
     StartExecutor | StopExecutor | Refuse | ToWorkers | Compile | Progress | Answer | Fail | ReplyStep | EndStream
     | SessionEnded | Log | Halt

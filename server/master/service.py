@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from shardwright import wire
-from shardwright.errors import ShardwrightError
+from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.plans import Plan
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.master import events as ev
@@ -221,6 +221,16 @@ class MasterService(master_pb2_grpc.MasterServicer):
             outlet.end()
 
     @_typed
+    async def WaitForSave(
+        self, request: master_pb2.WaitForSaveRequest, context: Context
+    ) -> master_pb2.WaitForSaveReply:
+        call = self._master.call(
+            lambda number: ev.SaveWaited(call=number, session_id=request.session_id, number=request.number)
+        )
+        written_bytes, save_s = await call.answer()
+        return master_pb2.WaitForSaveReply(written_bytes=written_bytes, save_s=save_s)
+
+    @_typed
     async def ReleaseArrays(
         self, request: master_pb2.ReleaseArraysRequest, context: Context
     ) -> master_pb2.ReleaseArraysReply:
@@ -293,8 +303,24 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         outputs=tuple(request.outputs),
         inline=tuple((array.array_id, len(array.data)) for array in request.inline_arguments),
         released=tuple(request.released),
+        files=_files(request),
         payload=request,
     )
+
+
+def _files(request: master_pb2.RunStepsRequest) -> ev.FileFacts | None:
+    """Of a save or a restore. Raises CheckpointError where its lists do not fit together."""
+    if request.HasField("save"):
+        if len(request.save.names) != len(request.arguments) or request.outputs:
+            raise CheckpointError("a save names each of its arrays, and makes none", where=request.save.directory)
+        return ev.FileFacts(is_save=True)
+    if request.HasField("restore"):
+        restore = request.restore
+        if not len(restore.names) == len(restore.layouts) == len(request.outputs) or request.arguments:
+            raise CheckpointError("a restore names and lays out each of its arrays", where=restore.directory)
+        layouts = [wire.layout_from_proto(layout) for layout in restore.layouts]
+        return ev.FileFacts(is_save=False, output_bytes=tuple(layout.size_bytes for layout in layouts))
+    return None
 
 
 class ClusterService(worker_pb2_grpc.ClusterServicer):
@@ -368,6 +394,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         error=error,
                         values=tuple(done.values),
                         run_s=done.run_s,
+                        written_bytes=done.written_bytes,
                     )
                 )
             case "arrived":

@@ -20,7 +20,9 @@ from itertools import islice
 
 from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, SessionError, ShardwrightError
 from shardwright.server.limits import Limits
+from shardwright.server.master import saves
 from shardwright.server.master.events import ProgramFacts, ReleaseRequested, StepRequested
+from shardwright.server.master.saves import Save
 
 #: How many ids that are gone are remembered, to say why; older ones count as unknown.
 GONE_REMEMBERED = 65_536
@@ -78,6 +80,7 @@ class Session:
     gone: dict[int, Gone] = field(default_factory=dict)
     array_bytes: int = 0
     executables: dict[str, Executable] = field(default_factory=dict)
+    saves: dict[int, Save] = field(default_factory=dict)  # by step number; the last one may be under way
 
     # ---- arrays ------------------------------------------------------------
     def add_array(self, array_id: int, size_bytes: int) -> None:
@@ -121,7 +124,9 @@ class Session:
     # ---- steps -------------------------------------------------------------
     def refusal(self, step: StepRequested) -> ShardwrightError | None:
         """Why the step can never run, or None."""
-        executable = self.executables.get(step.executable_id)
+        if step.files is not None and step.files.is_save and (busy := saves.refusal(self)) is not None:
+            return busy
+        executable = self.executable_of(step)
         if executable is None:
             return ArrayError(f"no executable {step.executable_id!r} is loaded", remedy="load the plan first")
         if not self.gone.keys().isdisjoint(step.arguments):
@@ -129,6 +134,18 @@ class Session:
         if executable.program is None:
             return None
         return self._misfit(step, executable.program) or self._over_limit(step, executable.program)
+
+    def executable_of(self, step: StepRequested) -> Executable | None:
+        """What the step runs; a save or a restore is an executable of its own, loaded everywhere."""
+        if step.files is None:
+            return self.executables.get(step.executable_id)
+        program = ProgramFacts(
+            plan_id="",
+            argument_count=len(step.arguments),
+            donated=frozenset(),
+            output_bytes=step.files.output_bytes,
+        )
+        return Executable(plan_id="", state="loaded", program=program)
 
     def _misfit(self, step: StepRequested, program: ProgramFacts) -> ShardwrightError | None:
         if len(step.arguments) != program.argument_count or len(step.outputs) != len(program.output_bytes):
@@ -220,14 +237,20 @@ class Session:
                 f"array {missing[0]}, an argument of step {item.request.number}, was not written within {waited}",
                 remedy="put it on every node, or run the step that makes it",
             )
-        if self.is_open and self.executables[item.request.executable_id].state != "loaded":
+        if self.is_open and not self.is_loaded(item.request):
             return None  # compiling takes as long as it takes
         return DeadlineError(f"step {item.request.number}: the workers were not ready within {waited}")
 
-    def start(self, step: StepRequested, sequence: int) -> None:
+    def is_loaded(self, step: StepRequested) -> bool:
+        executable = self.executable_of(step)
+        return executable is not None and executable.state == "loaded"
+
+    def start(self, step: StepRequested, sequence: int, now_s: float) -> None:
         """Book a step as dispatched: its inputs and outputs change hands now."""
-        program = self.executables[step.executable_id].program
-        assert program is not None
+        executable = self.executable_of(step)
+        assert executable is not None
+        assert executable.program is not None
+        program = executable.program
         for array_id in step.released:
             self.drop_array(array_id)
         for array_id, size_bytes in step.inline:
@@ -238,6 +261,8 @@ class Session:
             if array_id:
                 self.add_array(array_id, size_bytes)
         self.running[step.number] = sequence
+        if step.files is not None and step.files.is_save:
+            saves.start(self, step, now_s)
 
     def finish(self, number: int, outcome: StepOutcome) -> None:
         """Keep what step `number` ended with, and forget what no client may ask for again."""

@@ -206,6 +206,16 @@ class Master:
         order = worker_pb2.UnloadProgram(session_id=command.session_id, executable_id=command.executable_id)
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, unload=order))
 
+    def _write_on_workers(self, command: ev.WriteOnWorkers) -> None:
+        order = worker_pb2.WriteCheckpoint(session_id=command.session_id, number=command.number)
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, write_checkpoint=order))
+
+    def _finish_on_workers(self, command: ev.FinishOnWorkers) -> None:
+        order = worker_pb2.FinishCheckpoint(
+            session_id=command.session_id, number=command.number, is_commit=command.is_commit
+        )
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, finish_checkpoint=order))
+
     def _release_on_workers(self, command: ev.ReleaseOnWorkers) -> None:
         order = worker_pb2.ReleaseWorkerArrays(session_id=command.session_id, array_ids=command.array_ids)
         if command.error is not None:
@@ -322,6 +332,8 @@ _CARRY_OUT: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.CloseOnWorkers: Master._close_on_workers,
     ev.LoadOnWorkers: Master._load_on_workers,
     ev.UnloadOnWorkers: Master._unload_on_workers,
+    ev.WriteOnWorkers: Master._write_on_workers,
+    ev.FinishOnWorkers: Master._finish_on_workers,
     ev.ReleaseOnWorkers: Master._release_on_workers,
     ev.StartExecutor: Master._start_executor,
     ev.StopExecutor: Master._stop_executor,

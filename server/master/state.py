@@ -23,6 +23,7 @@ from typing import Any
 from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
+from shardwright.server.master import saves
 from shardwright.server.master.formation import Formation, Identity, Member
 from shardwright.server.master.sessions import Executable, Queued, Session, StepOutcome
 
@@ -42,6 +43,7 @@ class Pending:
     failed_s: float | None = None
     values: tuple[Any, ...] = ()
     run_s: float = 0.0
+    written_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class MasterState:
             for executable in session.executables.values():
                 if executable.state == "loaded":
                     executable.state = "loading"
+            commands += saves.lose(session, loss, self._now_s)
             commands += self._reply_steps(session) + self._advance(session)
         return commands
 
@@ -123,6 +126,7 @@ class MasterState:
         item.waiting.discard(node)
         item.run_s = max(item.run_s, event.run_s)
         item.values = item.values or event.values
+        item.written_bytes += event.written_bytes
         if event.error is not None and item.error is None:
             item.error, item.failed_s = event.error, self._now_s
         if item.waiting:
@@ -171,7 +175,9 @@ class MasterState:
                 if array_id in session.arrays:
                     session.drop_array(array_id, item.error)
         session.finish(step.number, StepOutcome(error=item.error, values=item.values, run_s=item.run_s))
-        return self._reply_steps(session)
+        replies = self._reply_steps(session)
+        is_save = step.files is not None and step.files.is_save
+        return replies + (saves.copied(self, session, item) if is_save else [])
 
     # ---- sessions ----------------------------------------------------------
     def _session_requested(self, event: ev.SessionRequested) -> Commands:
@@ -198,6 +204,7 @@ class MasterState:
         calls += [session.open_call] if session.open_call is not None else []
         calls += [item.request.call for item in session.queue if isinstance(item.request, ev.ReleaseRequested)]
         commands: Commands = [ev.Fail(call=call, error=reason) for call in calls]
+        commands += saves.lose(session, reason, self._now_s)
         if session.stream is not None:
             commands.append(ev.EndStream(stream=session.stream, error=reason))
         if session.is_open or self._is_pending(ev.OpenOnWorkers, session_id):
@@ -373,12 +380,11 @@ class MasterState:
 
     def _run(self, session: Session, step: ev.StepRequested) -> Commands:
         commands = self._broadcast(lambda sequence: ev.RunOnWorkers(sequence=sequence, step=step))
-        session.start(step, self.sequence)
+        session.start(step, self.sequence, self._now_s)
         return commands
 
     def _can_run(self, session: Session, step: ev.StepRequested) -> bool:
-        is_loaded = session.executables[step.executable_id].state == "loaded"
-        return session.is_open and is_loaded and not session.missing_arguments(step)
+        return session.is_open and session.is_loaded(step) and not session.missing_arguments(step)
 
     def _refuse_step(self, session: Session, step: ev.StepRequested, error: ShardwrightError) -> Commands:
         """A step that never reaches the workers; whoever waits for its outputs there is told."""
@@ -412,15 +418,18 @@ class MasterState:
             commands += self._advance(session)
             idle_s = self._now_s - session.last_seen_s
             waits = any(executable.waiting_calls for executable in session.executables.values())
+            waits = waits or saves.current(session) is not None
             is_used = session.stream is not None or session.open_call is not None or session.running or waits
             if not is_used and idle_s > self.limits.grace_s:
                 reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
                 commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
                 commands += self._end_session(session.session_id, reason)
-        return commands + self._check_divergence()
+        return commands + saves.tick(self) + self._check_divergence()
 
     def _check_divergence(self) -> Commands:
         for sequence, item in self.pending.items():
+            if saves.is_file_work(item.command):
+                continue
             if item.failed_s is not None and self._now_s - item.failed_s > self.limits.divergence_s:
                 nodes = ", ".join(map(str, sorted(item.waiting)))
                 reason = f"command {sequence} failed on one node ({item.error}) while node {nodes} went on"
@@ -478,6 +487,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.StepsOpened: MasterState._steps_opened,
     ev.StepsClosed: MasterState._steps_closed,
     ev.StepRequested: MasterState._step_requested,
+    ev.SaveWaited: saves.wait_requested,
     ev.ReleaseRequested: MasterState._release_requested,
     ev.Tick: MasterState._tick,
 }
@@ -485,4 +495,6 @@ _FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]]
     ev.OpenOnWorkers: MasterState._opened,
     ev.LoadOnWorkers: MasterState._loaded,
     ev.RunOnWorkers: MasterState._ran,
+    ev.WriteOnWorkers: saves.written,
+    ev.FinishOnWorkers: saves.finished,
 }

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
@@ -34,6 +34,9 @@ from shardwright.server.runtime.tasks import StageRecord
 from shardwright.server.runtime.transport import Stop
 from shardwright.xla.layouts import mesh_devices
 from shardwright.xla.runtime import LoadedProgram, load_program
+
+if TYPE_CHECKING:
+    from shardwright.server.runtime.checkpoints.worker import CheckpointWorker
 
 EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 
@@ -130,6 +133,7 @@ class Executor:
         self._stops = _Stops(transfer_wait_s)
         self._executables: dict[tuple[str, str], _Executable | None] = {}  # None: other nodes run it
         self._chunks: dict[str, list[bytes]] = {}
+        self._checkpoints: CheckpointWorker | None = None
         self._dispatched: queue.SimpleQueue[_Dispatched] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
 
@@ -138,6 +142,8 @@ class Executor:
         kind = command.WhichOneof("kind")
         if kind == "run":
             self._run(command.sequence, command.run.step)
+        elif kind in ("write_checkpoint", "finish_checkpoint"):
+            self._checkpoint_worker().carry_out(command)
         elif kind == "chunk":  # part of a load, which is what gets answered
             self._chunks.setdefault(command.chunk.executable_id, []).append(command.chunk.chunk)
         else:
@@ -167,6 +173,8 @@ class Executor:
     def _close(self, session_id: str) -> None:
         for key in [key for key in self._executables if key[0] == session_id]:
             del self._executables[key]
+        if self._checkpoints is not None:
+            self._checkpoints.forget(session_id)
         self._store.close(session_id)
 
     def _load(self, load: worker_pb2.LoadProgram) -> None:
@@ -219,6 +227,8 @@ class Executor:
     def _dispatch(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
         started_s = time.perf_counter()
         session_id, store = step.session_id, self._store
+        if step.HasField("save") or step.HasField("restore"):
+            return self._file_step(sequence, step)
         if (session_id, step.executable_id) not in self._executables:
             raise SessionError(f"no executable {step.executable_id[:12]} on this worker", remedy="load the plan again")
         executable = self._executables[session_id, step.executable_id]
@@ -260,6 +270,31 @@ class Executor:
             if executable.donated:
                 why = ArrayError(f"an array was donated to step {step.number}", remedy="use the step's results instead")
                 self._store.drop(session_id, [ids[number] for number in executable.donated], why)
+
+    def _file_step(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
+        """A save or a restore: done when it returns."""
+        started_s = time.perf_counter()
+        if step.released:
+            self._store.drop(step.session_id, step.released)
+        if step.HasField("save"):
+            self._checkpoint_worker().snapshot(step)
+        else:
+            self._checkpoint_worker().restore(step)
+        return _Dispatched(sequence=sequence, number=step.number, session_id=step.session_id, started_s=started_s)
+
+    def _checkpoint_worker(self) -> CheckpointWorker:
+        """Made when it is first needed: many a session has no use for Orbax."""
+        from shardwright.server.runtime.checkpoints.worker import CheckpointWorker
+
+        if self._checkpoints is None:
+            self._checkpoints = CheckpointWorker(self._store, self._wrote)
+        return self._checkpoints
+
+    def _wrote(self, sequence: int, error: ShardwrightError | None, written_bytes: int) -> None:
+        done = worker_pb2.CommandDone(sequence=sequence, written_bytes=written_bytes)
+        if error is not None:
+            done.error.CopyFrom(wire.error_to_proto(error))
+        self._report(worker_pb2.ExecutorEvent(done=done))
 
     def _report_results(self) -> None:
         while True:

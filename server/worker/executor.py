@@ -58,6 +58,7 @@ def main() -> None:
 def _serve(config: dict[str, Any]) -> None:
     _join_job(config)
     from shardwright.server.runtime.arrays import ArrayStore, local_positions
+    from shardwright.server.runtime.checkpoints.service import CheckpointService
     from shardwright.server.runtime.executor import Executor
     from shardwright.server.runtime.transfer import ArrayTransfer
     from shardwright.server.runtime.transport import Endpoint
@@ -88,6 +89,8 @@ def _serve(config: dict[str, Any]) -> None:
     )
     transfer = ArrayTransfer(store, arrived, put_limit_bytes=config["put_limit_bytes"])
     master_pb2_grpc.add_ArrayTransferServicer_to_server(transfer, server)  # type: ignore[no-untyped-call]
+    checkpoints = CheckpointService(store)
+    master_pb2_grpc.add_CheckpointsServicer_to_server(checkpoints, server)  # type: ignore[no-untyped-call]
     port = protection.bind(server, config["host"], config["data_port"])
     server.start()
     endpoint = Endpoint(local_positions(), config["host"] if config["process_count"] > 1 else None)

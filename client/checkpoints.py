@@ -1,0 +1,276 @@
+"""Saving state from the servers to files, and restoring it: what `Session` and `Step` offer.
+
+Only commands and descriptions pass through the client; the workers write and read the
+arrays themselves, each its own part, in a directory that all of them see.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from shardwright import trees, wire
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.jax import ArraySpec, array_type, host_value, spec_of, stored_spec
+from shardwright.client.structure import rebuilt, structure_of
+from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
+from shardwright.layouts import Layout
+from shardwright.plans import Mesh, TensorSharding
+from shardwright.proto.v1 import common_pb2, master_pb2
+
+if TYPE_CHECKING:
+    from shardwright.client.connection import MasterConnection
+    from shardwright.client.session import Session
+    from shardwright.client.stream import StepResult
+
+#: Seconds during which a lost connection is tried again while a save is waited for.
+RECONNECT_S = 30.0
+
+
+class Save:
+    """A checkpoint on its way to the disk; training may go on meanwhile.
+
+    step: its number in the directory. written_bytes, save_s: known when it is done.
+    """
+
+    def __init__(self, master: MasterConnection, result: StepResult, directory: str, step: int) -> None:
+        self.directory = directory
+        self.step = step
+        self.written_bytes = 0
+        self.save_s = 0.0
+        self._master = master
+        self._result = result
+        self._error: ShardwrightError | None = None
+        self._is_seen = False
+        self._thread = threading.Thread(target=self._follow, name="shardwright-save", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is complete, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is complete. Raises CheckpointError, or what else went wrong."""
+        self._thread.join()
+        if self._error is not None:
+            self._is_seen = True
+            raise self._error
+
+    def unseen_error(self) -> ShardwrightError | None:
+        """What went wrong, once it is done, if nobody has met it yet."""
+        self._thread.join()
+        return None if self._is_seen else self._error
+
+    def __repr__(self) -> str:
+        state = "under way" if not self.is_done else "failed" if self._error is not None else "complete"
+        return f"Save({os.path.join(self.directory, str(self.step))}, {state})"
+
+    def _follow(self) -> None:
+        try:
+            self._result.wait()
+            self.written_bytes, self.save_s = self._ended()
+        except ShardwrightError as error:
+            self._error = error
+
+    def _ended(self) -> tuple[int, float]:
+        deadline_s = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                return self._master.wait_for_save(self._result.number)
+            except ServerUnavailableError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(1.0)
+
+
+def save(
+    session: Session, state: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
+) -> Save:
+    """See `Session.save`."""
+    folder = _absolute(directory)
+    for name, number, least in (("step", step, 0), ("max_to_keep", max_to_keep, 1)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+            raise OptionError(f"{name}={number!r}", where=name, remedy=f"a number from {least}")
+    tree, leaves = structure_of(state, _spec)
+    names = [leaf.name for leaf in trees.leaves_of(tree)]
+    _check_leaves(names, leaves)
+    if step is None:
+        step = max(checkpoints(session, folder), default=-1) + 1
+    order = master_pb2.SaveArrays(
+        directory=folder, step=step, names=names, tree_json=trees.to_text(tree), max_to_keep=max_to_keep or 0
+    )
+    temporary: list[int] = []
+    try:
+        request = master_pb2.RunStepsRequest(save=order)
+        request.arguments.extend(_array_id(session, leaf, temporary) for leaf in leaves)
+        result = session.submit(request, f"save of {folder}/{step}")
+    finally:
+        for array_id in temporary:
+            session.release_later(array_id)
+    return Save(session.master, result, folder, step)
+
+
+def checkpoints(session: Session, directory: str | os.PathLike[str]) -> tuple[int, ...]:
+    """See `Session.checkpoints`."""
+    request = master_pb2.ListCheckpointsRequest(session_id=session.info.session_id, directory=_absolute(directory))
+    return tuple(session.ask_first_node("ListCheckpoints", request).steps)
+
+
+def restore(session: Session, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
+    """See `Session.restore`."""
+    folder = _absolute(directory)
+    if step is None:
+        step = max(checkpoints(session, folder), default=None)
+        if step is None:
+            raise CheckpointError("there is no complete checkpoint", where=folder, remedy="save one first")
+    request = master_pb2.DescribeCheckpointRequest(session_id=session.info.session_id, directory=folder, step=step)
+    reply = session.ask_first_node("DescribeCheckpoint", request)
+    stored = {array.name: array.type for array in reply.arrays}
+    pending = PendingRestore(session, folder, step)
+    if like is None:
+        return rebuilt(trees.from_text(reply.tree_json), lambda leaf: pending.handle(leaf.name, _spec_in(stored, leaf)))
+    tree, leaves = structure_of(like, _spec)
+    where = f"{folder}/{step}"
+    handles = []
+    for leaf, wanted in zip(trees.leaves_of(tree), leaves, strict=True):
+        spec = _spec(wanted)
+        _check_fits(leaf.name, spec, stored, where)
+        handles.append(pending.handle(leaf.name, spec))
+    return jax.tree.unflatten(jax.tree.structure(like), handles)
+
+
+class PendingRestore:
+    """A checkpoint whose arrays have yet to be read: their layouts are known when a step is called with them."""
+
+    def __init__(self, session: Session, directory: str, step: int) -> None:
+        self._session = session
+        self._directory = directory
+        self._step = step
+        self._lock = threading.RLock()
+        self._waiting: dict[int, tuple[str, weakref.ref[RemoteArray]]] = {}  # by id of the handle
+
+    def handle(self, name: str, spec: ArraySpec) -> RemoteArray:
+        array = RemoteArray(self._session, spec)
+        array._pending = PendingArray(self, id(array))
+        self._waiting[id(array)] = (name, weakref.ref(array))
+        return array
+
+    def is_waiting(self, key: int) -> bool:
+        return key in self._waiting
+
+    def materialize(self, wanted: Mapping[int, Layout]) -> None:
+        """Reads those of `wanted`, layouts by `id()` of a handle, that wait to be read."""
+        with self._lock:
+            chosen = []
+            for key, layout in wanted.items():
+                if key in self._waiting:
+                    name, reference = self._waiting.pop(key)
+                    handle = reference()
+                    if handle is not None:
+                        chosen.append((name, handle, layout))
+            if chosen:
+                self._read(chosen)
+
+    def materialize_alone(self, key: int) -> None:
+        """Reads one handle before any step has said how it is to lie: split over all devices where that goes evenly."""
+        with self._lock:
+            if key in self._waiting and (handle := self._waiting[key][1]()) is not None:
+                self.materialize({key: _spread(handle.spec, self._session.info.device_count)})
+
+    def _read(self, chosen: Sequence[tuple[str, RemoteArray, Layout]]) -> None:
+        order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
+        request = master_pb2.RunStepsRequest(restore=order)
+        for name, _, layout in chosen:
+            request.restore.names.append(name)
+            request.restore.layouts.append(wire.layout_to_proto(layout))
+            request.outputs.append(self._session.new_id())
+        result = self._session.submit(request, f"restore of {self._directory}/{self._step}")
+        for array_id, (_, handle, layout) in zip(request.outputs, chosen, strict=True):
+            handle._adopt(RemoteArray(self._session, handle.spec, array_id=array_id, layout=layout, result=result))
+
+
+class PendingArray:
+    """One handle's part of a PendingRestore."""
+
+    def __init__(self, restore: PendingRestore, key: int) -> None:
+        self._restore = restore
+        self._key = key
+
+    def materialize(self, mesh: Mesh | None = None, wanted: Mapping[int, Layout] | None = None) -> None:
+        """Reads it, and whatever else of its checkpoint `wanted` lays out; `mesh` is that of the layouts."""
+        if wanted is None:
+            self._restore.materialize_alone(self._key)
+        elif self._restore.is_waiting(self._key):
+            self._restore.materialize(wanted)
+
+
+def _absolute(directory: str | os.PathLike[str]) -> str:
+    """As the workers are to see it; "gs://…" and the like as they are."""
+    text = os.fspath(directory)
+    return text if "://" in text else os.path.abspath(text)
+
+
+def _spec(leaf: Any) -> ArraySpec:
+    return leaf.spec if type(leaf) is RemoteArray else spec_of(leaf)
+
+
+def _array_id(session: Session, leaf: Any, temporary: list[int]) -> int:
+    """Id of an array on the servers; what is not there yet is put there for the save."""
+    if type(leaf) is RemoteArray:
+        if leaf._pending is not None:
+            leaf._pending.materialize()
+        return session.usable_id(leaf)
+    spec = spec_of(leaf)
+    kind = array_type("", spec)
+    layout = Layout.replicated(kind.element_type, kind.shape, Mesh.of({"x": 1}))
+    temporary.append(session.upload(host_value(leaf, spec), layout))
+    return temporary[-1]
+
+
+def _check_leaves(names: Sequence[str], leaves: Sequence[Any]) -> None:
+    if not leaves:
+        raise CheckpointError("the state holds no array")
+    for name, leaf in zip(names, leaves, strict=True):
+        if 0 in _spec(leaf).shape:
+            raise CheckpointError(f"{name} has no elements", remedy="leave it out: Orbax does not keep empty arrays")
+
+
+def _check_fits(name: str, spec: ArraySpec, stored: Mapping[str, common_pb2.ArrayType], where: str) -> None:
+    """Raises CheckpointError unless the checkpoint has that array, with that type."""
+    if name not in stored:
+        some = ", ".join(sorted(stored)[:5])
+        raise CheckpointError(f"the checkpoint has no array {name!r}; it has {some}, …", where=where)
+    kind, found = array_type(name, spec), stored[name]
+    if (kind.element_type, kind.shape) != (found.element_type, tuple(found.dimensions)):
+        raise CheckpointError(
+            f"{name} is {kind.element_type}{list(kind.shape)}, but "
+            f"{found.element_type}{list(found.dimensions)} in the checkpoint",
+            where=where,
+            remedy="restore with a state of the types that were saved",
+        )
+
+
+def _spec_in(stored: Mapping[str, common_pb2.ArrayType], leaf: trees.Leaf) -> ArraySpec:
+    kind = stored[leaf.name]
+    return stored_spec(kind.element_type, tuple(kind.dimensions), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
+
+
+def _spread(spec: ArraySpec, device_count: int) -> Layout:
+    kind = array_type("", spec)
+    mesh = Mesh.of({"x": device_count})
+    split = next((dim for dim, size in enumerate(kind.shape) if size and size % device_count == 0), None)
+    dims = tuple(("x",) if dim == split else () for dim in range(len(kind.shape)))
+    return Layout(
+        element_type=kind.element_type,
+        shape=kind.shape,
+        mesh=mesh,
+        sharding=TensorSharding(dims),
+        stored_shape=kind.shape,
+    )

@@ -1,0 +1,176 @@
+"""Saves on the master: copied by a numbered step, then written by all nodes, then committed by the first.
+
+| phase      | what runs                                         | next                            |
+|------------|---------------------------------------------------|---------------------------------|
+| copying    | the numbered step: arrays are copied on each node | writing, or abandoning          |
+| writing    | each node writes its copies                       | committing, or abandoning       |
+| committing | the first node makes it a checkpoint              | done                            |
+| abandoning | the first node removes what there is              | done, with the error that it had |
+
+Whatever ends the generation, the session or the time allowed ends the save with an error:
+no worker waits for another. Functions on `MasterState`, registered in its tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardwright.errors import CheckpointError, DeadlineError, InternalError, SessionError, ShardwrightError
+from shardwright.server.master import events as ev
+
+if TYPE_CHECKING:
+    from shardwright.server.master.sessions import Session
+    from shardwright.server.master.state import Commands, MasterState, Pending
+
+#: Outcomes of saves that a session remembers.
+REMEMBERED = 64
+
+
+@dataclass(slots=True)
+class Save:
+    """One save of a session. expected_bytes: of all its arrays; calls: who waits for its end."""
+
+    number: int
+    expected_bytes: int
+    started_s: float
+    phase: str = "copying"
+    error: ShardwrightError | None = None
+    written_bytes: int = 0
+    save_s: float = 0.0
+    calls: list[int] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return self.phase == "done"
+
+    def end(self, now_s: float, error: ShardwrightError | None = None) -> Commands:
+        """It is over; whoever waits is told."""
+        self.phase, self.save_s = "done", now_s - self.started_s
+        self.error = self.error or error
+        calls, self.calls = self.calls, []
+        return [self.answer(call) for call in calls]
+
+    def answer(self, call: int) -> ev.Command:
+        if self.error is not None:
+            return ev.Fail(call=call, error=self.error)
+        return ev.Answer(call=call, value=(self.written_bytes, self.save_s))
+
+
+def current(session: Session) -> Save | None:
+    """The save that is under way; a session has one at a time."""
+    last = next(reversed(session.saves.values()), None)
+    return None if last is None or last.is_done else last
+
+
+def is_file_work(command: ev.ToWorkers) -> bool:
+    """Whether no worker waits for another in it: where one fails, the others end by themselves."""
+    if isinstance(command, ev.RunOnWorkers):
+        return command.step.files is not None
+    return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers)
+
+
+def refusal(session: Session) -> ShardwrightError | None:
+    """Why no save may begin now, or None."""
+    save = current(session)
+    if save is None:
+        return None
+    return CheckpointError(f"the save of step {save.number} is still under way", remedy="wait for it first")
+
+
+def start(session: Session, step: ev.StepRequested, now_s: float) -> None:
+    """Book a save whose step was dispatched."""
+    expected_bytes = sum(session.arrays[array_id] for array_id in step.arguments)
+    session.saves[step.number] = Save(number=step.number, expected_bytes=expected_bytes, started_s=now_s)
+    for old in list(session.saves)[:-REMEMBERED]:
+        del session.saves[old]
+
+
+def wait_requested(state: MasterState, event: ev.SaveWaited) -> Commands:
+    session = state.sessions.get(event.session_id)
+    if session is None:
+        gone = SessionError("the session is closed, and its saves with it", remedy="open a new session")
+        return [ev.Fail(call=event.call, error=gone)]
+    session.last_seen_s = state._now_s
+    save = session.saves.get(event.number)
+    if save is None:
+        unknown = CheckpointError(f"step {event.number} is no save, or one of long ago")
+        return [ev.Fail(call=event.call, error=unknown)]
+    if save.is_done:
+        return [save.answer(event.call)]
+    save.calls.append(event.call)
+    return []
+
+
+def copied(state: MasterState, session: Session, item: Pending) -> Commands:
+    """All nodes have answered the step of a save."""
+    assert isinstance(item.command, ev.RunOnWorkers)
+    save = session.saves[item.command.step.number]
+    if save.is_done:
+        return []  # it took too long
+    save.error = item.error
+    if save.error is not None:
+        return _finish(state, session, save)
+    save.phase = "writing"
+    return state._broadcast(
+        lambda sequence: ev.WriteOnWorkers(sequence=sequence, session_id=session.session_id, number=save.number)
+    )
+
+
+def written(state: MasterState, item: Pending) -> Commands:
+    """All nodes have written, or said why not."""
+    assert isinstance(item.command, ev.WriteOnWorkers)
+    session = state.sessions.get(item.command.session_id)
+    if session is None or session.saves[item.command.number].is_done:
+        return []
+    save = session.saves[item.command.number]
+    save.error, save.written_bytes = item.error, item.written_bytes
+    if save.error is None and save.written_bytes != save.expected_bytes:
+        save.error = InternalError(f"{save.written_bytes} bytes were written of {save.expected_bytes}")
+    return _finish(state, session, save)
+
+
+def finished(state: MasterState, item: Pending) -> Commands:
+    """The checkpoint is there, or what there was of it is gone."""
+    assert isinstance(item.command, ev.FinishOnWorkers)
+    session = state.sessions.get(item.command.session_id)
+    if session is None or session.saves[item.command.number].is_done:
+        return []
+    return session.saves[item.command.number].end(state._now_s, item.error)
+
+
+def lose(session: Session, error: ShardwrightError, now_s: float) -> Commands:
+    """The generation or the session ended."""
+    save = current(session)
+    return save.end(now_s, error) if save is not None else []
+
+
+def tick(state: MasterState) -> Commands:
+    commands: Commands = []
+    for session in state.sessions.values():
+        save = current(session)
+        if save is not None and state._now_s - save.started_s > state.limits.save_s:
+            waited = f"the save of step {save.number} was not complete within {state.limits.save_s:g} s ({save.phase})"
+            commands += _abandon(state, session, save)
+            commands += save.end(state._now_s, DeadlineError(waited, remedy="check the file system of the directory"))
+    return commands
+
+
+def _finish(state: MasterState, session: Session, save: Save) -> Commands:
+    if save.error is not None:
+        save.phase = "abandoning"
+        return _abandon(state, session, save)
+    save.phase = "committing"
+    return state._broadcast(
+        lambda sequence: ev.FinishOnWorkers(
+            sequence=sequence, session_id=session.session_id, number=save.number, is_commit=True
+        )
+    )
+
+
+def _abandon(state: MasterState, session: Session, save: Save) -> Commands:
+    return state._broadcast(
+        lambda sequence: ev.FinishOnWorkers(
+            sequence=sequence, session_id=session.session_id, number=save.number, is_commit=False
+        )
+    )
