@@ -156,6 +156,22 @@ def tick(state: MasterState) -> Commands:
     return commands
 
 
+def check_invariants(state: MasterState, session: Session) -> None:
+    """A save under way is carried out right now, by the step or the order of its phase."""
+    assert all(save.is_done for save in list(session.saves.values())[:-1]), "one at a time"
+    assert all(not save.calls for save in session.saves.values() if save.is_done), "nobody waits for what is over"
+    save = current(session)
+    if save is None:
+        return
+    if save.phase == "copying":
+        assert save.number in session.running
+        return
+    kind = ev.WriteOnWorkers if save.phase == "writing" else ev.FinishOnWorkers
+    orders = [item.command for item in state.pending.values()]
+    mine = [order for order in orders if isinstance(order, kind) and order.session_id == session.session_id]
+    assert any(order.number == save.number for order in mine)
+
+
 def _finish(state: MasterState, session: Session, save: Save) -> Commands:
     if save.error is not None:
         save.phase = "abandoning"

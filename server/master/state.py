@@ -453,6 +453,7 @@ class MasterState:
             assert item.command.sequence == sequence <= self.sequence
         for session in self.sessions.values():
             session.check_invariants()
+            saves.check_invariants(self, session)
             assert session.is_open <= is_ready
             assert bool(session.running) <= (session.session_id in running)
             assert (session.open_call is None) or not session.is_open

@@ -95,6 +95,14 @@ class World:
             for node in range(self.node_count):
                 self.done(order.sequence, node, **how)
 
+    def all_done_of(self, kind: type[ev.Command], **how: object) -> None:
+        """Every executor carries out the orders of this kind so far; the others wait."""
+        orders = [order for order in self.orders if isinstance(order, kind)]
+        self.orders = [order for order in self.orders if not isinstance(order, kind)]
+        for order in orders:
+            for node in range(self.node_count):
+                self.done(order.sequence, node, **how)
+
     def done(self, sequence: int, node: int, **how: object) -> list[ev.Command]:
         connection = self.executor_connection(node)
         return self.send(ev.CommandDone(connection=connection, sequence=sequence, **how))  # type: ignore[arg-type]

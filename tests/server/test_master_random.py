@@ -10,11 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shardwright.errors import ExecutionError
 from shardwright.server.master import events as ev
+from shardwright.server.master import saves
 from tests.server.simulation import PROGRAM, World
 
 NODES = 2
 nodes = st.integers(0, NODES - 1)
 ids = st.integers(1, 12)
+
+FIRST_WAIT = 1000
 
 
 class MasterHistory(RuleBasedStateMachine):
@@ -31,6 +34,8 @@ class MasterHistory(RuleBasedStateMachine):
         self.dispatched: Counter[int] = Counter()
         self.replied: dict[int, list[int]] = {}
         self.has_session = False
+        self.waiting: set[int] = set()  # calls that wait for a save
+        self.next_call = FIRST_WAIT
 
     def deliver(self) -> None:
         """Hand the master's commands to the executors and the client."""
@@ -44,6 +49,9 @@ class MasterHistory(RuleBasedStateMachine):
             for inbox in self.inbox.values():
                 inbox.append(order)
         self.world.orders.clear()
+        for told in [*self.world.take(ev.Answer), *self.world.take(ev.Fail)]:
+            if told.call >= FIRST_WAIT:
+                self.waiting.remove(told.call)  # once: KeyError the second time
         for reply in self.world.take(ev.ReplyStep):
             self.replied.setdefault(reply.stream, []).append(reply.number)
         for compiling in self.world.take(ev.Compile):
@@ -80,12 +88,16 @@ class MasterHistory(RuleBasedStateMachine):
             self.world.send(ev.ExecutorLeft(connection=record.executor_connection))
             self.deliver()
 
-    @rule(node=nodes, fails=st.booleans())
-    def executor_answers(self, node: int, fails: bool) -> None:
+    @rule(node=nodes, fails=st.booleans(), writes_all=st.booleans())
+    def executor_answers(self, node: int, fails: bool, writes_all: bool) -> None:
         if self.inbox[node]:
             order = self.inbox[node].popleft()
-            error = ExecutionError("no") if fails and isinstance(order, ev.RunOnWorkers) else None
-            self.world.done(order.sequence, node, error=error)
+            error = (
+                ExecutionError("no")
+                if fails and saves.is_file_work(order) | isinstance(order, ev.RunOnWorkers)
+                else None
+            )
+            self.world.done(order.sequence, node, error=error, written_bytes=4 if writes_all else 0)
             self.deliver()
 
     @rule(seconds=st.sampled_from([0.5, 20.0, 70.0]))
@@ -143,6 +155,23 @@ class MasterHistory(RuleBasedStateMachine):
             self.next_number = session.last_number + 1
         self.deliver()
 
+    @rule(array_id=ids)
+    def saves(self, array_id: int) -> None:
+        session = self.world.state.sessions.get("s")
+        accepted = session.last_number if session else 0
+        files = ev.FileFacts(is_save=True)
+        self.world.step(self.next_number, (array_id,), (), stream=self.stream, executable_id="", files=files)
+        if session is not None and session.last_number > accepted:
+            self.next_number = session.last_number + 1
+        self.deliver()
+
+    @rule(back=st.integers(0, 3))
+    def waits_for_a_save(self, back: int) -> None:
+        self.next_call += 1
+        self.waiting.add(self.next_call)
+        self.world.send(ev.SaveWaited(call=self.next_call, session_id="s", number=max(1, self.next_number - back)))
+        self.deliver()
+
     @rule(array_ids=st.lists(ids, max_size=3).map(tuple), ahead=st.integers(-1, 2))
     def releases(self, array_ids: tuple[int, ...], ahead: int) -> None:
         after = max(0, self.next_number - 1 + ahead)
@@ -193,7 +222,9 @@ class MasterHistory(RuleBasedStateMachine):
             self.deliver()
         for session in world.state.sessions.values():
             assert not session.running
+            assert saves.current(session) is None
             assert not any(isinstance(item.request, ev.StepRequested) for item in session.queue)
+        assert not self.waiting, "whoever waited for a save was told"
 
 
 MasterHistory.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
