@@ -64,9 +64,10 @@ class Save:
             raise self._error
 
     def unseen_error(self) -> ShardwrightError | None:
-        """What went wrong, once it is done, if nobody has met it yet."""
+        """Waits; what went wrong, if nobody has met it yet: the caller is to tell."""
         self._thread.join()
-        return None if self._is_seen else self._error
+        was_seen, self._is_seen = self._is_seen, True
+        return None if was_seen else self._error
 
     def __repr__(self) -> str:
         state = "under way" if not self.is_done else "failed" if self._error is not None else "complete"
@@ -110,7 +111,7 @@ def save(
     try:
         request = master_pb2.RunStepsRequest(save=order)
         request.arguments.extend(_array_id(session, leaf, temporary) for leaf in leaves)
-        result = session.submit(request, f"save of {folder}/{step}")
+        result = session.submit(request, f"save of {folder}/{step}", is_followed=True)
     finally:
         for array_id in temporary:
             session.release_later(array_id)

@@ -181,8 +181,8 @@ class Session:
 
         self.require_open()
         with self._saving:
-            if self._save is not None:
-                self._save.wait()
+            if self._save is not None and (error := self._save.unseen_error()) is not None:
+                raise error
             self._save = checkpoints.save(self, state, directory, step=step, max_to_keep=max_to_keep)
             return self._save
 
@@ -391,12 +391,12 @@ class Session:
         ids[program.lowered.constants_at : program.lowered.constants_at] = program.constants
         return ids
 
-    def submit(self, request: master_pb2.RunStepsRequest, name: str) -> StepResult:
-        """Sends a step that has no program: a save or a restore. Raises as `run` does."""
+    def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
+        """Sends a step that has no program: a save, which the caller follows, or a restore. Raises as `run` does."""
         with self._lock:
             self._raise_unseen()
             request.released.extend(self._take_dropped())
-            return self._stream.submit(request, name)
+            return self._stream.submit(request, name, is_followed=is_followed)
 
     def new_id(self) -> int:
         """An id for an array that a step makes."""

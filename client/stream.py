@@ -35,11 +35,12 @@ _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Statu
 class StepResult:
     """What will be known of one step: its error or its small results, once `wait` returns."""
 
-    __slots__ = ("_done", "error", "is_seen", "name", "number", "run_s", "values")
+    __slots__ = ("_done", "error", "is_followed", "is_seen", "name", "number", "run_s", "values")
 
-    def __init__(self, number: int, name: str) -> None:
+    def __init__(self, number: int, name: str, *, is_followed: bool = False) -> None:
         self.number = number
         self.name = name
+        self.is_followed = is_followed  # whether somebody waits for it and tells of its error
         self.error: ShardwrightError | None = None
         self.is_seen = False  # whether the error was raised somewhere
         self.values: dict[int, np.ndarray] = {}
@@ -87,7 +88,7 @@ class StepStream:
     def is_idle(self) -> bool:
         return not self._unanswered
 
-    def submit(self, request: master_pb2.RunStepsRequest, name: str) -> StepResult:
+    def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
         """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are under way.
 
         Raises the error that ended the stream, where it ended.
@@ -99,7 +100,7 @@ class StepStream:
             request.session_id = self._session_id
             request.number = self._next_number
             self._next_number += 1
-            result = StepResult(request.number, name)
+            result = StepResult(request.number, name, is_followed=is_followed)
             self._unanswered.append((request, result))
             self._outbox.put(request)
         return result
@@ -166,7 +167,7 @@ class StepStream:
             result.values[value.array_id] = data.reshape(tuple(value.type.dimensions))
         result.run_s = reply.run_s
         error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
-        if error is not None:
+        if error is not None and not result.is_followed:
             self._failed.append(result)
         result.finish(error)
 
