@@ -1,4 +1,4 @@
-"""Saving and restoring with a real server: the numbers go on as if nothing had happened, under any plan, in plain Orbax."""
+"""Saving and restoring with a real server: the numbers go on as before, under any plan, and in plain Orbax."""
 
 from __future__ import annotations
 
