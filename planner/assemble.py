@@ -20,25 +20,39 @@ from shardwright.plans import (
     TensorSharding,
     ValueSharding,
     VariablePlan,
+    served_from,
 )
 
 if TYPE_CHECKING:
     from shardwright.planner.chain import Chain
 
 
+#: Whose values loops and branches hand on.
+_CARRYING = frozenset({*CONTROL_FLOW, "parameter"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """The strategy of every node of a graph, how each array leaf lies for its readers, and which hubs want it how."""
+    """The strategy of every node of a graph, how each array leaf lies for its readers, and which hubs want it how.
+
+    shared: how a leaf is brought to lie once, for several readers that want it otherwise than it lies.
+    """
 
     graph: Graph
     strategies: tuple[Strategy, ...]
     lies: tuple[tuple[TensorSharding, ...], ...]
     hubs: Mapping[Leaf, TensorSharding]
+    shared: Mapping[Leaf, TensorSharding]
 
     def result(self, leaf: Leaf) -> TensorSharding:
         """How an array leaf lies for its readers."""
         node, i = leaf
         return self.lies[node][i]
+
+    def source(self, leaf: Leaf, used: TensorSharding) -> TensorSharding:
+        """How an array leaf lies where a reader that uses it as `used` takes it from."""
+        lies = self.result(leaf)
+        return served_from(lies, self.shared[leaf], used) if leaf in self.shared else lies
 
 
 def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
@@ -52,7 +66,9 @@ def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
         else:
             hubs[index, leaf] = found.results[0]
     strategies = tuple(_with_free(graph, chosen))
-    return Decisions(graph=graph, strategies=strategies, lies=_lies(graph, strategies, hubs), hubs=hubs)
+    lies = _lies(graph, strategies, hubs)
+    shared = _shared(graph, strategies, lies, hubs)
+    return Decisions(graph=graph, strategies=strategies, lies=lies, hubs=hubs, shared=shared)
 
 
 def _lies(
@@ -71,6 +87,33 @@ def _lies(
         )
         for index, strategy in enumerate(strategies)
     )
+
+
+def _shared(
+    graph: Graph,
+    strategies: Sequence[Strategy],
+    lies: Sequence[Sequence[TensorSharding]],
+    hubs: Mapping[Leaf, TensorSharding],
+) -> dict[Leaf, TensorSharding]:
+    """Hubs that a value is brought to before a reader takes it from there to a layout of its own.
+
+    Where no reader does, the move to the hub is one that its readers share anyway. What loops hand on has no place for
+    a second layout.
+    """
+    arguments = set(graph.flow.parameters)
+    found: dict[Leaf, TensorSharding] = {}
+    for node in graph.flow.nodes:
+        for use in node.uses:
+            index, leaf = use.source
+            hub = hubs.get(use.source)
+            made = graph.flow.nodes[index]
+            is_carried = made.is_value and index not in arguments and made.instruction.opcode in _CARRYING
+            if hub is None or hub.unreduced or is_carried:
+                continue
+            used = strategies[node.index].operands[use.position]
+            if used not in (lies[index][leaf], hub) and not used.unreduced and hub != lies[index][leaf]:
+                found[use.source] = hub
+    return found
 
 
 def _reduced(made: TensorSharding, wanted: TensorSharding | None, order: Sequence[str]) -> TensorSharding:
@@ -161,7 +204,17 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
         result=result,
         partial=partial,
         reason=reason,
+        shared=_shared_result(decisions, instruction, made),
     )
+
+
+def _shared_result(decisions: Decisions, instruction: Instruction, made: Sequence[Leaf]) -> ValueSharding:
+    """Second layouts of what an instruction makes."""
+    if not any(leaf in decisions.shared for leaf in made):
+        return ()
+    if decisions.graph.flow.nodes[made[0][0]].instruction is not instruction:
+        return ()
+    return tuple(decisions.shared.get(leaf, decisions.result(leaf)) for leaf in made)
 
 
 def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:
@@ -244,17 +297,18 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
             continue
         strategy = decisions.strategies[node.index]
         for use in node.uses:
-            target = strategy.operands[use.position]
-            source = decisions.result(use.source)
-            if source == target or (use.source, target) in ledger.moved:
-                continue
             if decisions.graph.is_free[use.source[0]]:  # made anew for each reader
                 continue
-            ledger.moved.add((use.source, target))
+            target = strategy.operands[use.position]
+            lies = decisions.result(use.source)
+            source = decisions.source(use.source, target)
             shape = flow.nodes[use.source[0]].shapes[use.source[1]]
-            name = node.instruction.name
-            cause = causes.move(node, use) if causes else ""
-            ledger.add(name, cause, shape, source, target, use.weight, use.runs)
+            for before, after in ((lies, source), (source, target)):
+                if before == after or (use.source, after) in ledger.moved:
+                    continue
+                ledger.moved.add((use.source, after))
+                cause = causes.move(node, use) if causes else ""
+                ledger.add(node.instruction.name, cause, shape, before, after, use.weight, use.runs)
         for border in strategy.borders:
             ledger.add_border(node, border, causes.borders(node) if causes else "")
         made = strategy.results if node.is_value else local_results(strategy)

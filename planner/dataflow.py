@@ -2,9 +2,10 @@
 
 A node is one sharding decision: an instruction that computes, or a bare value
 that is only handed on (an argument, an output, a value carried by a loop, a
-parameter of a called computation, the result of a conditional, an annotated
-array, what comes out of an optimization barrier: XLA does not see that it equals what went in). Tuples, their elements, loops and calls are no nodes: their leaves are
-followed through to the node that makes them.
+parameter of a called computation, the result of a conditional, an annotated array, what
+comes out of an optimization barrier: XLA does not see that it equals what went in). Tuples,
+their elements, loops and calls are no nodes: their leaves are followed through to the node that
+makes them.
 
 A computation that several call sites share is planned once, for all of them (`inlining`
 leaves few such). Its nodes weigh as many executions as the sites together: trip counts of

@@ -41,7 +41,8 @@ class Judge:
     def _layout(self, entry: InstructionPlan) -> Hashable:
         number = self._numbers.of
         operands = tuple([tuple([number(sharding) for sharding in value]) for value in entry.operands])
-        return operands, tuple([number(sharding) for sharding in entry.result]), entry.partial
+        made = tuple([tuple([number(sharding) for sharding in value]) for value in (entry.result, entry.shared)])
+        return operands, made, entry.partial
 
     def _signature(self, instruction: Instruction, hands_on: bool) -> Hashable:
         number = self._numbers.of

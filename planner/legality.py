@@ -46,6 +46,11 @@ def form_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
         for problem in _value_problems(operand.shape, value, mesh)
     ]
     problems += [f"the result {problem}" for problem in _value_problems(instruction.shape, entry.result, mesh)]
+    if entry.shared:
+        problems += [f"for readers it {problem}" for problem in _value_problems(instruction.shape, entry.shared, mesh)]
+        for lies, shared in zip(entry.result, entry.shared, strict=False):
+            if shared.unreduced and shared != lies:
+                problems.append(f"for readers it is brought to a partial sum, {shared}")
     return tuple(problems)
 
 

@@ -6,14 +6,15 @@ What must hold, and the function that checks it:
 2. every instruction of the entry computation and of the bodies it calls has one entry,
    and nothing else has (`_Checker.run`);
 3. an entry is legal for its instruction: ranks, axes, factors, combinations (`legality`);
-4. a partial sum is one: it is made by a summed factor, goes through instructions that are linear in it
+4. a second layout for readers (`InstructionPlan.shared`) is of whole values, over axes of the mesh (`legality`);
+5. a partial sum is one: it is made by a summed factor, goes through instructions that are linear in it
    (`legality`), is used as partial only where it was made partial or lies whole (`_check_partial_uses`), and no
    argument or output is partial (`boundary`; those of one of several programs of a step may be, where it
    is the same value's terms that go from one to the next). By induction along the program, and around loops
    from what enters them, the summands of every value that is marked partial then add up to the value;
-5. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
-6. parameters and outputs of the plan are those of the program, an alias has one layout (`boundary`);
-7. predicted collectives name instructions and axes that exist (`_check_collectives`).
+6. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
+7. parameters and outputs of the plan are those of the program, an alias has one layout (`boundary`);
+8. predicted collectives name instructions and axes that exist (`_check_collectives`).
 
 Deep models repeat their layers: an entry is judged once for all instructions that are alike (`_Judge`).
 """

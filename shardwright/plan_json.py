@@ -79,6 +79,7 @@ def encode(plan: Plan) -> dict[str, Any]:
             values.position(entry.result),
             list(entry.partial),
             reasons.position(entry.reason),
+            *([values.position(entry.shared)] if entry.shared else []),
         ]
         for entry in plan.instructions
     ]
@@ -442,9 +443,9 @@ def _read_instructions(reader: _Reader, mesh: Mesh, values: Sequence[ValueShardi
         return table[at]
 
     def instruction(row: Any) -> InstructionPlan:
-        if not isinstance(row, list) or len(row) != 7:
-            raise ValueError(f"a list of 7, found {_shown(row)}")
-        computation, name, opcode, operands, result, partial, reason = row
+        if not isinstance(row, list) or len(row) not in (7, 8):
+            raise ValueError(f"a list of 7 or 8, found {_shown(row)}")
+        computation, name, opcode, operands, result, partial, reason, *shared = row
         if not isinstance(name, str):
             raise ValueError(f"a name, found {_shown(name)}")
         if not isinstance(operands, list):
@@ -461,6 +462,7 @@ def _read_instructions(reader: _Reader, mesh: Mesh, values: Sequence[ValueShardi
             result=position(result, values),
             partial=tuple(partial),
             reason=position(reason, reasons),
+            shared=position(shared[0], values) if shared else (),
         )
 
     rows = []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.1"
+PLAN_FORMAT = "1.2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,8 @@ class InstructionPlan:
     partial: axes the local results are summed (or max-ed, …) over to give `result`;
         an all-reduce, or a reduce-scatter where `result` is split over the axis.
     reason: why it is replicated, where no rule allows more; else empty.
+    shared: how the result is brought to lie once, for readers that want it otherwise than `result` (`source_of`);
+        empty where every reader is served from `result` itself.
     """
 
     computation: str
@@ -142,6 +144,17 @@ class InstructionPlan:
     result: ValueSharding
     partial: tuple[str, ...] = ()
     reason: str = ""
+    shared: ValueSharding = ()
+
+    def source_of(self, leaf: int, used: TensorSharding) -> TensorSharding:
+        """How an array leaf of the result lies where a reader that uses it as `used` takes it from."""
+        lies = self.result[leaf]
+        return lies if not self.shared else served_from(lies, self.shared[leaf], used)
+
+
+def served_from(lies: TensorSharding, shared: TensorSharding, used: TensorSharding) -> TensorSharding:
+    """Which of a value's two layouts a reader takes it from: what is used as a partial sum is one as it lies."""
+    return lies if used == lies or used.unreduced else shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

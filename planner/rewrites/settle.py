@@ -99,13 +99,15 @@ def _instructions(made: Module, plan: Plan, settled: _Settled) -> Iterator[Instr
         old = known.get(instruction.name)
         if instruction.opcode == "parameter" and instruction.index in settled.parameters:
             assert old is not None
-            yield replace(old, result=(settled.parameters[instruction.index].sharding,))
+            yield replace(old, result=(settled.parameters[instruction.index].sharding,), shared=())
         elif instruction is entry.root:
             yield _root(instruction, old, plan, settled)
         elif old is not None:
             yield old
         else:
-            yield _reshape(instruction, plan, settled, entry.root)
+            before = known.get(instruction.operands[0].name)
+            shared = before.shared if before is not None and before.opcode == "parameter" else ()
+            yield replace(_reshape(instruction, plan, settled, entry.root), shared=shared)
     yield from (each for each in plan.instructions if each.name not in of_entry)
 
 

@@ -94,4 +94,3 @@ def _expand(computation: Computation, arguments: Sequence[int] | None, flat: Fla
         if instruction.opcode == "parameter":
             flat.parameters.append(made[instruction])
     return made[computation.root]
-

@@ -107,10 +107,8 @@ class _Lowered:
         plan = self.lowering.plans.get(instruction.name)
         if plan is not None and instruction.opcode not in ("parameter", "get-tuple-element"):
             for i, (operand, wanted) in enumerate(zip(operands, plan.operands, strict=True)):
-                have = self.results[operand]
-                if have != wanted:
-                    move = partial(self._brought, operand, have, wanted)
-                    used[i] = self._once((operand, wanted), move)
+                if self.results[operand] != wanted:
+                    used[i] = self._used_as(operand, wanted)
         if self.widens and self._is_widened(instruction):
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
@@ -121,22 +119,33 @@ class _Lowered:
                     used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i]))
         return tuple(used)
 
-    def _brought(self, operand: int, have: ValueSharding, wanted: ValueSharding) -> int:
+    def _used_as(self, operand: int, wanted: ValueSharding) -> int:
+        """The node that holds an operand in another layout, by way of the one that its readers share."""
+        made, have = self.made[operand], self.results[operand]
+        plan = self.lowering.plans.get(self.flat.instructions[operand].name)
+        if plan is not None and plan.shared:
+            shared = tuple(plan.source_of(leaf, each) for leaf, each in enumerate(wanted))
+            if shared not in (have, wanted):
+                made = self._once((operand, shared), partial(self._brought, operand, made, have, shared))
+                have = shared
+        return self._once((operand, wanted), partial(self._brought, operand, made, have, wanted))
+
+    def _brought(self, operand: int, made: int, have: ValueSharding, wanted: ValueSharding) -> int:
         """The node that holds an operand in another layout; of a tuple, only the elements that differ are moved."""
         source = self.flat.instructions[operand]
         if source.opcode != "tuple":
-            return self._moved(source, self.made[operand], have, wanted)
+            return self._moved(source, made, have, wanted)
         elements = []
         first = 0
-        for element, made in zip(self.flat.operands[operand], self.program.operands[self.made[operand]], strict=True):
+        for element, node in zip(self.flat.operands[operand], self.program.operands[made], strict=True):
             instruction = self.flat.instructions[element]
             leaves = slice(first, first + len(instruction.shape.leaves))
             first = leaves.stop
             if have[leaves] == wanted[leaves]:
-                elements.append(made)
+                elements.append(node)
             else:
-                move = partial(self._moved, instruction, made, have[leaves], wanted[leaves])
-                elements.append(self._once((made, wanted[leaves]), move))
+                move = partial(self._moved, instruction, node, have[leaves], wanted[leaves])
+                elements.append(self._once((node, wanted[leaves]), move))
         return self._add("tuple", source, tuple(elements), wanted)
 
     def _is_widened(self, instruction: Instruction) -> bool:

@@ -33,7 +33,7 @@ from typing import Any
 
 from shardwright.config import MESH_NAME
 from shardwright.errors import PlanError
-from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding
+from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, served_from
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.strip import ANNOTATIONS, annotation_target, erase_annotations, strip_foreign_shardings
@@ -85,6 +85,7 @@ class _Value:
     lies: TensorSharding | None
     pinned: bool  # put a constraint where it is defined
     steps: tuple[TensorSharding, ...] = ()  # how it lies ahead of that
+    shared: TensorSharding | None = None  # how it is brought to lie once, for readers that want it otherwise
     uses: list[_Use] = field(default_factory=list)
 
 
@@ -115,14 +116,26 @@ class _Emitter:
             )
         self._add_mesh()
         logical = store_arguments(self.main, self.plan, self.attribute)
-        for value, variable in zip(logical, self.plan.parameters, strict=True):
-            self._define(value, variable.sharding, pinned=variable.is_padded)
+        shared = self._shared_arguments()
+        for value, variable, brought in zip(logical, self.plan.parameters, shared, strict=True):
+            self._define(value, variable.sharding, pinned=variable.is_padded, shared=brought)
         self._walk_block(self.main.body.blocks[0], tuple(output.sharding for output in self.plan.outputs))
         self._require_all_landed()
         for value in list(self.values.values()):
             self._insert(value)
         erase_annotations(self.annotations)
         finish_boundary(self.module, self.main, self.plan, self.attribute)
+
+    def _shared_arguments(self) -> list[TensorSharding | None]:
+        """Per argument of `main`, its second layout for readers."""
+        found: list[TensorSharding | None] = []
+        leaf: dict[str, int] = {}
+        for argument in self.main.arguments:
+            name = private.location_name(argument.location) or ""
+            entry = self.entries.get(name)
+            number = leaf[name] = leaf.get(name, -1) + 1
+            found.append(entry.shared[number] if entry is not None and entry.shared else None)
+        return found
 
     # ---- collect -----------------------------------------------------------
     def _walk_block(self, block: Any, returned: Sequence[TensorSharding | None] | None) -> None:
@@ -174,7 +187,8 @@ class _Emitter:
             steps = _steps_of_sum(operation, entry, lies, self.plan.mesh) if entry and lies else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
             idle = from_scalars and _is_whole_scalar(lies) and not steps
-            self._define(result, lies, pinned=lies is not None and not idle, steps=steps)
+            shared = entry.shared[number] if entry and number < len(entry.shared) else None
+            self._define(result, lies, pinned=lies is not None and not idle, steps=steps, shared=shared)
 
     def _walk_regions(self, operation: Any, entry: InstructionPlan | None) -> None:
         handed_on = list(entry.result) if entry is not None else None
@@ -207,9 +221,15 @@ class _Emitter:
         self._walk_block(function.body.blocks[0], entry.result if entry is not None else None)
 
     def _define(
-        self, value: Any, lies: TensorSharding | None, *, pinned: bool, steps: tuple[TensorSharding, ...] = ()
+        self,
+        value: Any,
+        lies: TensorSharding | None,
+        *,
+        pinned: bool,
+        steps: tuple[TensorSharding, ...] = (),
+        shared: TensorSharding | None = None,
     ) -> None:
-        self.values[value] = _Value(value, lies, pinned, steps)
+        self.values[value] = _Value(value, lies, pinned, steps, shared)
 
     def _use(self, operation: Any, index: int, operand: Any, wanted: TensorSharding | None) -> None:
         value = self.values.get(operand)
@@ -240,21 +260,30 @@ class _Emitter:
         if value.pinned and value.lies is not None:
             source = self._constrain_definition(value)
         brought: dict[tuple[Any, TensorSharding], Any] = {}  # once per block: it stands before the first use there
+
+        def bring(use: _Use, before: Any, lies: TensorSharding | None, wanted: TensorSharding) -> Any:
+            key = (use.operation.operation.block, wanted)
+            if wanted == lies:
+                return before
+            if key not in brought:
+                brought[key] = self._bring(before, lies, wanted, use.operation)
+            return brought[key]
+
         for use in value.uses:
             operand = source
-            if use.wanted is not None and use.wanted != value.lies:
-                key = (use.operation.operation.block, use.wanted)
-                if key not in brought:
-                    brought[key] = self._bring(source, value.lies, use)
-                operand = brought[key]
+            if use.wanted is not None:
+                lies = value.lies
+                if value.shared is not None and lies is not None:
+                    lies = served_from(lies, value.shared, use.wanted)
+                    operand = bring(use, source, value.lies, lies)
+                operand = bring(use, operand, lies, use.wanted)
             if operand is not value.value:
                 use.operation.operands[use.index] = operand
 
-    def _bring(self, source: Any, lies: TensorSharding | None, use: _Use) -> Any:
-        assert use.wanted is not None
-        with self.ir.InsertionPoint(use.operation):
-            for step in (*_steps_to(lies, use.wanted, self.plan.mesh), use.wanted):
-                source = self._constraint(source, step, use.operation.location)
+    def _bring(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
+        with self.ir.InsertionPoint(user):
+            for step in (*_steps_to(lies, wanted, self.plan.mesh), wanted):
+                source = self._constraint(source, step, user.location)
         return source
 
     def _constrain_definition(self, value: _Value) -> Any:
