@@ -8,20 +8,23 @@ contracted, in the gradient of a weight, the colour ends. (Colours of named dime
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from networkx.utils import UnionFind
 
+from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import Dataflow, Leaf, Node
 from shardwright.planner.rules import OpRule
-from shardwright.planner.strategies import StrategyBuilder
 
 #: Per array leaf of one node's result, the dimensions of the colour.
 NodeDims = tuple[frozenset[int], ...]
 
 
 def coloured_dims(
-    flow: Dataflow, is_free: Sequence[bool], builder: StrategyBuilder, seeds: Iterable[tuple[int, int]]
+    flow: Dataflow,
+    is_free: Sequence[bool],
+    rule_of: Callable[[Instruction], OpRule],
+    seeds: Iterable[tuple[int, int]],
 ) -> list[NodeDims]:
     """Dimensions tied to `seeds`, (node, dimension) pairs of first leaves, per node and leaf of its result.
 
@@ -34,7 +37,7 @@ def coloured_dims(
         if node.is_value:
             _tie_value(ties, node, is_free)
         else:
-            _tie_factors(ties, node, builder.rule(node.instruction), is_free)
+            _tie_factors(ties, node, rule_of(node.instruction), is_free)
     wanted = {ties.find(ties.of((node, 0), dim)) for node, dim in seeds}
     return [
         tuple(

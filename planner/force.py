@@ -64,7 +64,7 @@ class Forced:
         """What the roles leave to each instruction; is_free as `coloured_dims` takes it."""
         if self.roles is None:
             return None
-        dims = coloured_dims(flow, is_free, builder, [(node, 0) for node in self.batch])
+        dims = coloured_dims(flow, is_free, builder.rule, [(node, 0) for node in self.batch])
         return Confinement.of(flow, self.roles, dims, self.state_outputs)
 
 

@@ -41,7 +41,7 @@ def inline_calls(module: Module) -> Module:
         return module  # an order between instructions that a call would have to keep as a whole
     with collector_paused():
         entry = _Inliner(module).region(module.entry, 0)
-        return Module(module.name, module.header, _callees_first(entry), entry, module.tables)
+        return Module(module.name, module.header, callees_first(entry), entry, module.tables)
 
 
 def _is_plain(instruction: Instruction) -> bool:
@@ -167,7 +167,7 @@ def _uniquer(names: Iterable[str]) -> NameUniquer:
     return uniquer
 
 
-def _callees_first(entry: Computation) -> list[Computation]:
+def callees_first(entry: Computation) -> list[Computation]:
     """Every computation that `entry` reaches, callees before callers, `entry` last."""
     done: dict[Computation, None] = {}
     stack = [(entry, False)]

@@ -63,6 +63,12 @@ class PlanError(ShardwrightError):
     code = "plan"
 
 
+class MicroBatchError(PlanError):
+    """A step that does not split into micro-batches; names the instruction that needs the whole batch, and its line."""
+
+    code = "micro_batch"
+
+
 class MemoryBudgetError(PlanError):
     """No plan fits the memory of a device; says what is needed, what dominates, and what would help."""
 

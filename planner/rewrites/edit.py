@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -59,6 +59,11 @@ def window(value: Window) -> Attribute:
         f"rhs_dilate={by_x(value.rhs_dilation)} rhs_reversal={by_x(map(int, value.reversal))}}}"
     )
     return attribute("window", text)
+
+
+def calling(called: Mapping[str, Sequence[Computation]]) -> dict[str, Attribute]:
+    """The attributes `body=%name` and the like of an instruction that calls one computation for each."""
+    return {name: attribute(name, f"%{computation.name}") for name, (computation,) in called.items()}
 
 
 def consistent(instruction: Instruction) -> Instruction:

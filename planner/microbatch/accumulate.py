@@ -1,0 +1,189 @@
+"""The whole step as one program: a loop over micro-batches that accumulates, and what follows once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.inlining import callees_first
+from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names, Region, is_first
+from shardwright.planner.microbatch.demand import Version
+from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape
+from shardwright.planner.microbatch.modules import argument_numbers, handed_out, narrowed
+from shardwright.planner.microbatch.split import Shared, StepSplit
+from shardwright.planner.microbatch.writer import Writer
+from shardwright.planner.rewrites import edit
+
+#: Where the loop carries the number of the micro-batch.
+_INDEX = 0
+
+
+def accumulated(split: StepSplit, micro_batches: int) -> Module:
+    """The whole step as one module: a loop over micro-batches that accumulates, then the once part.
+
+    An argument that carries the batch has two dimensions for the one that is cut, `[micro_batches, rest]`:
+    row-major the same elements. All else is as in `split.module`, which one micro-batch gives back.
+    Raises MicroBatchError where so many do not divide the batch.
+    """
+    split.check(micro_batches)
+    if micro_batches == 1:
+        return split.module
+    with collector_paused():
+        return _Accumulated(split, micro_batches).run()
+
+
+class _Accumulated:
+    def __init__(self, split: StepSplit, parts: int) -> None:
+        self.split = split
+        self.parts = parts
+        self.names = Names(split.module)
+        self.block = Block(self.names)
+        self.numbers = argument_numbers(split.module)
+        self.arguments: list[Instruction] = []  # by flat number, as they are stored
+        self.sizes: list[ArrayShape] = []  # by flat number, as the program has them
+        self.start: list[Instruction] = []  # what the loop starts from
+        self.carried: dict[int, int] = {}  # flat argument -> where the loop carries it
+        self.shared: dict[tuple[str, int], Instruction] = {}
+        self.body = Region(self.names, "micro_batch", index_at=_INDEX)
+
+    def run(self) -> Module:
+        parameters = self._enter()
+        self.start.append(self.block.constant("s32", "0"))
+        self._loop()
+        once = Writer(self.split.once, 1, self.block, self._read_once, self._no_index)
+        once.write()
+        root = self._pack(self.split.module.entry.root.shape, iter([once.value(v) for v in self.split.once.roots]))
+        root.is_root = True
+        source = self.split.module
+        entry = Computation(source.entry.name, self.block.out, root, parameters, True, source.entry.attributes)
+        return edit.module_of(source, callees_first(entry))
+
+    # ---- arguments -----------------------------------------------------------------
+    def _enter(self) -> tuple[Instruction, ...]:
+        """The arguments, those of the batch with a dimension for micro-batches, and their leaves."""
+        parameters = []
+        for old in self.split.module.entry.parameters:
+            first = self.numbers[old]
+            stored = [self._stored(first + leaf, shape) for leaf, shape in enumerate(old.shape.leaves)]
+            shape = edit.with_leaves(old.shape, iter(stored))
+            made = self.block.add(edit.copy_of(old, (), name=self.names.of(old), shape=shape))
+            parameters.append(made)
+            self.sizes += old.shape.leaves
+            self.arguments += self._leaves(made)
+        return tuple(parameters)
+
+    def _stored(self, number: int, shape: ArrayShape) -> ArrayShape:
+        along = self.split.batch.get(number)
+        return shape if along is None else ArrayShape(shape.element_type, _viewed(shape, along, self.parts))
+
+    def _leaves(self, value: Instruction) -> list[Instruction]:
+        if not isinstance(value.shape, TupleShape):
+            return [value]
+        found = []
+        for number in range(len(value.shape.elements)):
+            found += self._leaves(self.block.element(value, number, value))
+        return found
+
+    # ---- the loop --------------------------------------------------------------------
+    def _loop(self) -> None:
+        body, block = self.body, self.body.block
+        index = body.index()
+        writer = Writer(self.split.micro, self.parts, block, self._read_micro, body.index)
+        writer.write()
+        values = handed_out(self.split, writer, block)
+        one = block.constant("s32", "1")
+        results = [block.make("add", INDEX_SHAPE, [index, one], "micro_batch", "next")]
+        results += [body.element(at, self.start[at].shape, "") for at in range(1, len(self.start))]
+        results += [self._added(shared, value) for shared, value in zip(self.split.shared, values, strict=True)]
+        carried = self.block.tuple(self.start, "micro_batches")
+        shape = carried.shape
+        assert isinstance(shape, TupleShape)
+        called: dict[str, tuple[Computation, ...]] = {
+            "condition": (self._condition(shape),),
+            "body": (body.finish(shape, block.tuple(results, "micro_batch")),),
+        }
+        loop = self.block.make("while", shape, [carried], "micro_batches", "loop", **edit.calling(called))
+        loop.called = called
+        for at, shared in enumerate(self.split.shared, start=len(shape.elements) - len(self.split.shared)):
+            self.shared[shared.name, shared.leaf] = self.block.element(loop, at, shared.name)
+
+    def _condition(self, shape: TupleShape) -> Computation:
+        region = Region(self.names, "more_micro_batches", index_at=_INDEX)
+        limit = region.block.constant("s32", str(self.parts))
+        direction = edit.attribute("direction", "LT")
+        operands = [region.index(), limit]
+        root = region.block.make("compare", ArrayShape("pred", ()), operands, "more", direction=direction)
+        return region.finish(shape, root)
+
+    def _read_micro(self, version: Version) -> Instruction:
+        """An argument in the body of the loop: this micro-batch's slice, or the whole of it."""
+        parameter, leaf, kind = version
+        number = self.numbers[parameter] + leaf
+        block, stored = self.body.block, self.arguments[number].shape
+        assert isinstance(stored, ArrayShape)
+        if number not in self.carried:
+            self.carried[number] = len(self.start)
+            self.start.append(self.arguments[number])
+        value = self.body.element(self.carried[number], stored, parameter)
+        if not isinstance(kind, Along):
+            return block.reshaped(value, self.sizes[number].dimensions, parameter)
+        zero = block.constant("s32", "0")
+        starts = [self.body.index() if dim == kind.dim else zero for dim in range(stored.rank)]
+        taken = [1 if dim == kind.dim else size for dim, size in enumerate(stored.dimensions)]
+        sizes = edit.int_list("dynamic_slice_sizes", taken)
+        shape = ArrayShape(stored.element_type, tuple(taken))
+        value = block.make("dynamic-slice", shape, [value, *starts], parameter, dynamic_slice_sizes=sizes)
+        return block.reshaped(value, local_shape(self.sizes[number], kind, self.parts).dimensions, parameter)
+
+    def _added(self, shared: Shared, value: Instruction) -> Instruction:
+        """What the loop carries on: the terms so far and this one, or the parts so far and this one."""
+        block, at, name = self.body.block, len(self.start), shared.name
+        if isinstance(shared.kind, Along):
+            return self._collected(shared.kind, shared, value)
+        self.start.append(self.block.zeros(shared.shape, name))
+        before = self.body.element(at, shared.shape, self.names.like(name, "before"))
+        added = block.make(shared.kind.reduction, shared.shape, [before, value], name, "sum")
+        if shared.kind == SUM:
+            return added
+        first = is_first(block, self.body.index())
+        return block.make("select", shared.shape, [first, value, added], name, "sum")
+
+    def _collected(self, kind: Along, shared: Shared, value: Instruction) -> Instruction:
+        block, at, name = self.body.block, len(self.start), shared.name
+        dimensions = _viewed(shared.shape, kind, self.parts)
+        stored = ArrayShape(shared.shape.element_type, dimensions)
+        self.start.append(self.block.zeros(stored, name))
+        before = self.body.element(at, stored, self.names.like(name, "before"))
+        position = kind.dim + (kind.outer > 1)
+        part = block.reshaped(value, (*dimensions[:position], 1, *dimensions[position + 1 :]), name)
+        zero = block.constant("s32", "0")
+        starts = [self.body.index() if dim == position else zero for dim in range(stored.rank)]
+        return block.make("dynamic-update-slice", stored, [before, part, *starts], name, "collected")
+
+    # ---- after the loop --------------------------------------------------------------
+    def _read_once(self, version: Version) -> Instruction:
+        instruction, leaf, kind = version
+        if kind == WHOLE:
+            number = self.numbers[instruction] + leaf
+            return self.block.reshaped(self.arguments[number], self.sizes[number].dimensions, instruction)
+        shape = instruction.shape.leaves[leaf]
+        value = self.block.reshaped(self.shared[instruction.name, leaf], shape.dimensions, instruction)
+        return narrowed(self.block, value, shape, instruction)
+
+    def _no_index(self) -> Instruction:
+        raise AssertionError("nothing that runs once reads the number of a micro-batch")
+
+    def _pack(self, shape: Shape, leaves: Iterator[Instruction]) -> Instruction:
+        """The result with the structure that the program gives it."""
+        if not isinstance(shape, TupleShape):
+            return next(leaves)
+        values = [self._pack(element, leaves) for element in shape.elements]
+        return self.block.make("tuple", TupleShape(tuple(v.shape for v in values)), values, "results", "of")
+
+
+def _viewed(shape: ArrayShape, along: Along, parts: int) -> tuple[int, ...]:
+    """Dimensions in which one counts the micro-batches: `[..., outer, parts, rest, ...]`, without an outer of one."""
+    dims, dim = shape.dimensions, along.dim
+    outer = (along.outer,) if along.outer > 1 else ()
+    return (*dims[:dim], *outer, parts, dims[dim] // along.outer // parts, *dims[dim + 1 :])

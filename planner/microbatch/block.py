@@ -1,0 +1,178 @@
+"""Instructions written one after the other into a computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape
+from shardwright.hlo.names import NameUniquer
+from shardwright.hlo.shapes import Shape
+from shardwright.planner.microbatch.kinds import Along
+from shardwright.planner.rewrites import edit
+
+INDEX_SHAPE = ArrayShape("s32", ())
+
+
+class Names:
+    """Names of a new module's instructions: what is written first keeps its own."""
+
+    def __init__(self, module: Module) -> None:
+        self._names = edit.Names(module)
+        self._kept: set[str] = set()
+        self._computations = NameUniquer()
+
+    def of(self, instruction: Instruction) -> str:
+        """The instruction's own name, or one like it where it is written once more."""
+        if instruction.name in self._kept:
+            return self._names.like(instruction.name, "again")
+        self._kept.add(instruction.name)
+        return instruction.name
+
+    def like(self, base: str, suffix: str) -> str:
+        return self._names.like(base, suffix)
+
+    def computation(self, name: str) -> str:
+        return self._computations.register(name)
+
+
+@dataclass(slots=True)
+class Block:
+    """Instructions being written into one computation."""
+
+    names: Names
+    out: list[Instruction] = field(default_factory=list)
+    _constants: dict[tuple[str, str], Instruction] = field(default_factory=dict)
+
+    def add(self, instruction: Instruction) -> Instruction:
+        self.out.append(instruction)
+        return instruction
+
+    def make(
+        self,
+        opcode: str,
+        shape: Shape,
+        operands: Sequence[Instruction],
+        like: Instruction | str,
+        suffix: str = "local",
+        **attributes: Attribute,
+    ) -> Instruction:
+        """A new instruction, with the metadata of the one that it serves."""
+        name = like if isinstance(like, str) else like.name
+        made = Instruction(self.names.like(name, suffix), opcode, shape, tuple(operands), dict(attributes))
+        if isinstance(like, Instruction) and "metadata" in like.attributes:
+            made.attributes["metadata"] = like.attributes["metadata"]
+        return self.add(edit.consistent(made))
+
+    def element(self, value: Instruction, leaf: int, like: Instruction | str) -> Instruction:
+        assert isinstance(value.shape, TupleShape)
+        shape = value.shape.elements[leaf]
+        made = self.make("get-tuple-element", shape, [value], like, "part", index=edit.attribute("index", str(leaf)))
+        made.index = leaf
+        return made
+
+    def tuple(self, values: Sequence[Instruction], like: Instruction | str) -> Instruction:
+        return self.make("tuple", TupleShape(tuple(value.shape for value in values)), values, like, "parts")
+
+    def constant(self, element_type: str, literal: str) -> Instruction:
+        """A scalar, once in each computation."""
+        key = (element_type, literal)
+        found = self._constants.get(key)
+        if found is None:
+            found = Instruction(
+                self.names.like("constant", "micro"), "constant", ArrayShape(element_type, ()), payload=literal
+            )
+            self._constants[key] = self.add(found)
+        return found
+
+    def zeros(self, shape: ArrayShape, like: Instruction | str) -> Instruction:
+        return self.spread(self.constant(shape.element_type, zero_of(shape.element_type)), shape, like)
+
+    def spread(self, scalar: Instruction, shape: ArrayShape, like: Instruction | str) -> Instruction:
+        if not shape.rank:
+            return scalar
+        return self.make("broadcast", shape, [scalar], like, dimensions=edit.int_list("dimensions", ()))
+
+    def reshaped(self, value: Instruction, dimensions: Sequence[int], like: Instruction | str) -> Instruction:
+        shape = value.shape
+        assert isinstance(shape, ArrayShape)
+        if shape.dimensions == tuple(dimensions):
+            return value
+        return self.make("reshape", ArrayShape(shape.element_type, tuple(dimensions)), [value], like)
+
+
+def zero_of(element_type: str) -> str:
+    if element_type == "pred":
+        return "false"
+    return "(0, 0)" if element_type.startswith("c") else "0"
+
+
+def offset(block: Block, index: Instruction, size: int, like: Instruction) -> Instruction:
+    """Elements of one dimension in the micro-batches before this one, each of `size`."""
+    return block.make("multiply", INDEX_SHAPE, [index, block.constant("s32", str(size))], like)
+
+
+def is_first(block: Block, index: Instruction) -> Instruction:
+    """Whether this is the first micro-batch."""
+    direction = edit.attribute("direction", "EQ")
+    zero = block.constant("s32", "0")
+    return block.make("compare", ArrayShape("pred", ()), [index, zero], "first", direction=direction)
+
+
+def cut(
+    block: Block, whole: Instruction, kind: Along, parts: int, index: Instruction, like: Instruction
+) -> Instruction:
+    """One micro-batch's part of a whole value."""
+    shape = whole.shape
+    assert isinstance(shape, ArrayShape)
+    before, length, after = shape.dimensions[: kind.dim], shape.dimensions[kind.dim], shape.dimensions[kind.dim + 1 :]
+    size = length // kind.outer // parts
+    outer = (kind.outer,) if kind.outer > 1 else ()
+    value = block.reshaped(whole, (*before, *outer, length // kind.outer, *after), like)
+    first = offset(block, index, size, like)
+    zero = block.constant("s32", "0")
+    starts = [zero] * len(before + outer) + [first] + [zero] * len(after)
+    taken = (*before, *outer, size, *after)
+    sizes = edit.int_list("dynamic_slice_sizes", taken)
+    local = ArrayShape(shape.element_type, taken)
+    value = block.make("dynamic-slice", local, [value, *starts], like, dynamic_slice_sizes=sizes)
+    return block.reshaped(value, (*before, length // parts, *after), like)
+
+
+class Region:
+    """A computation of one flat tuple, written before it is known all that the tuple holds.
+
+    index_at: the element that is the number of the micro-batch, where it is read.
+    """
+
+    def __init__(self, names: Names, name: str, *, index_at: int) -> None:
+        self.block = Block(names)
+        self.name = names.computation(name)
+        self.needs_index = False
+        self._index_at = index_at
+        self._elements: dict[int, Instruction] = {}
+        self._parameter = Instruction(names.like(name, "carried"), "parameter", TupleShape(()), index=0)
+        self.block.add(self._parameter)
+
+    def element(self, leaf: int, shape: Shape, like: Instruction | str) -> Instruction:
+        """An element of the tuple."""
+        found = self._elements.get(leaf)
+        if found is None:
+            name = like if isinstance(like, str) else self.block.names.of(like)
+            found = Instruction(name, "get-tuple-element", shape, (self._parameter,), index=leaf)
+            found.attributes["index"] = edit.attribute("index", str(leaf))
+            if isinstance(like, Instruction) and "metadata" in like.attributes:
+                found.attributes["metadata"] = like.attributes["metadata"]
+            self._elements[leaf] = self.block.add(found)
+        return found
+
+    def index(self) -> Instruction:
+        """The number of the micro-batch."""
+        self.needs_index = True
+        return self.element(self._index_at, INDEX_SHAPE, self.block.names.like(self.name, "index"))
+
+    def finish(self, shape: TupleShape, root: Instruction) -> Computation:
+        """The computation of a tuple of this shape."""
+        self._parameter.shape = shape
+        root.is_root = True
+        return Computation(self.name, self.block.out, root, (self._parameter,))

@@ -1,0 +1,264 @@
+"""Which versions of which instructions a program part needs: read backwards from what it hands out.
+
+A value may be needed in several kinds. A whole value of which micro-batches need parts is computed in parts where its
+operands can be (a mask from an iota, random bits from their counters), else cut out of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from shardwright.errors import InternalError
+from shardwright.hlo import Instruction
+from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Kind, Term, Whole
+from shardwright.planner.microbatch.labels import Labeller, Labels, first_leaf
+from shardwright.planner.microbatch.locality import localized
+
+#: One array leaf of an instruction's result, in one kind.
+Version = tuple[Instruction, int, Kind]
+
+
+class How(Enum):
+    """How an instruction is written."""
+
+    COPY = auto()  # itself, in the shapes of its kinds
+    GIVEN = auto()  # handed in: a parameter, a finished term, a collected value
+    CUT = auto()  # this micro-batch's part of the whole value
+    COUNT = auto()  # an iota along the batch: counts from this micro-batch's first element
+    FIRST = auto()  # a whole value as a term: itself in the first micro-batch, zeros in the others
+    BARRIER = auto()  # an optimization barrier of the leaves that are needed
+    CONTROL = auto()  # a loop or a conditional around new regions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One version of an instruction.
+
+    results: the versions it makes. operands: the kind per array leaf of the operands, None where it is not read.
+    regions: of control flow, what it runs: condition and body, or the branches. divisor: see `Reading`.
+    """
+
+    how: How
+    results: tuple[Version, ...]
+    operands: tuple[Kind | None, ...] = ()
+    regions: tuple[Demand, ...] = ()
+    divisor: int = 0
+
+
+@dataclass(slots=True)
+class Demand:
+    """What one part of the step computes of one computation.
+
+    roots: the versions that it hands out. recipes: per instruction that is needed, in the order of writing.
+    """
+
+    labels: Labels
+    labeller: Labeller
+    roots: tuple[Version, ...]
+    recipes: dict[Instruction, list[Recipe]] = field(default_factory=dict)
+    _wanted: dict[Instruction, dict[Version, None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for instruction, leaf, kind in self.roots:
+            self._want(instruction, leaf, kind)
+        for instruction in reversed(self.labels.computation.instructions):
+            wanted = self._wanted.get(instruction)
+            if wanted:
+                self.recipes[instruction] = self._recipes(instruction, wanted)
+
+    def version(self, instruction: Instruction, leaf: int, kind: Kind) -> Version:
+        """The version that stands for a leaf in this kind: of the instruction that really makes it."""
+        while True:
+            if instruction.opcode == "get-tuple-element":
+                leaf += first_leaf(instruction)
+                instruction = instruction.operands[0]
+            elif instruction.opcode == "tuple":
+                for operand in instruction.operands:
+                    count = len(operand.shape.leaves)
+                    if leaf < count:
+                        instruction = operand
+                        break
+                    leaf -= count
+            elif instruction.opcode in ("domain", "add-dependency"):
+                instruction = instruction.operands[0]
+            else:
+                break
+        if kind == DONE and isinstance(self.labels.kinds[instruction][leaf], Whole):
+            kind = WHOLE
+        return instruction, leaf, kind
+
+    def given(self) -> Iterator[Version]:
+        """What is handed in, in program order."""
+        for instruction in self.labels.computation.instructions:
+            for recipe in self.recipes.get(instruction, ()):
+                if recipe.how is How.GIVEN:
+                    yield from recipe.results
+
+    def divisors(self) -> Iterator[tuple[int, Instruction]]:
+        """What the number of micro-batches must divide, and the instruction that says so."""
+        for instruction, recipes in self.recipes.items():
+            shapes = instruction.shape.leaves
+            for recipe in recipes:
+                if recipe.divisor:
+                    yield recipe.divisor, instruction
+                for _, leaf, kind in recipe.results:
+                    if isinstance(kind, Along):
+                        yield shapes[leaf].dimensions[kind.dim] // kind.outer, instruction
+                for region in recipe.regions:
+                    yield from region.divisors()
+
+    # ---- wanting -----------------------------------------------------------------
+    def _want(self, instruction: Instruction, leaf: int, kind: Kind) -> None:
+        version = self.version(instruction, leaf, kind)
+        self._wanted.setdefault(version[0], {})[version] = None
+
+    def _recipes(self, instruction: Instruction, wanted: dict[Version, None]) -> list[Recipe]:
+        found: list[Recipe] = []
+        made: set[Version] = set()
+        pending = [*wanted]
+        while pending:
+            version = pending.pop(0)
+            if version in made:
+                continue
+            recipe, needs = self._recipe(version, wanted, made)
+            if needs is not None and needs not in made:
+                pending = [needs, version, *pending]  # the whole value first
+                continue
+            found.append(recipe)
+            made.update(recipe.results)
+            self._want_operands(instruction, recipe)
+        return found
+
+    def _want_operands(self, instruction: Instruction, recipe: Recipe) -> None:
+        kinds = iter(recipe.operands)
+        for operand in instruction.operands:
+            for leaf in range(len(operand.shape.leaves)):
+                kind = next(kinds, None)
+                if kind is not None:
+                    self._want(operand, leaf, kind)
+
+    # ---- one version ---------------------------------------------------------------
+    def _recipe(
+        self, version: Version, wanted: Collection[Version], made: Collection[Version]
+    ) -> tuple[Recipe, Version | None]:
+        """How a version is written, and the other version of the same value that it is made from."""
+        instruction, leaf, kind = version
+        natural = self.labels.kinds[instruction][leaf]
+        whole = (instruction, leaf, WHOLE)
+        if kind == DONE and natural != DONE:
+            return Recipe(how=How.GIVEN, results=(version,)), None
+        if instruction.opcode == "parameter":
+            if kind in (natural, WHOLE):
+                return Recipe(how=How.GIVEN, results=(version,)), None
+        elif instruction.opcode in ("opt-barrier", "optimization-barrier"):
+            return self._barrier(instruction, [each for each in wanted if each not in made]), None
+        elif kind in (WHOLE, DONE):
+            return self._unsplit(instruction, kind), None
+        elif kind == natural:
+            return self._natural(instruction), None
+        if natural != WHOLE:
+            raise InternalError(f"{instruction.name} is {natural} and needed as {kind}")
+        if isinstance(kind, Term):
+            return Recipe(how=How.FIRST, results=(version,)), whole
+        assert isinstance(kind, Along)
+        recipe = None if whole in wanted and instruction.operands else self._in_parts(instruction, leaf, kind)
+        return (recipe, None) if recipe else (Recipe(how=How.CUT, results=(version,)), whole)
+
+    def _natural(self, instruction: Instruction) -> Recipe:
+        """As a micro-batch computes it."""
+        kinds = self.labels.kinds[instruction]
+        regions = self.labels.regions.get(instruction)
+        if regions is not None:
+            return self._control(instruction, kinds, regions)
+        reading = self.labels.readings[instruction]
+        results = _versions(instruction, kinds)
+        return Recipe(how=How.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
+
+    def _unsplit(self, instruction: Instruction, kind: Kind) -> Recipe:
+        """As the program has it, of operands of the same kind."""
+        count = sum(len(operand.shape.leaves) for operand in instruction.operands)
+        results = (kind,) * len(instruction.shape.leaves)
+        if instruction.opcode not in ("while", "conditional"):
+            return Recipe(how=How.COPY, results=_versions(instruction, results), operands=(kind,) * count)
+        found = self._relabelled(instruction, (WHOLE,) * count)
+        if found is None:
+            raise InternalError(f"{instruction.opcode} {instruction.name} of whole values is not whole")
+        return replace(
+            self._control(instruction, *found),
+            results=_versions(instruction, results),
+            operands=(kind,) * count,
+        )
+
+    def _control(self, instruction: Instruction, kinds: tuple[Kind, ...], regions: tuple[Labels, ...]) -> Recipe:
+        if instruction.opcode == "while":
+            operands = kinds
+            roots: list[tuple[Kind, ...]] = [(WHOLE,), kinds]
+        else:
+            entered = [kind for each in regions for parameter in _parameters(each) for kind in each.kinds[parameter]]
+            operands = (WHOLE, *entered)
+            roots = [kinds] * len(regions)
+        demands = tuple(self._region(labels, root) for labels, root in zip(regions, roots, strict=True))
+        return Recipe(how=How.CONTROL, results=_versions(instruction, kinds), operands=operands, regions=demands)
+
+    def _region(self, labels: Labels, root: tuple[Kind, ...]) -> Demand:
+        return Demand(labels, self.labeller, _versions(labels.computation.root, root))
+
+    def _barrier(self, instruction: Instruction, wanted: Collection[Version]) -> Recipe:
+        """All that is needed of a barrier goes through one, but for what is handed in."""
+        count = len(instruction.shape.leaves)
+        kinds: list[Kind | None] = [None] * count
+        versions: list[Version] = []
+        for version in wanted:
+            _, leaf, kind = version
+            if kind == DONE and self.labels.kinds[instruction][leaf] != DONE:
+                continue
+            if kinds[leaf] is None:
+                kinds[leaf] = kind
+                versions.append(version)
+        return Recipe(how=How.BARRIER, results=tuple(versions), operands=tuple(kinds))
+
+    def _in_parts(self, instruction: Instruction, leaf: int, kind: Along) -> Recipe | None:
+        """A whole value computed in parts from parts of its operands; None where it must be cut out."""
+        opcode = instruction.opcode
+        if opcode == "iota":
+            is_counted = instruction.get("iota_dimension") == kind.dim
+            if is_counted and kind.outer > 1:
+                return None
+            how = How.COUNT if is_counted else How.COPY
+            return Recipe(how=how, results=((instruction, leaf, kind),))
+        if opcode in ("parameter", "constant"):
+            return None
+        if opcode in ("while", "conditional"):
+            return self._loop_in_parts(instruction, leaf, kind)
+        reading = localized(instruction, leaf, kind)
+        if reading is None:
+            return None
+        results = _versions(instruction, reading.results)
+        return Recipe(how=How.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
+
+    def _loop_in_parts(self, instruction: Instruction, leaf: int, kind: Along) -> Recipe | None:
+        """A loop of whole values that carries parts instead: rounds of a random number generator."""
+        if instruction.opcode != "while" or set(self.labels.kinds[instruction]) != {WHOLE}:
+            return None
+        start: list[Kind] = [WHOLE] * len(instruction.shape.leaves)
+        start[leaf] = kind
+        found = self._relabelled(instruction, start)
+        if found is None or found[0][leaf] != kind:
+            return None
+        return self._control(instruction, *found)
+
+    def _relabelled(
+        self, instruction: Instruction, kinds: Iterable[Kind]
+    ) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
+        label = self.labeller.loop if instruction.opcode == "while" else self.labeller.choice
+        return label(instruction, tuple(kinds))
+
+
+def _versions(instruction: Instruction, kinds: Iterable[Kind]) -> tuple[Version, ...]:
+    return tuple([(instruction, leaf, kind) for leaf, kind in enumerate(kinds)])
+
+
+def _parameters(labels: Labels) -> tuple[Instruction, ...]:
+    return labels.computation.parameters

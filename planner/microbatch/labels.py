@@ -1,0 +1,277 @@
+"""The kind of every value of a program, found by following the batch through it.
+
+Kinds only ever rise (whole, then a part or a term, then done), so that loops reach a fixed point: what is carried has
+the kinds of the first value and of what each trip makes, joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.hlo import Computation, Instruction, TupleShape
+from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, joined
+from shardwright.planner.microbatch.locality import Reading, reading
+
+#: Instructions whose result leaves are operand leaves, in order.
+TRANSPARENT = frozenset({"tuple", "optimization-barrier", "opt-barrier", "domain", "add-dependency"})
+
+#: Computations that branches run, in the order of the operands after the first.
+BRANCHES = ("branch_computations", "true_computation", "false_computation")
+
+#: Work that is no side computation: never done for the whole batch ahead of the micro-batches.
+HEAVY = frozenset({"dot", "convolution", "ragged-dot"})
+
+_NEVER_EARLY = HEAVY | {"while", "call", "conditional", "custom-call", "fft", "cholesky", "triangular-solve", "sort"}
+
+
+@dataclass(slots=True)
+class Labels:
+    """What is known of one computation, for parameters of given kinds.
+
+    kinds: per instruction, its result leaves. readings: how micro-batches compute what they can compute.
+    regions: of control flow, the labels of what it runs (condition and body; the branches).
+    done: instructions made once though none of their operands is, with the innermost reason: themselves, or what no
+        micro-batch can compute inside them.
+    cheap: instructions of terms and parts that may be computed for the whole batch too, ahead of the micro-batches.
+    collecting: what is done and made of parts of the batch, put together again.
+    conflicts: instructions that read parts of the batch beside something that only the whole batch gives, and
+        products over what was put together again: the model itself, run for the whole batch.
+    """
+
+    computation: Computation
+    kinds: dict[Instruction, tuple[Kind, ...]] = field(default_factory=dict)
+    readings: dict[Instruction, Reading] = field(default_factory=dict)
+    regions: dict[Instruction, tuple[Labels, ...]] = field(default_factory=dict)
+    done: dict[Instruction, Instruction] = field(default_factory=dict)
+    cheap: set[Instruction] = field(default_factory=set)
+    collecting: set[Instruction] = field(default_factory=set)
+    conflicts: list[Instruction] = field(default_factory=list)
+
+    @property
+    def root(self) -> tuple[Kind, ...]:
+        return self.kinds[self.computation.root]
+
+
+def operand_kinds(labels: Labels, instruction: Instruction) -> tuple[Kind, ...]:
+    """Kinds of the array leaves of all operands, in order."""
+    return tuple([kind for operand in instruction.operands for kind in labels.kinds[operand]])
+
+
+def first_leaf(instruction: Instruction) -> int:
+    """Of a get-tuple-element: the number of its first leaf among its operand's."""
+    shape = instruction.operands[0].shape
+    assert isinstance(shape, TupleShape)
+    return sum(len(element.leaves) for element in shape.elements[: instruction.index])
+
+
+def branches(instruction: Instruction) -> list[Computation]:
+    """The computations that a conditional runs."""
+    return [each for name in BRANCHES for each in instruction.called.get(name, ())]
+
+
+class Labeller:
+    """Labels of computations. most_early: elements of the largest value that may be computed ahead of the parts."""
+
+    def __init__(self, most_early: int) -> None:
+        self._most_early = most_early
+        self._reasons: dict[Instruction, Instruction] = {}
+
+    def entry(self, computation: Computation, kinds: Mapping[Instruction, tuple[Kind, ...]]) -> Labels:
+        """Labels of the entry. kinds: of its parameters."""
+        return _Region(self, computation, kinds, adds_whole=False, is_entry=True).run()
+
+    def region(self, computation: Computation, kinds: Sequence[Kind], *, adds_whole: bool) -> Labels:
+        """Labels of what control flow runs. kinds: the leaves of its parameters."""
+        rest = list(kinds)
+        given: dict[Instruction, tuple[Kind, ...]] = {}
+        for parameter in computation.parameters:
+            count = len(parameter.shape.leaves)
+            given[parameter], rest = tuple(rest[:count]), rest[count:]
+        return _Region(self, computation, given, adds_whole=adds_whole, is_entry=False).run()
+
+    def loop(self, loop: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
+        """Kinds that a loop carries when it starts with these, and labels of condition and body; None where a
+        micro-batch cannot run it."""
+        (condition,), (body,) = loop.called["condition"], loop.called["body"]
+        carried = tuple(kinds)
+        adds_whole = any(isinstance(kind, Along) for kind in carried)
+        while True:
+            labels = self.region(body, carried, adds_whole=adds_whole)
+            now = tuple(joined(old, new) for old, new in zip(carried, labels.root, strict=True))
+            if self._fails(loop, body, now, labels):
+                return None
+            if now == carried:
+                break
+            carried = now
+        tested = self.region(condition, carried, adds_whole=False)
+        if tested.root != (WHOLE,):
+            self._reasons[loop] = next(iter(tested.done.values()), condition.root)
+            return None
+        return carried, (tested, labels)
+
+    def choice(self, choice: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
+        """Kinds that a conditional makes of operands of these kinds, and labels of its branches."""
+        if kinds[0] != WHOLE:
+            return None
+        rest = list(kinds[1:])
+        found: list[Labels] = []
+        results: tuple[Kind, ...] = (WHOLE,) * len(choice.shape.leaves)
+        for branch in branches(choice):
+            count = sum(len(parameter.shape.leaves) for parameter in branch.parameters)
+            labels = self.region(branch, rest[:count], adds_whole=True)
+            rest = rest[count:]
+            results = tuple(joined(a, b) for a, b in zip(results, labels.root, strict=True))
+            if self._fails(choice, branch, results, labels):
+                return None
+            found.append(labels)
+        return results, tuple(found)
+
+    def reason(self, instruction: Instruction) -> Instruction:
+        """What no micro-batch can compute: inside control flow, or the instruction itself."""
+        return self._reasons.get(instruction, instruction)
+
+    def _fails(self, caller: Instruction, region: Computation, kinds: Collection[Kind], labels: Labels) -> bool:
+        """Whether what control flow runs needs the whole batch; the reason is kept."""
+        fails = bool(labels.done) or _unfinished(kinds)
+        if fails:
+            self._reasons[caller] = next(iter(labels.done.values()), region.root)
+        return fails
+
+    def is_early(self, labels: Labels, instruction: Instruction) -> bool:
+        """Whether computing `instruction` for the whole batch is a side computation, not part of the model."""
+        if instruction.opcode in _NEVER_EARLY or any(
+            leaf.rank and _elements(leaf.dimensions) > self._most_early for leaf in instruction.shape.leaves
+        ):
+            return False
+        return all(
+            operand in labels.cheap or all(isinstance(kind, Whole) for kind in labels.kinds[operand])
+            for operand in instruction.operands
+        )
+
+
+def _elements(dimensions: tuple[int, ...]) -> int:
+    count = 1
+    for size in dimensions:
+        count *= size
+    return count
+
+
+def _unfinished(kinds: Collection[Kind]) -> bool:
+    """Whether a value that control flow hands on is none of what a micro-batch can hold: only sums add up in a loop."""
+    return any(isinstance(kind, Done) or (isinstance(kind, Term) and kind.reduction != "add") for kind in kinds)
+
+
+class _Region:
+    def __init__(
+        self,
+        labeller: Labeller,
+        computation: Computation,
+        parameters: Mapping[Instruction, tuple[Kind, ...]],
+        *,
+        adds_whole: bool,
+        is_entry: bool,
+    ) -> None:
+        self._labeller = labeller
+        self._parameters = parameters
+        self._adds_whole = adds_whole
+        self._is_entry = is_entry
+        self.labels = Labels(computation)
+
+    def run(self) -> Labels:
+        labels = self.labels
+        for instruction in labels.computation.instructions:
+            labels.kinds[instruction] = self._kinds(instruction)
+        return labels
+
+    def _kinds(self, instruction: Instruction) -> tuple[Kind, ...]:
+        labels, opcode = self.labels, instruction.opcode
+        if opcode == "parameter":
+            kinds = self._parameters[instruction]
+            if self._is_entry and any(isinstance(kind, Along) for kind in kinds):
+                labels.cheap.add(instruction)
+            return kinds
+        if self._reads_collected(instruction):
+            labels.collecting.add(instruction)
+        if opcode == "get-tuple-element":
+            first = first_leaf(instruction)
+            return labels.kinds[instruction.operands[0]][first : first + len(instruction.shape.leaves)]
+        kinds = operand_kinds(labels, instruction)
+        if opcode in TRANSPARENT:
+            return kinds[: len(instruction.shape.leaves)]
+        if opcode in ("while", "conditional"):
+            return self._control_flow(instruction, kinds)
+        return self._computed(instruction, kinds)
+
+    # ---- control flow ----------------------------------------------------------
+    def _control_flow(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        is_loop = instruction.opcode == "while"
+        if DONE not in kinds and not (self._is_entry and _only_sums(kinds)):
+            found = (self._labeller.loop if is_loop else self._labeller.choice)(instruction, kinds)
+            if found is not None:
+                results, self.labels.regions[instruction] = found
+                return results
+        return self._once(instruction, kinds)
+
+    # ---- what computes -----------------------------------------------------------
+    def _computed(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        labels = self.labels
+        found = reading(instruction, kinds, adds_whole=self._adds_whole) if DONE not in kinds else None
+        if found is None:
+            early = tuple(self._early(instruction, kinds))
+            if early != kinds:
+                found = reading(instruction, early, adds_whole=self._adds_whole)
+        if found is not None:
+            labels.readings[instruction] = found
+            if kinds and self._is_entry and self._is_cheap(instruction, found):
+                labels.cheap.add(instruction)
+            return found.results
+        return self._once(instruction, kinds)
+
+    def _early(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> Iterator[Kind]:
+        """The operands' kinds where what is cheap is computed ahead: sums over the batch, and if all is so, all."""
+        cheap = self.labels.cheap
+        everything = self._labeller.is_early(self.labels, instruction)
+        position = 0
+        for operand in instruction.operands:
+            for _ in operand.shape.leaves:
+                kind = kinds[position]
+                is_early = operand in cheap and (everything or isinstance(kind, Term))
+                yield WHOLE if is_early else kind
+                position += 1
+
+    def _is_cheap(self, instruction: Instruction, found: Reading) -> bool:
+        is_whole = all(isinstance(kind, Whole) for kind in found.results)
+        return not is_whole and self._labeller.is_early(self.labels, instruction)
+
+    def _once(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        """Made after the last micro-batch. In conflict where that needs parts of the batch beside what is done."""
+        labels = self.labels
+        if self._is_conflict(instruction, kinds):
+            labels.conflicts.append(instruction)
+        if DONE not in kinds:
+            labels.done[instruction] = self._labeller.reason(instruction)
+        if self._reads_parts(instruction) or self._reads_collected(instruction):
+            labels.collecting.add(instruction)
+        return (DONE,) * len(instruction.shape.leaves)
+
+    def _is_conflict(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> bool:
+        if instruction.opcode in HEAVY or instruction.opcode == "while":
+            return self._reads_parts(instruction) or self._reads_collected(instruction)
+        model = any(operand not in self.labels.cheap and self._is_part(operand) for operand in instruction.operands)
+        return model and any(isinstance(kind, Done | Term) for kind in kinds)
+
+    def _reads_parts(self, instruction: Instruction) -> bool:
+        """Whether parts of the batch would have to be put together for it."""
+        return any(self._is_part(operand) for operand in instruction.operands)
+
+    def _reads_collected(self, instruction: Instruction) -> bool:
+        return any(operand in self.labels.collecting for operand in instruction.operands)
+
+    def _is_part(self, operand: Instruction) -> bool:
+        return any(isinstance(kind, Along) for kind in self.labels.kinds[operand])
+
+
+def _only_sums(kinds: tuple[Kind, ...]) -> bool:
+    """A loop over finished sums (an optimizer's, over layers) runs once."""
+    return any(isinstance(kind, Term) for kind in kinds) and not any(isinstance(kind, Along) for kind in kinds)

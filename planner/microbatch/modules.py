@@ -1,0 +1,166 @@
+"""The parts of a step as modules: one micro-batch, and what follows once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.inlining import callees_first
+from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names
+from shardwright.planner.microbatch.demand import Version
+from shardwright.planner.microbatch.kinds import WHOLE, Along, local_shape
+from shardwright.planner.microbatch.split import Shared, StepSplit
+from shardwright.planner.microbatch.writer import Writer
+from shardwright.planner.rewrites import edit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A flat argument of the step. local: one micro-batch's slice of it, not the argument as it is."""
+
+    number: int
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The number of the micro-batch, s32[]."""
+
+
+Input = Argument | Index | Shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartModule:
+    """A part of a step as a module of arrays: parameter k is `inputs[k]`, leaf k of the flat root is `outputs[k]`.
+
+    outputs: of a micro-batch, the terms and parts that it makes; of the once part, the step's output leaves.
+    """
+
+    module: Module
+    inputs: tuple[Input, ...]
+    outputs: tuple[Shared | int, ...]
+
+
+def micro_module(split: StepSplit, micro_batches: int) -> PartModule:
+    """What one micro-batch computes. Raises MicroBatchError where so many do not divide the batch."""
+    split.check(micro_batches)
+    with collector_paused():
+        return _MicroPart(split, micro_batches).run()
+
+
+def once_module(split: StepSplit) -> PartModule:
+    """What runs once, after the last micro-batch, on finished terms and collected parts."""
+    with collector_paused():
+        return _OncePart(split).run()
+
+
+# ---- parts by themselves ---------------------------------------------------------
+
+
+class _Part:
+    """A module being written: parameters in the order in which they are read."""
+
+    def __init__(self, split: StepSplit) -> None:
+        self.split = split
+        self.block = Block(Names(split.module))
+        self.inputs: dict[Input, Instruction] = {}
+        self.numbers = argument_numbers(split.module)
+
+    def parameter(self, value: Input, name: str, shape: ArrayShape, like: Instruction | None = None) -> Instruction:
+        found = self.inputs.get(value)
+        if found is None:
+            found = Instruction(name, "parameter", shape, index=len(self.inputs))
+            if like is not None and "metadata" in like.attributes:
+                found.attributes["metadata"] = like.attributes["metadata"]
+            self.inputs[value] = self.block.add(found)
+        return found
+
+    def argument(self, version: Version, parts: int) -> Instruction:
+        parameter, leaf, kind = version
+        value = Argument(number=self.numbers[parameter] + leaf, local=isinstance(kind, Along))
+        shape = local_shape(parameter.shape.leaves[leaf], kind, parts)
+        return self.inputs.get(value) or self.parameter(value, self.block.names.of(parameter), shape, parameter)
+
+    def finish(self, results: list[Instruction], outputs: tuple[Shared | int, ...]) -> PartModule:
+        root = self.block.make("tuple", TupleShape(tuple(value.shape for value in results)), results, "results", "of")
+        root.is_root = True
+        source = self.split.module
+        entry = Computation(
+            source.entry.name, self.block.out, root, tuple(self.inputs.values()), True, source.entry.attributes
+        )
+        header = {name: value for name, value in source.header.items() if name != "input_output_alias"}
+        plain = Module(source.name, header, source.computations, source.entry, source.tables)
+        module = edit.module_of(plain, callees_first(entry))
+        return PartModule(module=module, inputs=tuple(self.inputs), outputs=outputs)
+
+
+class _MicroPart(_Part):
+    def __init__(self, split: StepSplit, parts: int) -> None:
+        super().__init__(split)
+        self.parts = parts
+
+    def run(self) -> PartModule:
+        writer = Writer(self.split.micro, self.parts, self.block, self._given, self._index)
+        writer.write()
+        return self.finish(handed_out(self.split, writer, self.block), self.split.shared)
+
+    def _given(self, version: Version) -> Instruction:
+        return self.argument(version, self.parts)
+
+    def _index(self) -> Instruction:
+        return self.inputs.get(Index()) or self.parameter(
+            Index(), self.block.names.like("micro_batch", "index"), INDEX_SHAPE
+        )
+
+
+class _OncePart(_Part):
+    def run(self) -> PartModule:
+        self.shared = {(each.name, each.leaf): each for each in self.split.shared}
+        writer = Writer(self.split.once, 1, self.block, self._given, _no_index)
+        writer.write()
+        results = [writer.value(version) for version in self.split.once.roots]
+        return self.finish(results, tuple(range(len(results))))
+
+    def _given(self, version: Version) -> Instruction:
+        instruction, leaf, kind = version
+        if kind == WHOLE:
+            return self.argument(version, 1)
+        shared = self.shared[instruction.name, leaf]
+        name = self.block.names.of(instruction) if leaf == 0 else self.block.names.like(instruction.name, "done")
+        value = self.parameter(shared, name, shared.shape, instruction)
+        return narrowed(self.block, value, instruction.shape.leaves[leaf], instruction)
+
+
+def _no_index() -> Instruction:
+    raise AssertionError("nothing that runs once reads the number of a micro-batch")
+
+
+def argument_numbers(module: Module) -> dict[Instruction, int]:
+    """The flat number of each parameter's first array leaf."""
+    numbers, count = {}, 0
+    for parameter in sorted(module.entry.parameters, key=lambda p: p.index):
+        numbers[parameter] = count
+        count += len(parameter.shape.leaves)
+    return numbers
+
+
+def handed_out(split: StepSplit, writer: Writer, block: Block) -> list[Instruction]:
+    """A micro-batch's terms and parts, in the types in which they are added up."""
+    found = []
+    for shared, version in zip(split.shared, split.micro.roots, strict=True):
+        value = writer.value(version)
+        shape = value.shape
+        assert isinstance(shape, ArrayShape)
+        if shape.element_type != shared.shape.element_type:
+            wide = ArrayShape(shared.shape.element_type, shape.dimensions, (), shape.layout)
+            value = block.make("convert", wide, [value], version[0], "wide")
+        found.append(value)
+    return found
+
+
+def narrowed(block: Block, value: Instruction, shape: ArrayShape, like: Instruction) -> Instruction:
+    """A finished term in the type that the program has."""
+    assert isinstance(value.shape, ArrayShape)
+    return value if value.shape.element_type == shape.element_type else block.make("convert", shape, [value], like)

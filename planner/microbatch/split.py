@@ -1,0 +1,203 @@
+"""A training step cut in two: what runs for each micro-batch, and what runs once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import gcd, prod
+
+from shardwright.config import PlanOptions
+from shardwright.errors import MicroBatchError
+from shardwright.hlo import ArrayShape, Instruction, Module
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.inlining import inline_calls
+from shardwright.planner.microbatch.batch import candidates
+from shardwright.planner.microbatch.demand import Demand, How, Version
+from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
+from shardwright.planner.microbatch.labels import Labeller, Labels
+from shardwright.planner.microbatch.refusal import refusal
+
+MICRO, ONCE = "micro", "once"
+
+#: Floats whose terms are added up in single precision.
+_NARROW = frozenset({"bf16", "f16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """A value that micro-batches make and the once part reads: array leaf `leaf` of instruction `name`.
+
+    kind: `Term` (an accumulator) or `Along` (collected). shape: of the whole value, in the type in which it is added
+    up: single precision for narrower floats.
+    """
+
+    name: str
+    leaf: int
+    kind: Term | Along
+    shape: ArrayShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSplit:
+    """Where a step is cut. Instructions are those of `module`, the program with its calls written out.
+
+    kinds: per instruction of the entry, by name, the kinds of its result's array leaves.
+    parts: per instruction of the entry, by name, `micro`, `once`, both (whole values that both read), or nothing.
+    batch: per flat argument that carries the batch, the dimension that is cut.
+    accumulators / collected: what micro-batches hand to the once part.
+    divisor: the number of micro-batches must divide it; tightest: the instruction that says so.
+    """
+
+    module: Module
+    kinds: Mapping[str, tuple[Kind, ...]]
+    parts: Mapping[str, frozenset[str]]
+    batch: Mapping[int, Along]
+    accumulators: tuple[Shared, ...]
+    collected: tuple[Shared, ...]
+    divisor: int
+    tightest: str
+    notes: tuple[str, ...] = ()
+    micro: Demand = field(repr=False)
+    once: Demand = field(repr=False)
+
+    @property
+    def shared(self) -> tuple[Shared, ...]:
+        return (*self.accumulators, *self.collected)
+
+    def check(self, micro_batches: int) -> None:
+        """MicroBatchError where the batch does not split into so many equal parts."""
+        if micro_batches < 1 or self.divisor % micro_batches:
+            raise MicroBatchError(
+                f"{micro_batches} micro-batches do not divide the batch: {self.tightest} splits into "
+                f"{self.divisor} equal parts",
+                where="micro_batches",
+                remedy=f"take a divisor of {self.divisor}",
+            )
+
+
+def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
+    """Find the batch, and cut the step into what is linear in it and what is not.
+
+    A value is along the batch, a sum over it (both made by each micro-batch, as its part and its term), the same
+    for all micro-batches, or made once: gradients are sums, the optimizer runs once. Where part of the model needs
+    something of the whole batch that is no plain arithmetic on the arguments (batch norm's statistics, expert capacity
+    over all tokens), no such cut exists.
+
+    Raises MicroBatchError then, and where no argument carries a batch.
+    """
+    options = options or PlanOptions()
+    with collector_paused():
+        module = inline_calls(module)
+        flow = build_dataflow(module)
+        refused: list[tuple[bool, int, MicroBatchError]] = []
+        order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}
+        for batch in candidates(flow, options):
+            labeller, labels = _labelled(module, batch)
+            if labels.conflicts:
+                is_usual = all(along.dim == 0 for along in batch.values())
+                refused.append((is_usual, order[labels.conflicts[0]], refusal(module, labeller, labels)))
+                continue
+            found = _split(module, batch, labeller, labels)
+            if any(MICRO in parts for parts in found.parts.values()):
+                return found
+    if not refused:
+        raise MicroBatchError(
+            "no argument carries a batch: nothing is computed for each element of one that is not kept between steps",
+            where="micro_batches",
+            remedy="hand the batch to the step as an argument that is not donated",
+        )
+    raise max(refused, key=lambda found: found[:2])[2]  # of the guess that went furthest
+
+
+def _labelled(module: Module, batch: Mapping[int, Along]) -> tuple[Labeller, Labels]:
+    kinds: dict[Instruction, tuple[Kind, ...]] = {}
+    number, most = 0, 0
+    for parameter in sorted(module.entry.parameters, key=lambda p: p.index):
+        leaves = parameter.shape.leaves
+        kinds[parameter] = tuple(batch.get(number + leaf, WHOLE) for leaf in range(len(leaves)))
+        most = max([most, *(prod(leaf.dimensions) for i, leaf in enumerate(leaves) if number + i in batch)])
+        number += len(leaves)
+    labeller = Labeller(most_early=most)
+    return labeller, labeller.entry(module.entry, kinds)
+
+
+def _split(module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: Labels) -> StepSplit:
+    _finish_early(labels)
+    root = module.entry.root
+    once = Demand(labels, labeller, tuple((root, leaf, DONE) for leaf in range(len(root.shape.leaves))))
+    shared = [_shared(labels, version) for version in once.given() if version[2] == DONE]
+    accumulators = tuple(each for each in shared if isinstance(each.kind, Term))
+    collected = tuple(each for each in shared if isinstance(each.kind, Along))
+    by_name = {instruction.name: instruction for instruction in module.entry}
+    micro = Demand(
+        labels, labeller, tuple((by_name[each.name], each.leaf, each.kind) for each in (*accumulators, *collected))
+    )
+    divisor, tightest = _divisor(micro, batch, module)
+    return StepSplit(
+        module=module,
+        kinds={instruction.name: kinds for instruction, kinds in labels.kinds.items()},
+        parts=_parts(labels, micro, once),
+        batch=batch,
+        accumulators=accumulators,
+        collected=collected,
+        divisor=divisor,
+        tightest=tightest,
+        micro=micro,
+        once=once,
+    )
+
+
+def _shared(labels: Labels, version: Version) -> Shared:
+    instruction, leaf, _ = version
+    kind = labels.kinds[instruction][leaf]
+    shape = instruction.shape.leaves[leaf]
+    assert isinstance(kind, Term | Along)
+    if kind == SUM and shape.element_type in _NARROW:
+        shape = ArrayShape("f32", shape.dimensions, (), shape.layout)
+    return Shared(name=instruction.name, leaf=leaf, kind=kind, shape=shape)
+
+
+def _divisor(micro: Demand, batch: Mapping[int, Along], module: Module) -> tuple[int, str]:
+    leaves = [leaf for parameter in module.entry.parameters for leaf in parameter.shape.leaves]
+    found = [(leaves[number].dimensions[along.dim], f"argument {number}") for number, along in batch.items()]
+    found += [(size, f"{i.opcode} {i.name}") for size, i in micro.divisors()]
+    divisor = gcd(*(size for size, _ in found))
+    return divisor, min(found, key=lambda each: each[0])[1]
+
+
+def _parts(labels: Labels, micro: Demand, once: Demand) -> dict[str, frozenset[str]]:
+    def computed(demand: Demand, instruction: Instruction) -> bool:
+        return any(recipe.how is not How.GIVEN for recipe in demand.recipes.get(instruction, ()))
+
+    return {
+        instruction.name: frozenset(
+            part for part, demand in ((MICRO, micro), (ONCE, once)) if computed(demand, instruction)
+        )
+        for instruction in labels.computation
+    }
+
+
+# ---- what is finished as early as that costs nothing -------------------------------
+
+#: Linear in one operand, and no smaller than it: once on the sum does as much as on every term.
+_SINKING = frozenset(
+    {"add", "broadcast", "copy", "divide", "multiply", "negate", "pad", "reshape", "subtract", "transpose"}
+)
+
+
+def _finish_early(labels: Labels) -> None:
+    """Whatever only follows a sum, and makes nothing smaller of it, is left to the once part."""
+    users: dict[Instruction, list[Instruction]] = {}
+    for instruction in labels.computation:
+        for operand in instruction.operands:
+            users.setdefault(operand, []).append(instruction)
+    root = labels.computation.root
+    for instruction in reversed(labels.computation.instructions):
+        if labels.kinds[instruction] != (SUM,) or instruction.opcode not in _SINKING:
+            continue
+        terms = [operand for operand in instruction.operands if labels.kinds[operand] == (SUM,)]
+        if len(terms) != 1 or terms[0].shape.size_bytes > instruction.shape.size_bytes:
+            continue
+        if all(user is root or DONE in labels.kinds[user] for user in users.get(instruction, ())):
+            labels.kinds[instruction] = (DONE,)
