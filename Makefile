@@ -84,6 +84,10 @@ bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, 
 bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the whole budget (10 minutes).
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --quick --json build/bench-planner-quick.json
 
+.PHONY: plan-published
+plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples for 64 nodes of 8 A100 (an hour); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.plan_published --json build/plan-published.json
+
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
 	@$(BIN)/python benchmarks/bench_parse.py

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shardwright import hlo
     from shardwright.client.annotate import annotate
     from shardwright.client.arrays import RemoteArray
+    from shardwright.client.lowering import lower
     from shardwright.client.session import Session, connect
     from shardwright.cluster import Cluster
     from shardwright.offline import plan
@@ -53,6 +54,7 @@ _LAZY = {
     "Session": "shardwright.client.session",
     "annotate": "shardwright.client.annotate",
     "connect": "shardwright.client.session",
+    "lower": "shardwright.client.lowering",
     "plan": "shardwright.offline",
 }
 _LAZY_MODULES = ("hlo",)
@@ -103,5 +105,6 @@ __all__ = [
     "connect",
     "errors",
     "hlo",
+    "lower",
     "plan",
 ]

@@ -1,6 +1,7 @@
-"""Train a small byte-level GPT-2 on the sources of Python's standard library.
+"""Train a byte-level GPT-2 on the sources of Python's standard library.
 
     python examples/gpt2/train.py --explain
+    python examples/gpt2/train.py --preset 175B --plan-only --cluster cluster_configs/a100_64x8.json
 
 With SERVER_IP and SERVER_PORT set, the step runs on that server; else an embedded
 server with eight CPU devices is started for the run. The model (model.py) is written
@@ -9,76 +10,70 @@ for one device; only the four numbered lines below know about Shardwright.
 
 from __future__ import annotations
 
-import argparse
-from collections import deque
+import sys
+from itertools import islice
+from pathlib import Path
 
 import jax
 import numpy as np
 import optax
-from data import batches, split, standard_library_text
-from model import Config, make_steps
-from progress import TrainingProgress, preparation_shown
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script finds the other examples
 
 import shardwright as sw
+from examples.common.annotated import annotated
+from examples.common.options import example_parser, planning_options, show_plan, sized
+from examples.common.progress import TrainingProgress
+from examples.common.text import batches, split, standard_library_text
+from examples.gpt2.model import PRESETS, batch_types, make_steps
 
-#: Steps that may run before an older loss is read: reading each at once would wait for it.
-_STEPS_AHEAD = 2
 _EVALUATION_BATCHES = 4
 
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=16, help="sequences a step, over all devices")
-    parser.add_argument("--context", type=int, default=128, help="bytes a sequence")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--devices", type=int, default=8, help="CPU devices of the embedded server")
-    parser.add_argument("--force", help="a strategy: data, tensor, mixed, fsdp, replicated (default: search)")
-    parser.add_argument("--explain", action="store_true", help="print the plan at the end")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+#: What `--annotate` pins, the layout of Megatron-LM (Shoeybi et al., 2019): columns of the projections into heads and
+#: hidden units, rows of those back. All else is searched.
+MEGATRON = {
+    "['qkv']['weight']": {-1: "model"},
+    "['attention']['output']['weight']": {-2: "model"},
+    "['up']['weight']": {-1: "model"},
+    "['down']['weight']": {-2: "model"},
+}
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    config = Config(context=arguments.context, layers=arguments.layers, heads=arguments.heads, width=arguments.width)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0,
-        arguments.learning_rate,
-        max(1, min(20, arguments.steps // 4)),
-        arguments.steps,
-        arguments.learning_rate / 10,
-    )
-    init, train_step, eval_step = make_steps(config, optax.adamw(schedule))
-    training, validation = split(standard_library_text())
-    data = batches(training, arguments.batch, arguments.context, arguments.seed)
+    parser = example_parser(__doc__, PRESETS, default="small", steps=200)
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002")
+    arguments = parser.parse_args()
+    config = sized(PRESETS, arguments)
+    init, train_step, eval_step = make_steps(config, adamw(arguments.learning_rate, arguments.steps))
+    if arguments.annotate:
+        train_step = annotated(train_step, MEGATRON)
+    if arguments.plan_only:
+        show_plan(train_step, init, batch_types(config), arguments)
+        return
 
+    training, validation = split(standard_library_text())
+    data = batches(training, config.batch, config.context, arguments.seed)
     with sw.connect(devices=arguments.devices) as session:  # Shardwright 1: a server
-        step = session.parallelize(train_step, donate_argnums=(0, 1), force=arguments.force)  # 2: instead of jax.jit
-        with preparation_shown():
+        step = session.parallelize(train_step, donate_argnums=(0, 1), **planning_options(arguments))  # 2: was jax.jit
+        with TrainingProgress(arguments.steps, config.batch * config.context, "tokens") as progress:
             params, opt_state = step.init(init, jax.random.key(arguments.seed))  # 3: born on the servers, sharded
-            params, opt_state, loss = step(params, opt_state, next(data))  # the first call plans and compiles
-            losses = deque([loss])
-        with TrainingProgress(arguments.steps, arguments.batch * arguments.context) as progress:
-            for number in range(2, arguments.steps + 1):
-                params, opt_state, loss = step(params, opt_state, next(data))
-                losses.append(loss)
-                if len(losses) > _STEPS_AHEAD:
-                    progress.update(number - _STEPS_AHEAD, float(losses.popleft()))
-            while losses:
-                progress.update(arguments.steps - len(losses) + 1, float(losses.popleft()))
+            for tokens in islice(data, arguments.steps):
+                params, opt_state, loss = step(params, opt_state, tokens)  # the first call plans and compiles
+                progress.step(loss)
         evaluate = session.parallelize(eval_step)  # 4: another function over the same parameters
-        held_out = batches(validation, arguments.batch, arguments.context, seed=1)
-        scores = [float(evaluate(params, next(held_out))) for _ in range(_EVALUATION_BATCHES)]
+        held_out = batches(validation, config.batch, config.context, seed=1)
+        scores = [float(evaluate(params, tokens)) for tokens in islice(held_out, _EVALUATION_BATCHES)]
         print(f"validation loss {np.mean(scores):.3f} nats a byte (guessing: {np.log(config.vocabulary):.3f})")
         if arguments.explain:
-            print()
-            print(step.plan.explain())
-            print("\nWhat XLA made of it")
-            print(step.report)
+            print(f"\n{step.plan.explain()}\n\nWhat XLA made of it\n{step.report}")
+
+
+def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    """AdamW, its learning rate warmed up and then decayed along a cosine to a tenth."""
+    warmup = max(1, min(20, steps // 4))
+    return optax.adamw(
+        optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup, steps, end_value=learning_rate / 10)
+    )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     example = example_of(arguments.args, arguments.example)
     donated = numbers_of(arguments.donate)
 
-    program = lower_function(function, example, donated, platform)
+    from shardwright.client.lowering import lower
+
+    program = lower(function, *example, donate_argnums=donated, platform=platform)
     if arguments.json:
         print_json(_summary(program, arguments.function, platform))
         return EXIT_OK
@@ -67,19 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out != STANDARD_STREAM:
         note(f"HLO text: {arguments.out}")
     return EXIT_OK
-
-
-def lower_function(
-    function: Callable[..., Any], example: tuple[Any, ...], donated: tuple[int, ...], platform: str
-) -> LoweredProgram:
-    """The program of `function` for arguments like `example`. Raises what the function itself raises, too."""
-    import jax
-
-    from shardwright.client.frontends.jax import JaxFunction, Signature, spec_of
-
-    leaves, tree = jax.tree.flatten((example, {}))
-    signature = Signature(statics=(), tree=tree, specs=tuple(spec_of(leaf) for leaf in leaves))
-    return JaxFunction(function, donate_argnums=donated).lower(signature, platform=platform)
 
 
 def _summary(program: LoweredProgram, name: str, platform: str) -> dict[str, Any]:

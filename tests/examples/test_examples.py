@@ -1,4 +1,4 @@
-"""Every example trains through an embedded server, as a user starts it."""
+"""Every example trains through an embedded server as a user starts it, and as plain JAX on one device does."""
 
 from __future__ import annotations
 
@@ -6,33 +6,103 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import jax
+import optax
 import pytest
 
+from examples.common import digits, text
+from examples.gpt2 import model as gpt2
+from examples.gpt2.train import adamw
+from examples.moe import model as moe
+from examples.wide_resnet import model as wide_resnet
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-TINY_GPT2 = "--steps 12 --layers 1 --width 32 --heads 2 --context 32 --learning-rate 1e-2 --explain"
+STEPS = 12
 
 
-def run(script: str, arguments: str) -> str:
-    """Output of an example that ended well."""
+def run(script: str, arguments: str = "") -> subprocess.CompletedProcess[str]:
+    """An example that has ended."""
     environment = {key: value for key, value in os.environ.items() if key not in ("SERVER_IP", "SERVER_PORT")}
     environment.pop("XLA_FLAGS", None)  # a user's shell has none
     command = [sys.executable, str(ROOT / "examples" / script), *arguments.split()]
-    child = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240, env=environment)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=480, env=environment)
+
+
+def output_of(script: str, arguments: str = "") -> str:
+    """What an example that ended well printed."""
+    child = run(script, arguments)
     assert child.returncode == 0, child.stderr[-3000:]
     return child.stdout
 
 
+def losses_in(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step .*loss (\S+)", output)]
+
+
+def losses_on_one_device(model: Any, optimizer: optax.GradientTransformation, data: Iterator[Any]) -> list[float]:
+    """Losses of `STEPS` steps of the tiny preset, by jax.jit."""
+    init, train_step, _ = model.make_steps(model.PRESETS["tiny"], optimizer)
+    step, state, losses = jax.jit(train_step), init(jax.random.key(0)), []
+    for batch in islice(data, STEPS):
+        *state, loss = step(*state, *batch)
+        losses.append(float(loss))
+    return losses
+
+
+def texts() -> Iterator[Any]:
+    training, _ = text.split(text.standard_library_text())
+    return ((tokens,) for tokens in text.batches(training, 16, 32))
+
+
+def images() -> Iterator[Any]:
+    training, _ = digits.digits()
+    return digits.batches(*training, 64, (8, 8, 1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "arguments", "fall"),
-    [("mlp/train.py", "--steps 50", 0.7), ("cnn/train.py", "--steps 40", 0.7), ("gpt2/train.py", TINY_GPT2, 0.8)],
-    ids=["mlp", "cnn", "gpt2"],
+    ("example", "model", "optimizer", "data", "options"),
+    [
+        ("gpt2", gpt2, adamw(1e-2, STEPS), texts, "--explain"),
+        ("moe", moe, optax.adamw(1e-2), texts, "--devices 4 --mesh 2x2 --annotate"),
+        ("wide_resnet", wide_resnet, optax.adam(1e-2), images, "--devices 2 --mesh 2"),
+    ],
+    ids=["gpt2", "moe", "wide_resnet"],
 )
-def test_example_learns_and_explains(script: str, arguments: str, fall: float) -> None:
-    output = run(script, arguments)
-    losses = [float(loss) for loss in re.findall(r"step .*loss (\S+)", output)]
-    assert losses[-1] < fall * losses[0]
+def test_a_tiny_model_trains_as_on_one_device(
+    example: str, model: Any, optimizer: optax.GradientTransformation, data: Any, options: str
+) -> None:
+    output = output_of(f"{example}/train.py", f"--preset tiny --steps {STEPS} --learning-rate 1e-2 {options}")
+    expected = losses_on_one_device(model, optimizer, data())
+    assert expected[-1] < 0.99 * expected[0]
+    assert losses_in(output) == pytest.approx([expected[0], expected[-1]], abs=2e-3)
+    if "--explain" in options:
+        assert "memory per device" in output
+        assert "8 devices" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "arguments"), [("mlp/train.py", "--steps 50"), ("cnn/train.py", "--steps 40")])
+def test_an_example_learns_and_explains(script: str, arguments: str) -> None:
+    output = output_of(script, arguments)
+    losses = losses_in(output)
+    assert losses[-1] < 0.7 * losses[0]
     assert "memory per device" in output
-    assert "8 devices" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("smoke/matmul.py", "contracted_matmul: mesh data=8; a [-, data], b [data, -], result [-, -]; all-reduce;"),
+        ("smoke/convolution.py", "kernel [-, -, -, model]"),
+        ("smoke/attention.py", "attention_by_heads: mesh data=2 × model=4;"),
+    ],
+)
+def test_a_smoke_test_agrees_with_plain_jax(script: str, expected: str) -> None:
+    assert expected in output_of(script)

@@ -1,0 +1,1 @@
+"""Training steps written for one device, run through Shardwright."""

@@ -1,0 +1,1 @@
+"""What the examples share: real data, options, progress."""

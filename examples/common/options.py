@@ -1,0 +1,93 @@
+"""The command line that the larger examples share: a preset, options of the plan, plans without a server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.markup import escape
+
+import shardwright as sw
+
+#: Options handed on, by the same names, to `session.parallelize` and `sw.plan`.
+_PLANNING = ("mesh", "force", "memory_budget", "deadline", "stages", "micro_batches", "schedule")
+
+
+def example_parser(description: str | None, presets: Mapping[str, Any], default: str, steps: int) -> Any:
+    """A parser with a preset, an option for each size in it, and what `planning_options` and `show_plan` read."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=presets, default=default, help=f"sizes (default: {default})")
+    parser.add_argument("--steps", type=int, default=steps, help=f"default: {steps}")
+    parser.add_argument("--devices", type=int, default=8, help="CPU devices of the embedded server (default: 8)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--explain", action="store_true", help="print the plan at the end")
+    parser.add_argument("--annotate", action="store_true", help="pin dimensions, as the script's table says")
+
+    sizes = parser.add_argument_group("sizes, instead of the preset's")
+    for field in dataclasses.fields(presets[default]):
+        option = f"--{field.name.replace('_', '-')}"
+        if field.type == "int":
+            sizes.add_argument(option, type=int, metavar="N")
+        elif field.type == "bool":
+            sizes.add_argument(option, action=argparse.BooleanOptionalAction)
+
+    plan = parser.add_argument_group("the plan")
+    plan.add_argument("--plan-only", action="store_true", help="plan for --cluster and print the plan; run nothing")
+    plan.add_argument("--cluster", metavar="FILE|N", help="cluster file or number of CPU devices, for --plan-only")
+    plan.add_argument("--mesh", metavar="SIZES", help="8 or 2x4 (default: search)")
+    plan.add_argument("--force", help="a strategy: data, tensor, mixed, fsdp, replicated (default: search)")
+    plan.add_argument("--memory-budget", metavar="AMOUNT", help="of one device: 40GB, 50%% (default: all of it)")
+    plan.add_argument("--deadline", type=float, metavar="SECONDS", help="take the best plan found by then")
+    plan.add_argument("--stages", type=int, metavar="N", help="pipeline stages (default: search)")
+    plan.add_argument("--micro-batches", type=int, metavar="N", help="parts of a batch (default: search)")
+    plan.add_argument("--schedule", help="order of the micro-batches in a pipeline (default: search)")
+    return parser
+
+
+def sized(presets: Mapping[str, Any], arguments: argparse.Namespace) -> Any:
+    """The chosen preset, with the sizes that the command line names."""
+    preset = presets[arguments.preset]
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(preset)}
+    try:
+        return dataclasses.replace(preset, **{name: value for name, value in given.items() if value is not None})
+    except ValueError as error:
+        raise SystemExit(f"these sizes do not fit together: {error}") from None
+
+
+def planning_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `session.parallelize` and `sw.plan`."""
+    return {name: getattr(arguments, name) for name in _PLANNING}
+
+
+def show_plan(
+    train_step: Callable[..., Any], init: Callable[..., Any], batch: tuple[Any, ...], arguments: argparse.Namespace
+) -> None:
+    """Prints the plan of `train_step` for `--cluster`; no array of the model is ever made.
+
+    The step takes what `init(key)` returns, updated in place, and then `batch`, given by types.
+    """
+    if arguments.cluster is None:
+        raise SystemExit("--plan-only needs --cluster: a cluster file, e.g. cluster_configs/a100_2x8.json, or 8")
+    try:
+        cluster = _cluster(arguments.cluster)
+        state = jax.eval_shape(init, jax.random.key(0))
+        donated = tuple(range(len(state)))
+        with Console(stderr=True).status("lowering") as status:
+            program = sw.lower(train_step, *state, *batch, donate_argnums=donated, platform=cluster.platform)
+            plan = sw.plan(
+                program.as_text(),
+                cluster,
+                progress=lambda report: status.update(escape(str(report))),
+                **planning_options(arguments),
+            )
+    except sw.ShardwrightError as error:
+        raise SystemExit(str(error)) from None
+    print(plan.explain())
+
+
+def _cluster(text: str) -> sw.Cluster:
+    return sw.Cluster.local(int(text)) if text.isdigit() else sw.Cluster.load(text)

@@ -1,0 +1,65 @@
+"""Train a byte-level GPT with a mixture of experts on the sources of Python's standard library.
+
+    python examples/moe/train.py --explain
+    python examples/moe/train.py --preset 70B --plan-only --cluster cluster_configs/a100_64x8.json
+
+Uses the server at SERVER_IP/SERVER_PORT, or starts an embedded one with eight CPU devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script finds the other examples
+
+import shardwright as sw
+from examples.common.annotated import annotated
+from examples.common.options import example_parser, planning_options, show_plan, sized
+from examples.common.progress import TrainingProgress
+from examples.common.text import batches, split, standard_library_text
+from examples.gpt2.model import batch_types
+from examples.moe.model import PRESETS, make_steps
+
+_EVALUATION_BATCHES = 4
+
+#: What `--annotate` pins: each device of the axis "model" holds some of the experts.
+EXPERT_PARALLEL = {"['experts']['up']": {-3: "model"}, "['experts']['down']": {-3: "model"}}
+
+
+def main() -> None:
+    parser = example_parser(__doc__, PRESETS, default="small", steps=200)
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002")
+    arguments = parser.parse_args()
+    config = sized(PRESETS, arguments)
+    init, train_step, eval_step = make_steps(config, optax.adamw(arguments.learning_rate))
+    if arguments.annotate:
+        train_step = annotated(train_step, EXPERT_PARALLEL)
+    if arguments.plan_only:
+        show_plan(train_step, init, batch_types(config), arguments)
+        return
+
+    training, validation = split(standard_library_text())
+    data = batches(training, config.batch, config.context, arguments.seed)
+    with sw.connect(devices=arguments.devices) as session:
+        step = session.parallelize(train_step, donate_argnums=(0, 1), **planning_options(arguments))
+        with TrainingProgress(arguments.steps, config.batch * config.context, "tokens") as progress:
+            params, opt_state = step.init(init, jax.random.key(arguments.seed))
+            for tokens in islice(data, arguments.steps):
+                params, opt_state, loss = step(params, opt_state, tokens)
+                progress.step(loss)
+        evaluate = session.parallelize(eval_step)
+        held_out = batches(validation, config.batch, config.context, seed=1)
+        scores = [float(evaluate(params, tokens)) for tokens in islice(held_out, _EVALUATION_BATCHES)]
+        print(f"validation loss {np.mean(scores):.3f} nats a byte (guessing: {np.log(config.vocabulary):.3f})")
+        if arguments.explain:
+            print(f"\n{step.plan.explain()}\n\nWhat XLA made of it\n{step.report}")
+
+
+if __name__ == "__main__":
+    main()

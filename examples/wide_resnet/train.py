@@ -1,0 +1,65 @@
+"""Train a Wide ResNet with group norm on scikit-learn's handwritten digits.
+
+    python examples/wide_resnet/train.py --explain
+    python examples/wide_resnet/train.py --preset 13B --plan-only --cluster cluster_configs/a100_64x8.json
+
+Uses the server at SERVER_IP/SERVER_PORT, or starts an embedded one with eight CPU devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script finds the other examples
+
+import shardwright as sw
+from examples.common.annotated import annotated
+from examples.common.digits import batches, digits
+from examples.common.options import example_parser, planning_options, show_plan, sized
+from examples.common.progress import TrainingProgress
+from examples.wide_resnet.model import PRESETS, batch_types, make_steps
+
+_EVALUATION_BATCHES = 4
+
+#: What `--annotate` pins: the wide convolutions' outputs and the next ones' inputs, as Megatron-LM splits an MLP.
+WIDE_CHANNELS = {"['spatial']['kernel']": {-1: "model"}, "['expand']['kernel']": {-2: "model"}}
+
+
+def main() -> None:
+    parser = example_parser(__doc__, PRESETS, default="small", steps=100)
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: 0.003")
+    arguments = parser.parse_args()
+    config = sized(PRESETS, arguments)
+    init, train_step, eval_step = make_steps(config, optax.adam(arguments.learning_rate))
+    if arguments.annotate:
+        train_step = annotated(train_step, WIDE_CHANNELS)
+    if arguments.plan_only:
+        show_plan(train_step, init, batch_types(config), arguments)
+        return
+
+    training, validation = digits()
+    shape = (config.image, config.image, config.image_channels)
+    data = batches(*training, config.batch, shape, arguments.seed)
+    with sw.connect(devices=arguments.devices) as session:
+        step = session.parallelize(train_step, donate_argnums=(0, 1), **planning_options(arguments))
+        with TrainingProgress(arguments.steps, config.batch, "images") as progress:
+            params, opt_state = step.init(init, jax.random.key(arguments.seed))
+            for images, labels in islice(data, arguments.steps):
+                params, opt_state, loss = step(params, opt_state, images, labels)
+                progress.step(loss)
+        evaluate = session.parallelize(eval_step)
+        held_out = batches(*validation, config.batch, shape, seed=1)
+        scores = [float(evaluate(params, *batch)) for batch in islice(held_out, _EVALUATION_BATCHES)]
+        print(f"{np.mean(scores):.1%} of held-out digits told right (guessing: {1 / 10:.1%})")
+        if arguments.explain:
+            print(f"\n{step.plan.explain()}\n\nWhat XLA made of it\n{step.report}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Published sizes: as many parameters as published, and plans without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import shardwright as sw
+from examples.gpt2 import model as gpt2
+from examples.moe import model as moe
+from examples.wide_resnet import model as wide_resnet
+from tests.examples.test_examples import output_of, run
+
+CLUSTERS = Path(__file__).resolve().parent.parent.parent / "cluster_configs"
+PUBLISHED = [
+    (model, preset) for model in (gpt2, moe, wide_resnet) for preset in model.PRESETS if preset not in ("tiny", "small")
+]
+
+
+def parameter_count(params: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("model", "preset"), PUBLISHED, ids=[f"{model.__name__.split('.')[1]}-{preset}" for model, preset in PUBLISHED]
+)
+def test_a_published_size_has_as_many_parameters(model: Any, preset: str) -> None:
+    params = jax.eval_shape(lambda key: model.init_params(model.PRESETS[preset], key), jax.random.key(0))
+    billions = float(preset[:-1]) / (1000 if preset.endswith("M") else 1)
+    assert parameter_count(params) / 1e9 == pytest.approx(billions, rel=0.08)
+
+
+def test_layers_in_a_scan_compute_what_layers_one_by_one_do() -> None:
+    config, key = gpt2.Config(layers=3, width=16, heads=2, context=8, batch=2), jax.random.key(0)
+    scanned = gpt2.Config(layers=3, width=16, heads=2, context=8, batch=2, scan=True)
+    tokens = jax.random.randint(key, (2, 9), 0, 256)
+    expected = gpt2.loss_of(gpt2.init_params(config, key), tokens, config)
+    assert gpt2.loss_of(gpt2.init_params(scanned, key), tokens, scanned) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_an_expert_takes_no_more_than_its_capacity_of_a_sequence() -> None:
+    gates = jax.nn.softmax(jax.random.normal(jax.random.key(0), (3, 16, 4)))
+    combine, _ = moe.top_two(gates, capacity=5)
+    assert combine.shape == (3, 16, 4, 5)
+    assert int((combine > 0).sum((1, 3)).max()) == 5  # some expert is full,
+    assert int((combine > 0).sum(1).max()) == 1  # no slot is taken twice,
+    assert int((combine > 0).sum((2, 3)).max()) == 2  # and a token has two experts at most
+
+
+def test_other_sequences_do_not_change_what_an_expert_takes() -> None:
+    gates = jax.nn.softmax(jax.random.normal(jax.random.key(0), (4, 16, 4)))
+    together, _ = moe.top_two(gates, capacity=5)
+    apart, _ = moe.top_two(gates[2:3], capacity=5)
+    assert (together[2:3] == apart).all()
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "expected"),
+    [
+        (
+            "gpt2/train.py",
+            "--preset 345M --batch 64 --cluster {}/a100_2x8.json --mesh 16",
+            "gradient of params['blocks']",
+        ),
+        ("gpt2/train.py", "--preset 175B --layers 8 --batch 512 --cluster {}/a100_64x8.json --mesh 64x8", "512 dev"),
+        (
+            "moe/train.py",
+            "--preset 380M --batch 64 --cluster {}/a100_2x8.json --mesh 2x8 --annotate",
+            "['experts']['up']",
+        ),
+        ("wide_resnet/train.py", "--preset 250M --depth 14 --cluster {}/h100_64x8.json --mesh 512", "['kernel']"),
+    ],
+    ids=["gpt2-345M", "gpt2-175B", "moe-380M", "wide_resnet-250M"],
+)
+def test_a_published_size_plans_without_a_server(script: str, options: str, expected: str) -> None:
+    output = output_of(script, f"--plan-only {options.format(CLUSTERS)}")
+    assert expected in output
+    assert "memory per device" in output
+
+
+def test_what_cannot_be_planned_ends_in_one_message() -> None:
+    child = run("gpt2/train.py", "--preset 345M --plan-only --cluster 1 --memory-budget 1GB")
+    assert child.returncode == 1
+    assert "Traceback" not in child.stderr
+    assert "memory_budget: no plan" in child.stderr
+    assert "--plan-only needs --cluster" in run("gpt2/train.py", "--plan-only").stderr
+    assert "do not fit together" in run("gpt2/train.py", "--width 30").stderr
+
+
+def test_lowered_text_keeps_annotations_and_unused_arguments() -> None:
+    def step(x: jax.Array, unused: jax.Array, scale: float) -> jax.Array:
+        return sw.annotate(x, {0: "data"}) * scale
+
+    x = jax.ShapeDtypeStruct((8, 4), "float32")
+    program = sw.lower(step, x, x, 2.0, donate_argnums=0, static_argnums=2, platform="cuda")
+    assert [argument.name for argument in program.arguments] == ["x", "unused"]
+    assert program.aliases == {0: 0}
+    assert "shardwright.annotate" in program.as_text()
+    with pytest.raises(sw.OptionError, match="has 3 parameters"):
+        sw.lower(step, x, x, 2.0, donate_argnums=-5)
