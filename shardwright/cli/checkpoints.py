@@ -58,8 +58,7 @@ def _as_dict(step: int, contents: Contents, *, with_arrays: bool) -> dict[str, A
     }
     if with_arrays:
         facts["arrays"] = {
-            name: {"type": stored.element_type, "shape": list(stored.shape)}
-            for name, stored in contents.arrays.items()
+            name: {"type": stored.element_type, "shape": list(stored.shape)} for name, stored in contents.arrays.items()
         }
     return facts
 

@@ -106,7 +106,8 @@ def keep_latest(directory: str, count: int) -> None:
 def begin(directory: str, step: int, token: str) -> None:
     """By one process, before any writes: a directory that does not count as a checkpoint yet.
 
-    Raises CheckpointError where `step` is there already, or nothing can be written.
+    What interrupted saves have left in `directory` is removed. Raises CheckpointError where `step` is there
+    already, or nothing can be written.
     """
 
     def made() -> None:
@@ -115,6 +116,8 @@ def begin(directory: str, step: int, token: str) -> None:
             raise CheckpointError(
                 f"checkpoint {step} is there already", where=directory, remedy="save under another step number"
             )
+        for left in folder.glob(f"*{ocp.path.atomicity.TMP_DIR_SUFFIX}*"):
+            left.rmtree()
         temporary = _temporary(directory, step)
         asyncio.run(temporary.create())
         (temporary.get() / ITEM).mkdir()
