@@ -17,15 +17,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, TypeVar
 
 from shardwright.errors import PlanError
 from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.json_reader import Reader, shown
 from shardwright.plans import (
     COLLECTIVE_KINDS,
     PLAN_FORMAT,
@@ -52,7 +52,7 @@ TEXT_LIMIT_BYTES = 1 << 28
 # ---- writing ---------------------------------------------------------------
 
 
-class _Table:
+class Table:
     """Distinct entries in order of first use, and the position of each."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class _Table:
 
 def encode(plan: Plan) -> dict[str, Any]:
     """The plan as plain lists, dicts, strings and numbers, without its HLO text."""
-    shardings, values, computations, opcodes, reasons = (_Table() for _ in range(5))
+    shardings, values, computations, opcodes, reasons = (Table() for _ in range(5))
     reasons.position("")
     rows = [
         [
@@ -84,8 +84,8 @@ def encode(plan: Plan) -> dict[str, Any]:
         for entry in plan.instructions
     ]
     value_rows = [[shardings.position(leaf) for leaf in value] for value in values.entries]
-    parameters = [_encode_variable(variable, shardings) for variable in plan.parameters]
-    outputs = [_encode_variable(variable, shardings) for variable in plan.outputs]
+    parameters = [encode_variable(variable, shardings) for variable in plan.parameters]
+    outputs = [encode_variable(variable, shardings) for variable in plan.outputs]
     segments = [_encode_segment(segment, shardings) for segment in plan.segments]
     rewritten = {"rewritten": _encode_rewritten(plan)} if plan.original_sha256 else {}
     return {
@@ -93,7 +93,7 @@ def encode(plan: Plan) -> dict[str, Any]:
         "module_name": plan.module_name,
         "hlo_sha256": plan.hlo_sha256,
         **rewritten,
-        "mesh": _encode_mesh(plan.mesh),
+        "mesh": encode_mesh(plan.mesh),
         "hardware": plan.hardware,
         "origin": plan.origin,
         "planning_s": plan.planning_s,
@@ -111,7 +111,7 @@ def encode(plan: Plan) -> dict[str, Any]:
         "candidates": [
             {
                 "name": candidate.name,
-                "mesh": _encode_mesh(candidate.mesh),
+                "mesh": encode_mesh(candidate.mesh),
                 "step_s": candidate.step_s,
                 "note": candidate.note,
             }
@@ -122,7 +122,7 @@ def encode(plan: Plan) -> dict[str, Any]:
         "parameters": parameters,
         "outputs": outputs,
         "collectives": [_encode_collective(collective) for collective in plan.collectives],
-        "shardings": [_encode_sharding(sharding) for sharding in shardings.entries],
+        "shardings": [encode_sharding(sharding) for sharding in shardings.entries],
         "values": value_rows,
         "computations": computations.entries,
         "opcodes": opcodes.entries,
@@ -140,18 +140,18 @@ def _encode_rewritten(plan: Plan) -> dict[str, Any]:
     return row
 
 
-def _encode_mesh(mesh: Mesh) -> list[dict[str, Any]]:
+def encode_mesh(mesh: Mesh) -> list[dict[str, Any]]:
     return [{"name": axis.name, "size": axis.size} for axis in mesh.axes]
 
 
-def _encode_sharding(sharding: TensorSharding) -> dict[str, Any]:
+def encode_sharding(sharding: TensorSharding) -> dict[str, Any]:
     row: dict[str, Any] = {"dims": [list(axes) for axes in sharding.dims]}
     if sharding.unreduced:
         row["unreduced"] = list(sharding.unreduced)
     return row
 
 
-def _encode_variable(variable: VariablePlan, shardings: _Table) -> dict[str, Any]:
+def encode_variable(variable: VariablePlan, shardings: Table) -> dict[str, Any]:
     row: dict[str, Any] = {
         "number": variable.number,
         "name": variable.name,
@@ -166,7 +166,7 @@ def _encode_variable(variable: VariablePlan, shardings: _Table) -> dict[str, Any
     return row
 
 
-def _encode_segment(segment: SegmentPlan, shardings: _Table) -> dict[str, Any]:
+def _encode_segment(segment: SegmentPlan, shardings: Table) -> dict[str, Any]:
     return {
         "name": segment.name,
         "kind": segment.kind,
@@ -195,21 +195,30 @@ def _encode_collective(collective: PlannedCollective) -> dict[str, Any]:
 def decode(text: str, hlo_text: str | None = None) -> Plan:
     """Read `encode`'s JSON. Raises PlanError naming the field that is wrong, or that
     `hlo_text` is not the program the plan was made for."""
+    return decode_data(read_json(text), hlo_text)
+
+
+def read_json(text: str) -> Any:
+    """The data of a JSON text; PlanError where it is none."""
     try:
-        data = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PlanError(f"not JSON: {error}", where="plan", remedy="pass what Plan.to_json wrote") from None
+
+
+def decode_data(data: Any, hlo_text: str | None = None) -> Plan:
+    """`decode` of what the JSON holds."""
     version = _read_version(data)
     if version < (1, 1):
         _add_fields_of_1_1(data)
-    reader = _Reader(data, "plan", refuse_unknown=version <= _version(PLAN_FORMAT))
+    reader = Reader(data, "plan", refuse_unknown=version <= version_of(PLAN_FORMAT))
     digest = reader.text("hlo_sha256")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise reader.wrong("hlo_sha256", "64 hexadecimal digits", digest)
     original, rewritten_text = _read_rewritten(reader, digest)
-    if original and (hlo_text is None or _digest(hlo_text) == original):
+    if original and (hlo_text is None or digest_of(hlo_text) == original):
         hlo_text = rewritten_text
-    if hlo_text is not None and _digest(hlo_text) != digest:
+    if hlo_text is not None and digest_of(hlo_text) != digest:
         raise PlanError(
             "the HLO text is not the program this plan was made for",
             where="plan.hlo_sha256",
@@ -219,24 +228,24 @@ def decode(text: str, hlo_text: str | None = None) -> Plan:
     return _read_plan(reader, digest, original, hlo_text)
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _read_rewritten(reader: _Reader, digest: str) -> tuple[str, str | None]:
+def _read_rewritten(reader: Reader, digest: str) -> tuple[str, str | None]:
     """(hash of the text that the planned program was rewritten from, or ''; the planned program where it is there)."""
     if not reader.has("rewritten"):
         return "", None
     row = reader.object("rewritten")
     original = row.text("original_sha256")
     text = _unpack(row) if row.has("hlo_gzip_base64") else None
-    if text is not None and _digest(text) != digest:
+    if text is not None and digest_of(text) != digest:
         raise row.wrong("hlo_gzip_base64", "the text that hlo_sha256 is of", "another")
     row.finish()
     return original, text
 
 
-def _unpack(row: _Reader) -> str:
+def _unpack(row: Reader) -> str:
     packed = row.text("hlo_gzip_base64")
     inflater = zlib.decompressobj(wbits=31)
     try:
@@ -256,9 +265,9 @@ def _add_fields_of_1_1(data: dict[str, Any]) -> None:
             candidate.setdefault("name", "")
 
 
-def _read_plan(reader: _Reader, digest: str, original: str, hlo_text: str | None) -> Plan:
-    mesh = _read_mesh(reader, "mesh")
-    shardings = reader.objects("shardings", lambda row: _read_sharding(row, mesh))
+def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None) -> Plan:
+    mesh = read_mesh(reader, "mesh")
+    shardings = reader.objects("shardings", lambda row: read_sharding(row, mesh))
     values = _read_values(reader, shardings)
     cost, memory = reader.object("cost"), reader.object("memory")
     plan = Plan(
@@ -269,8 +278,8 @@ def _read_plan(reader: _Reader, digest: str, original: str, hlo_text: str | None
         origin=reader.text("origin"),
         planning_s=reader.number("planning_s"),
         instructions=_read_instructions(reader, mesh, values),
-        parameters=reader.objects("parameters", lambda row: _read_variable(row, shardings)),
-        outputs=reader.objects("outputs", lambda row: _read_variable(row, shardings)),
+        parameters=reader.objects("parameters", lambda row: read_variable(row, shardings)),
+        outputs=reader.objects("outputs", lambda row: read_variable(row, shardings)),
         collectives=reader.objects("collectives", lambda row: _read_collective(row, mesh)),
         cost=CostSummary(
             compute_s=cost.number("compute_s"),
@@ -295,118 +304,27 @@ def _read_plan(reader: _Reader, digest: str, original: str, hlo_text: str | None
     return plan
 
 
-def _version(text: str) -> tuple[int, int]:
+def version_of(text: str) -> tuple[int, int]:
     major, minor = text.split(".")
     return int(major), int(minor)
 
 
 def _read_version(data: Any) -> tuple[int, int]:
     if not isinstance(data, dict):
-        raise PlanError(f"expected an object, found {_shown(data)}", where="plan")
+        raise PlanError(f"expected an object, found {shown(data)}", where="plan")
     written = data.get("format")
     if not isinstance(written, str) or not re.fullmatch(r"\d{1,6}\.\d{1,6}", written):
-        raise PlanError(f'expected a version such as "{PLAN_FORMAT}", found {_shown(written)}', where="plan.format")
-    if _version(written)[0] != _version(PLAN_FORMAT)[0]:
+        raise PlanError(f'expected a version such as "{PLAN_FORMAT}", found {shown(written)}', where="plan.format")
+    if version_of(written)[0] != version_of(PLAN_FORMAT)[0]:
         raise PlanError(
-            f"the plan has format {written}; this version of Shardwright reads {_version(PLAN_FORMAT)[0]}.x",
+            f"the plan has format {written}; this version of Shardwright reads {version_of(PLAN_FORMAT)[0]}.x",
             where="plan.format",
             remedy="plan the program again, or use the version of Shardwright that wrote it",
         )
-    return _version(written)
+    return version_of(written)
 
 
-class _Reader:
-    """One JSON object: typed access by key, errors that name the path, unknown keys refused."""
-
-    def __init__(self, data: Any, path: str, *, refuse_unknown: bool) -> None:
-        if not isinstance(data, dict):
-            raise PlanError(f"expected an object, found {_shown(data)}", where=path)
-        self._data = data
-        self._path = path
-        self._refuse_unknown = refuse_unknown
-        self._taken: set[str] = set()
-
-    def take(self, key: str) -> Any:
-        self._taken.add(key)
-        if key not in self._data:
-            raise PlanError("the field is missing", where=f"{self._path}.{key}")
-        return self._data[key]
-
-    def has(self, key: str) -> bool:
-        return key in self._data
-
-    def wrong(self, key: str, expected: str, found: Any) -> PlanError:
-        return PlanError(f"expected {expected}, found {_shown(found)}", where=f"{self._path}.{key}")
-
-    def text(self, key: str) -> str:
-        value = self.take(key)
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string", value)
-        return value
-
-    def integer(self, key: str, *, least: int = 0) -> int:
-        value = self.take(key)
-        if type(value) is not int or value < least:
-            raise self.wrong(key, f"an integer ≥ {least}", value)
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.take(key)
-        if type(value) not in (int, float) or not (value >= 0 and math.isfinite(value)):
-            raise self.wrong(key, "a finite number ≥ 0", value)
-        return float(value)
-
-    def items(self, key: str) -> list[Any]:
-        value = self.take(key)
-        if not isinstance(value, list):
-            raise self.wrong(key, "a list", value)
-        return value
-
-    def texts(self, key: str, *, among: Sequence[str] | None = None) -> tuple[str, ...]:
-        value = self.items(key)
-        for item in value:
-            if not isinstance(item, str) or (among is not None and item not in among):
-                raise self.wrong(key, "strings" if among is None else f"names among {', '.join(among)}", item)
-        return tuple(value)
-
-    def integers(self, key: str) -> tuple[int, ...]:
-        value = self.items(key)
-        if any(type(item) is not int or item < 0 for item in value):
-            raise self.wrong(key, "a list of integers ≥ 0", value)
-        return tuple(value)
-
-    def entry(self, key: str, table: Sequence[T]) -> T:
-        position = self.integer(key)
-        if position >= len(table):
-            raise self.wrong(key, f"a position below {len(table)}", position)
-        return table[position]
-
-    def object(self, key: str) -> _Reader:
-        return _Reader(self.take(key), f"{self._path}.{key}", refuse_unknown=self._refuse_unknown)
-
-    def objects(self, key: str, read: Callable[[_Reader], T]) -> tuple[T, ...]:
-        found = []
-        for i, item in enumerate(self.items(key)):
-            row = _Reader(item, f"{self._path}.{key}[{i}]", refuse_unknown=self._refuse_unknown)
-            try:
-                found.append(read(row))
-            except PlanError as error:  # from a value's own constructor: say where
-                raise error if error.where else PlanError(error.message, where=row._path) from None
-            row.finish()
-        return tuple(found)
-
-    def finish(self) -> None:
-        unknown = sorted(set(self._data) - self._taken)
-        if unknown and self._refuse_unknown:
-            raise PlanError("the field is not known", where=f"{self._path}.{unknown[0]}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _read_mesh(reader: _Reader, key: str) -> Mesh:
+def read_mesh(reader: Reader, key: str) -> Mesh:
     axes = reader.objects(key, lambda row: MeshAxis(name=row.text("name"), size=row.integer("size", least=1)))
     try:
         return Mesh(axes=axes)
@@ -414,7 +332,7 @@ def _read_mesh(reader: _Reader, key: str) -> Mesh:
         raise reader.wrong(key, "distinct axis names", error.message) from None
 
 
-def _read_sharding(row: _Reader, mesh: Mesh) -> TensorSharding:
+def read_sharding(row: Reader, mesh: Mesh) -> TensorSharding:
     names = set(mesh.sizes)
     dims = row.items("dims")
     for axes in dims:
@@ -424,7 +342,7 @@ def _read_sharding(row: _Reader, mesh: Mesh) -> TensorSharding:
     return TensorSharding(tuple(tuple(axes) for axes in dims), unreduced)
 
 
-def _read_values(reader: _Reader, shardings: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
+def _read_values(reader: Reader, shardings: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
     values = []
     for i, row in enumerate(reader.items("values")):
         if not isinstance(row, list) or any(type(at) is not int or not 0 <= at < len(shardings) for at in row):
@@ -433,27 +351,27 @@ def _read_values(reader: _Reader, shardings: Sequence[TensorSharding]) -> tuple[
     return tuple(values)
 
 
-def _read_instructions(reader: _Reader, mesh: Mesh, values: Sequence[ValueSharding]) -> tuple[InstructionPlan, ...]:
+def _read_instructions(reader: Reader, mesh: Mesh, values: Sequence[ValueSharding]) -> tuple[InstructionPlan, ...]:
     computations, opcodes, reasons = (reader.texts(key) for key in ("computations", "opcodes", "reasons"))
     axes = set(mesh.sizes)
 
     def position(at: Any, table: Sequence[T]) -> T:
         if type(at) is not int or not 0 <= at < len(table):
-            raise ValueError(f"a position below {len(table)}, found {_shown(at)}")
+            raise ValueError(f"a position below {len(table)}, found {shown(at)}")
         return table[at]
 
     def instruction(row: Any) -> InstructionPlan:
         if not isinstance(row, list) or len(row) not in (7, 8):
-            raise ValueError(f"a list of 7 or 8, found {_shown(row)}")
+            raise ValueError(f"a list of 7 or 8, found {shown(row)}")
         computation, name, opcode, operands, result, partial, reason, *shared = row
         if not isinstance(name, str):
-            raise ValueError(f"a name, found {_shown(name)}")
+            raise ValueError(f"a name, found {shown(name)}")
         if not isinstance(operands, list):
-            raise ValueError(f"a list of operands, found {_shown(operands)}")
+            raise ValueError(f"a list of operands, found {shown(operands)}")
         if not isinstance(partial, list) or any(axis not in axes for axis in partial if isinstance(axis, str)):
-            raise ValueError(f"a list of mesh axes, found {_shown(partial)}")
+            raise ValueError(f"a list of mesh axes, found {shown(partial)}")
         if any(not isinstance(axis, str) for axis in partial) or len(set(partial)) != len(partial):
-            raise ValueError(f"a list of distinct mesh axes, found {_shown(partial)}")
+            raise ValueError(f"a list of distinct mesh axes, found {shown(partial)}")
         return InstructionPlan(
             computation=position(computation, computations),
             name=name,
@@ -474,7 +392,7 @@ def _read_instructions(reader: _Reader, mesh: Mesh, values: Sequence[ValueShardi
     return tuple(rows)
 
 
-def _read_variable(row: _Reader, shardings: Sequence[TensorSharding]) -> VariablePlan:
+def read_variable(row: Reader, shardings: Sequence[TensorSharding]) -> VariablePlan:
     element_type = row.text("element_type")
     if element_type not in ELEMENT_BITS:
         raise row.wrong("element_type", "an HLO element type", element_type)
@@ -509,7 +427,7 @@ def _check_numbers(parameters: Sequence[VariablePlan], outputs: Sequence[Variabl
                 raise PlanError(f"alias {variable.alias} does not point back", where=f"{where}.alias")
 
 
-def _read_collective(row: _Reader, mesh: Mesh) -> PlannedCollective:
+def _read_collective(row: Reader, mesh: Mesh) -> PlannedCollective:
     kind = row.text("kind")
     if kind not in COLLECTIVE_KINDS:
         raise row.wrong("kind", f"one of {', '.join(COLLECTIVE_KINDS)}", kind)
@@ -525,17 +443,17 @@ def _read_collective(row: _Reader, mesh: Mesh) -> PlannedCollective:
     )
 
 
-def _read_candidate(row: _Reader) -> Candidate:
+def _read_candidate(row: Reader) -> Candidate:
     step_s = row.take("step_s")
     return Candidate(
         name=row.text("name"),
-        mesh=_read_mesh(row, "mesh"),
+        mesh=read_mesh(row, "mesh"),
         step_s=None if step_s is None else row.number("step_s"),
         note=row.text("note"),
     )
 
 
-def _read_segment(row: _Reader, shardings: Sequence[TensorSharding]) -> SegmentPlan:
+def _read_segment(row: Reader, shardings: Sequence[TensorSharding]) -> SegmentPlan:
     boundary = []
     for item in row.items("boundary"):
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str) or type(item[1]) is not int:

@@ -1,0 +1,229 @@
+"""The PipelinePlan: a step as programs of several stages, and the order in which they run.
+
+Frozen data, produced by `planner.pipeline`, carried out by the servers. Each stage is a mesh over devices of its own.
+Everything that is computed is a *program*: an ordinary HLO module with an ordinary, checked `Plan` on its stage's mesh.
+What programs hand to each other, take from the user and leave behind are *values*, known by name; `tasks` says
+when which program runs on which micro-batch, what is sent where and when a buffer is dropped.
+
+Kinds of programs (`PipelineProgram.kind`), in the order in which a stage runs them:
+  start     once a step: what the micro-batches add to, set to zero; variables brought to how the micro-batches use them
+  split     per micro-batch: its part of the batch arguments
+  forward   per micro-batch: one chunk of the model
+  backward  per micro-batch: the chunk's gradients, added to the sums of the step (the last chunk's forward with it)
+  apply     once a step, in phases: what needs the whole step's gradients (`apply.PHASE.STAGE`)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from shardwright.errors import PlanError
+from shardwright.plans import MemorySummary, Mesh, Plan, VariablePlan
+from shardwright.tasks import MICRO_BATCH, PieceKind, Scope, TaskGraph
+
+__all__ = [
+    "MICRO_BATCH",
+    "ArgumentEntry",
+    "OutputEntry",
+    "PipelineCandidate",
+    "PipelinePlan",
+    "PipelineProgram",
+    "PipelineStage",
+    "PipelineValue",
+    "plan_from_json",
+]
+
+#: Version of the JSON that `PipelinePlan.to_json` writes; readers refuse another major number.
+PIPELINE_FORMAT = "1.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """The devices [first_device, first_device + mesh.device_count) of the cluster, and what they do.
+
+    chunks: parts of the model that it computes, in forward order; several where the schedule interleaves them.
+    memory: bytes on one device at the stage's worst moment: `arguments_bytes` are the variables it keeps.
+    busy_s: seconds a step that it computes.
+    """
+
+    number: int
+    first_device: int
+    mesh: Mesh
+    chunks: tuple[int, ...]
+    memory: MemorySummary
+    busy_s: float
+
+    @property
+    def devices(self) -> range:
+        """Positions in the cluster's device order."""
+        return range(self.first_device, self.first_device + self.mesh.device_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineProgram:
+    """One program of one stage.
+
+    name: unique, `forward.2`. chunk: of forward and backward programs.
+    reads / writes: names of the values that are `plan.parameters` and `plan.outputs`, in order. An output that
+    reuses a parameter's buffer (`alias`) takes the value's memory over.
+    """
+
+    name: str
+    kind: PieceKind
+    stage: int
+    chunk: int | None
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    plan: Plan
+
+    @property
+    def donates(self) -> tuple[str, ...]:
+        """The values whose buffers the program takes over."""
+        return tuple(self.reads[v.number] for v in self.plan.parameters if v.alias is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineValue:
+    """How a value lies on one stage. scope: one buffer a step, or one for each micro-batch."""
+
+    name: str
+    stage: int
+    scope: Scope
+    variable: VariablePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentEntry:
+    """A flat argument of the user's step, as one stage has it when the step begins.
+
+    rows: which rows of its first dimension, where stages store parts of it; None: all of it.
+    A batch argument is stored in a view, `[M, B/M, …]` for `[B, …]`; `variable.user_shape` is the user's.
+    """
+
+    argument: int
+    stage: int
+    value: str
+    variable: VariablePlan
+    rows: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputEntry:
+    """A flat output of the user's step, or rows of one, and the stage that has it when the step ends.
+
+    alias: position in `PipelinePlan.arguments` of the entry whose buffer it may reuse: the next step's argument, lying
+    as that does.
+    """
+
+    output: int
+    stage: int
+    value: str
+    variable: VariablePlan
+    alias: int | None = None
+    rows: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineCandidate:
+    """A pipeline that the search priced, or why it was left out. mesh: of each stage."""
+
+    stages: int
+    mesh: Mesh
+    micro_batches: int
+    schedule: str
+    step_s: float | None
+    bubble_fraction: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """A checked parallelization of one HLO module over several stages.
+
+    step_s, bubble_fraction: of the simulated schedule; the bubble is the part of the stages' time in which they wait.
+    hlo_text, hlo_sha256: of the program that the user handed in. `tasks`: see `shardwright.tasks`.
+    """
+
+    module_name: str
+    hlo_sha256: str
+    hardware: str
+    origin: str
+    stages: tuple[PipelineStage, ...]
+    programs: tuple[PipelineProgram, ...]
+    values: tuple[PipelineValue, ...]
+    arguments: tuple[ArgumentEntry, ...]
+    outputs: tuple[OutputEntry, ...]
+    tasks: TaskGraph
+    micro_batches: int
+    schedule: str
+    step_s: float
+    bubble_fraction: float
+    candidates: tuple[PipelineCandidate, ...] = ()
+    notes: tuple[str, ...] = ()
+    planning_s: float = 0.0
+    hlo_text: str | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def device_count(self) -> int:
+        return sum(stage.mesh.device_count for stage in self.stages)
+
+    @cached_property
+    def program(self) -> Mapping[str, PipelineProgram]:
+        """Programs by name."""
+        return {program.name: program for program in self.programs}
+
+    @cached_property
+    def value(self) -> Mapping[tuple[str, int], PipelineValue]:
+        """Values by (name, stage)."""
+        return {(value.name, value.stage): value for value in self.values}
+
+    # ---- serialization -------------------------------------------------
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The plan as JSON, with the text of every program; without that of the user's."""
+        from shardwright.pipeline_json import encode
+
+        return json.dumps(encode(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str, *, hlo_text: str | None = None) -> PipelinePlan:
+        """Read `to_json`'s text; raises PlanError naming the field that is wrong, or that `hlo_text` is not the
+        program the plan was made for."""
+        from shardwright.pipeline_json import decode
+
+        return decode(text, hlo_text)
+
+    def as_dict(self) -> dict[str, Any]:
+        from shardwright.pipeline_json import encode
+
+        return encode(self)
+
+    # ---- what a user does with a plan ----------------------------------
+    def explain(self, *, width: int = 110) -> str:
+        """A report for people, in lines of at most `width` columns: stages, schedule, memory, what is sent."""
+        from shardwright.report.pipeline import explain_pipeline
+
+        return explain_pipeline(self, width=width)
+
+    def emit(self) -> dict[str, str]:
+        """StableHLO with Shardy constraints of every program, by name."""
+        return {program.name: program.plan.emit() for program in self.programs}
+
+    def require_hlo(self) -> str:
+        if self.hlo_text is None:
+            raise PlanError(
+                f"the plan of {self.module_name} came without its HLO text",
+                remedy="pass hlo_text= to PipelinePlan.from_json, or --hlo FILE on the command line",
+            )
+        return self.hlo_text
+
+
+def plan_from_json(text: str, *, hlo_text: str | None = None) -> Plan | PipelinePlan:
+    """Read what either kind of plan wrote. Raises PlanError naming the field that is wrong."""
+    from shardwright.pipeline_json import is_pipeline
+    from shardwright.plan_json import read_json
+
+    return (PipelinePlan if is_pipeline(read_json(text)) else Plan).from_json(text, hlo_text=hlo_text)
