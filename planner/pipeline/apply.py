@@ -1,0 +1,202 @@
+"""The programs that run once, after the last micro-batch: sums reduced, updates, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.errors import PlanError
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.microbatch import Along, Argument
+from shardwright.planner.pipeline.assembly import Assembled, Assembly
+from shardwright.planner.pipeline.chunks import Total
+from shardwright.planner.pipeline.homes import readers
+from shardwright.planner.pipeline.layouts import StageLayouts, replicated
+from shardwright.planner.pipeline.owners import Ownership, ownership
+from shardwright.planner.pipeline.phases import Phases, Place, phases_of
+from shardwright.planner.pipeline.step import Step, argument_value, array, output_value, sum_value
+from shardwright.plans import TensorSharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The once part as programs. keeps: the stage of every argument that is replaced each step.
+    outputs: per output of the step, the value that it is and the stage that has it."""
+
+    programs: tuple[Assembled, ...]
+    keeps: Mapping[int, int]
+    outputs: tuple[tuple[str, int], ...]
+
+
+def apply_programs(step: Step, totals: Sequence[Total]) -> Applied:
+    """totals: one per output of the micro part, in order."""
+    return _Cut(step, totals).run()
+
+
+class _Cut:
+    def __init__(self, step: Step, totals: Sequence[Total]) -> None:
+        self._step = step
+        self._entry = step.once.module.entry
+        made = dict(zip(step.micro.outputs, totals, strict=True))
+        self._totals: dict[Instruction, Total] = {
+            parameter: made[given]
+            for parameter in self._entry.parameters
+            if (given := step.input_of(step.once, parameter)) in made
+        }
+        self._owners: Ownership = ownership(step, self._totals)
+        self._phases: Phases = phases_of(self._entry, self._owners.stages, self._totals)
+        self._users = readers(self._entry)
+        self._reduced: dict[Instruction, Place] = {
+            parameter: place
+            for parameter, total in self._totals.items()
+            if total.lies.unreduced and (place := self._reducing_place(parameter, total)) is not None
+        }
+        self._outputs = [self._output(number, made) for number, made in enumerate(self._entry.root.operands)]
+
+    def run(self) -> Applied:
+        written = (at for _, at in self._outputs if isinstance(at, Place))
+        places = sorted({*self._phases.of.values(), *self._reduced.values(), *written})
+        contents = {place: self._content(place) for place in places}
+        programs = [self._program(place, contents) for place in places]
+        return Applied(
+            programs=tuple(programs),
+            keeps=self._owners.keeps,
+            outputs=tuple((value, at.stage if isinstance(at, Place) else at) for value, at in self._outputs),
+        )
+
+    # ---- where ---------------------------------------------------------------
+    def _reducing_place(self, parameter: Instruction, total: Total) -> Place | None:
+        """The program that reduces a partial sum for several others; None where one reads it and reduces it itself."""
+        places = [self._phases.of[user] for user in self._users[parameter] if user in self._phases.of]
+        is_output = parameter in self._entry.root.operands
+        if not is_output and set(places) <= {Place(place.phase, total.stage) for place in places[:1]}:
+            return None
+        phases = [place.phase - (place.stage != total.stage) for place in places]
+        return Place(max(0, min(phases, default=0)), total.stage)
+
+    def _output(self, number: int, made: Instruction) -> tuple[str, Place | int]:
+        """The value of an output, and the program that writes it, or the stage that has it anyway."""
+        step = self._step
+        if made in self._totals:
+            total = self._totals[made]
+            return (output_value(number), self._reduced[made]) if made in self._reduced else (total.value, total.stage)
+        if made.opcode == "parameter":
+            given = step.input_of(step.once, made)
+            assert isinstance(given, Argument)
+            return argument_value(given.number), self._owners.stages.get(made, 0)
+        stage = self._owners.keeps[step.aliases[number]] if number in step.aliases else 0
+        return output_value(number), self._phases.of.get(made, Place(self._phases.last, stage))
+
+    # ---- what ------------------------------------------------------------------
+    def _content(self, place: Place) -> tuple[list[Instruction], list[Instruction]]:
+        """(instructions of a program, what it reads that others make), both in order."""
+        own = {instruction for instruction, at in self._phases.of.items() if at == place}
+        todo = [operand for instruction in own for operand in instruction.operands]
+        todo += [made for made, (_, at) in zip(self._entry.root.operands, self._outputs, strict=True) if at == place]
+        todo += [parameter for parameter, at in self._reduced.items() if at == place]
+        inputs: set[Instruction] = set()
+        while todo:
+            found = todo.pop()
+            if found in own or found in inputs:
+                continue
+            if found.opcode == "parameter" or self._phases.of.get(found, place) != place:
+                inputs.add(found)
+            else:
+                own.add(found)
+                todo += found.operands
+        order = list(self._entry)
+        return [each for each in order if each in own], [each for each in order if each in inputs]
+
+    def _program(
+        self, place: Place, contents: Mapping[Place, tuple[Sequence[Instruction], Sequence[Instruction]]]
+    ) -> Assembled:
+        step, (instructions, inputs) = self._step, contents[place]
+        layouts = step.layouts[place.stage]
+        program = Assembly(
+            name=place.name, kind="apply", stage=place.stage, chunk=None, source=step.once.module, layouts=layouts
+        )
+        for each in inputs:
+            program.stand_in(each, self._input(program, place, each))
+        for each in instructions:
+            program.copy(each)
+        wanted = {each for at, (_, others) in contents.items() if at != place for each in others}
+        for each in instructions:
+            if each in wanted and self._phases.of.get(each) == place:
+                program.output(each.name, program.of(each), layouts.between(each))
+        for parameter, at in self._reduced.items():
+            if at == place and self._is_read_apart(parameter, place):
+                lies = self._sum_lies(parameter, layouts)
+                program.output(sum_value(self._totals[parameter].value), program.of(parameter), lies)
+        reuses = {}
+        for number, (value, where) in enumerate(self._outputs):
+            if where != place:
+                continue
+            made = self._entry.root.operands[number]
+            lies = layouts.output(number)
+            program.output(value, program.of(made), lies)
+            kept = self._replaced(number, place, contents)
+            if kept is not None and layouts.argument(kept) == lies:
+                reuses[value] = argument_value(kept)
+        return program.finish(reuses)
+
+    def _is_read_apart(self, parameter: Instruction, place: Place) -> bool:
+        return any(self._phases.of.get(user, place) != place for user in self._users[parameter])
+
+    def _replaced(
+        self, output: int, place: Place, contents: Mapping[Place, tuple[Sequence[Instruction], Sequence[Instruction]]]
+    ) -> int | None:
+        """The argument whose buffer an output may take: read here for the last time, and kept by this stage."""
+        number = self._step.aliases.get(output)
+        if number is None or self._owners.keeps[number] != place.stage:
+            return None
+        reading = [at for at, (_, inputs) in contents.items() for each in inputs if self._argument(each) == number]
+        here = [at for at in reading if at.stage == place.stage]
+        return number if here and max(here) == place and place in here else None
+
+    def _argument(self, parameter: Instruction) -> int | None:
+        if parameter.opcode != "parameter":
+            return None
+        given = self._step.input_of(self._step.once, parameter)
+        return given.number if isinstance(given, Argument) else None
+
+    # ---- values --------------------------------------------------------------------
+    def _input(self, program: Assembly, place: Place, source: Instruction) -> Instruction:
+        layouts = program.layouts
+        if not isinstance(source.shape, ArrayShape):
+            raise PlanError("a tuple cannot go from one program to another", where=source.name)
+        if source.opcode != "parameter":
+            return program.parameter(source.name, source.name, source.shape, layouts.between(source), like=source)
+        if source in self._totals:
+            return self._total(program, place, source, self._totals[source])
+        number = self._argument(source)
+        assert number is not None
+        stored = layouts.argument(number)
+        lies = replicated(array(source)) if number in self._step.split.batch else stored
+        return program.parameter(argument_value(number), source.name, source.shape, lies, like=source)
+
+    def _total(self, program: Assembly, place: Place, source: Instruction, total: Total) -> Instruction:
+        layouts = program.layouts
+        if isinstance(total.kind, Along):
+            return self._whole(program, source, total)
+        if source in self._reduced and self._reduced[source] != place:
+            lies = self._sum_lies(source, layouts)
+            return program.parameter(sum_value(total.value), source.name, total.shape, lies, like=source)
+        lies = total.lies if place.stage == total.stage else self._sum_lies(source, layouts)
+        return program.parameter(total.value, source.name, total.shape, lies, like=source)
+
+    def _sum_lies(self, parameter: Instruction, layouts: StageLayouts) -> TensorSharding:
+        """How a sum lies once it is reduced: as its first reader on the stage wants it."""
+        for user in self._users[parameter]:
+            place = self._phases.of.get(user)
+            if place is not None and self._step.layouts[place.stage] is layouts and user.opcode != "tuple":
+                used = layouts.used(user, user.operands.index(parameter))
+                return TensorSharding(used.dims)
+        return TensorSharding(self._totals[parameter].lies.dims)
+
+    def _whole(self, program: Assembly, source: Instruction, total: Total) -> Instruction:
+        """An array that micro-batches wrote their parts of, without a dimension for them."""
+        stacked = program.parameter(total.value, f"{source.name}.all", total.shape, total.lies, like=source)
+        uncut = TensorSharding(tuple(() for _ in total.lies.dims))
+        return program.make(
+            "reshape", source.name, array(source), [(stacked, uncut)], TensorSharding.replicated(array(source).rank)
+        )

@@ -1,0 +1,156 @@
+"""Which program of a pipeline computes what of the micro part.
+
+Each instruction of a micro-batch's work has a chunk of the model. Within a chunk it is *backward* where it needs
+anything of a later chunk, else *forward*; the last chunk's forward pass is followed by its backward pass at once, so
+both are one program. What is made of constants alone has no home: every program that reads it makes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwright.errors import PlanError
+from shardwright.hlo import Computation, Instruction
+
+#: Instructions that cost next to nothing to make anew, when all they read is made anew too.
+REMADE = frozenset({
+    "constant", "iota", "broadcast", "convert", "compare", "select", "add", "subtract", "multiply", "divide", "negate",
+    "and", "or", "not", "xor", "maximum", "minimum", "reshape", "transpose", "sign", "abs", "clamp", "rsqrt", "sqrt",
+    "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical", "dynamic-slice", "slice",
+    "concatenate", "bitcast", "bitcast-convert", "remainder", "is-finite", "log", "ceil",
+})  # fmt: skip
+
+#: What only hands arrays on: a tuple goes with who reads it, an element with who makes it.
+_TUPLES = frozenset({"tuple", "get-tuple-element"})
+
+
+class Home(NamedTuple):
+    """The program that computes an instruction."""
+
+    chunk: int
+    is_backward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Homes:
+    """of: the home of each instruction; those left out are parameters, or made anew wherever they are read."""
+
+    of: Mapping[Instruction, Home]
+    chunks: int
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether there is a backward pass at all."""
+        return any(home.is_backward for home in self.of.values() if home.chunk < self.chunks - 1) or self.chunks == 1
+
+    def programs(self) -> list[Home]:
+        """Every program that computes anything: forward in order, then backward in reverse."""
+        found = sorted(set(self.of.values()))
+        forward = [home for home in found if not home.is_backward]
+        return forward + [home for home in reversed(found) if home.is_backward]
+
+
+def homes_of(
+    entry: Computation, chunk_of: Mapping[str, int], chunks: int, remade_from: Collection[Instruction]
+) -> Homes:
+    """The home of every instruction of a micro-batch's work.
+
+    chunk_of: chunks by instruction name; an instruction without one goes where its readers are, else where its operands
+        are.
+    remade_from: parameters that every program has (the number of the micro-batch).
+    Raises PlanError where a value of the backward pass is read by the forward pass.
+    """
+    anew = made_anew(entry, remade_from)
+    wanted = _wanted_chunks(entry, chunk_of)
+    seen: dict[Instruction, _Reach] = {}
+    homes: dict[Instruction, Home] = {}
+    for instruction in entry:
+        reach = _Reach.of([seen[operand] for operand in instruction.operands])
+        if instruction.opcode == "parameter" or instruction in anew:
+            seen[instruction] = _NOTHING
+            continue
+        if instruction.opcode == "get-tuple-element" and instruction.operands[0] in homes:
+            homes[instruction] = homes[instruction.operands[0]]
+            seen[instruction] = seen[instruction.operands[0]]
+            continue
+        if instruction.opcode in _TUPLES:
+            seen[instruction] = reach
+            continue
+        chunk = wanted.get(instruction, reach.last)
+        home = _home(instruction, max(chunk, 0), reach, chunks)
+        homes[instruction] = home
+        seen[instruction] = _Reach(home.chunk, home.chunk if home.is_backward else None)
+    return Homes(of=homes, chunks=chunks)
+
+
+class _Reach(NamedTuple):
+    """What a value was made of: the last chunk among its makers, the first one among those that go backward."""
+
+    last: int
+    first_backward: int | None
+
+    @classmethod
+    def of(cls, reaches: list[_Reach]) -> _Reach:
+        backward = [reach.first_backward for reach in reaches if reach.first_backward is not None]
+        return cls(max((reach.last for reach in reaches), default=-1), min(backward, default=None))
+
+
+_NOTHING = _Reach(-1, None)
+
+
+def _home(instruction: Instruction, chunk: int, reach: _Reach, chunks: int) -> Home:
+    if chunk >= chunks:
+        raise PlanError(f"chunk {chunk} of a pipeline of {chunks} chunks", where=instruction.name)
+    if reach.first_backward is not None:
+        # The backward pass goes from the last chunk to the first: it is not there yet in an earlier one.
+        return Home(min(chunk, reach.first_backward), True)
+    return Home(chunk, chunk == chunks - 1 or reach.last > chunk)
+
+
+def made_anew(entry: Computation, roots: Collection[Instruction] = ()) -> set[Instruction]:
+    """Instructions that cost next to nothing and read only others of them, constants and `roots`."""
+    found = set(roots)
+    for instruction in entry:
+        if instruction.opcode in REMADE and all(operand in found for operand in instruction.operands):
+            found.add(instruction)
+    return found
+
+
+def _wanted_chunks(entry: Computation, chunk_of: Mapping[str, int]) -> dict[Instruction, int]:
+    """The chunk of every instruction that has one, or whose readers have: the first of theirs."""
+    wanted: dict[Instruction, int] = {}
+    for instruction in reversed(entry.instructions):
+        own = chunk_of.get(instruction.name)
+        chunk = wanted.get(instruction) if own is None else own
+        if chunk is None:
+            continue
+        wanted[instruction] = chunk
+        for operand in instruction.operands:
+            if operand.name not in chunk_of:
+                wanted[operand] = min(chunk, wanted.get(operand, chunk))
+    return wanted
+
+
+def readers(entry: Computation) -> dict[Instruction, list[Instruction]]:
+    """Who reads each instruction, in order."""
+    found: dict[Instruction, list[Instruction]] = {instruction: [] for instruction in entry}
+    for instruction in entry:
+        for operand in dict.fromkeys(instruction.operands):
+            found[operand].append(instruction)
+    return found
+
+
+def closure(instruction: Instruction, stop: Collection[Instruction]) -> Iterator[Instruction]:
+    """What `instruction` reads, as far as `stop` and parameters, these included; each once."""
+    seen: set[Instruction] = set()
+    todo = list(instruction.operands)
+    while todo:
+        found = todo.pop()
+        if found in seen:
+            continue
+        seen.add(found)
+        yield found
+        if found not in stop and found.opcode != "parameter":
+            todo += found.operands

@@ -1,0 +1,276 @@
+"""A PipelinePlan from the choice of the search: programs, values, tasks, the timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import permutations
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import HardwareProfile, Topology, hardware_profile
+from shardwright.hlo import Module
+from shardwright.links import Link
+from shardwright.pipelines import (
+    ArgumentEntry,
+    OutputEntry,
+    PipelineCandidate,
+    PipelinePlan,
+    PipelineProgram,
+    PipelineStage,
+)
+from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.microbatch import Index, StepSplit, accumulated, micro_module, once_module, split_step
+from shardwright.planner.names import argument_names, output_names
+from shardwright.planner.pipeline.apply import Applied, apply_programs
+from shardwright.planner.pipeline.assembly import Assembled
+from shardwright.planner.pipeline.boundary import Origin, Values, argument_entries, origins, output_entries
+from shardwright.planner.pipeline.check import check_pipeline
+from shardwright.planner.pipeline.chunks import chunk_programs, split_programs, start_programs, totals_of
+from shardwright.planner.pipeline.homes import homes_of
+from shardwright.planner.pipeline.layouts import StageLayouts
+from shardwright.planner.pipeline.pricing import Pricing
+from shardwright.planner.pipeline.step import Step
+from shardwright.planner.pipeline.values import device_bytes, task_piece, task_values, values_of
+from shardwright.planner.search import plan as plan_step
+from shardwright.plans import MemorySummary, Mesh, Plan
+from shardwright.tasks import (
+    Schedule,
+    StepPieces,
+    TaskGraph,
+    Timeline,
+    memory_over_time,
+    simulate,
+    task_graph,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The devices of one stage."""
+
+    first_device: int
+    mesh: Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a pipeline is made from.
+
+    module: the program that is cut, rewritten already. groups: one per stage. chunks: of each stage; chunk c is on
+        stage c % stages. chunk_of: chunk of each instruction of the entry, by name; one without goes where its readers
+        are.
+    plans: per stage, the plan of the whole step as a loop over micro-batches on its mesh; empty: made here.
+    arguments / outputs: where those of `module` come from; None: they are the user's.
+    """
+
+    module: Module
+    groups: tuple[Group, ...]
+    chunk_of: Mapping[str, int]
+    micro_batches: int
+    schedule: str
+    chunks: int = 1
+    plans: tuple[Plan, ...] = ()
+    arguments: tuple[Origin, ...] | None = None
+    outputs: tuple[Origin, ...] | None = None
+    candidates: tuple[PipelineCandidate, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def make_pipeline(hlo_text: str, cluster: Cluster, options: PlanOptions, choice: Choice) -> PipelinePlan:
+    """The checked plan of a pipeline.
+
+    hlo_text: the user's program, which `choice.module` was rewritten from.
+    Raises MicroBatchError where the step does not fall into micro-batches, PlanError where stages do not fit together,
+    and what planning raises.
+    """
+    return _Maker(hlo_text, cluster, options, choice).run()
+
+
+class _Maker:
+    def __init__(self, hlo_text: str, cluster: Cluster, options: PlanOptions, choice: Choice) -> None:
+        self._start = time.perf_counter()
+        self._hlo_text = hlo_text
+        self._sha256 = sha256(hlo_text.encode()).hexdigest()
+        self._cluster = cluster
+        self._options = options
+        self._choice = choice
+        self._profile: HardwareProfile = hardware_profile(cluster.hardware)
+        self._pricing: dict[tuple[Mesh, tuple[int, ...]], Pricing] = {}
+
+    def run(self) -> PipelinePlan:
+        choice = self._choice
+        step = self._step()
+        totals = totals_of(step)
+        chunks = tuple(chunk_programs(step, totals))
+        applied = apply_programs(step, totals)
+        programs = tuple(
+            self._priced(each)
+            for each in (
+                *start_programs(step, totals, chunks),
+                *split_programs(step, chunks),
+                *chunks,
+                *applied.programs,
+            )
+        )
+        values = values_of(step, applied, programs)
+        arguments, outputs = self._boundary(step, applied, values)
+        pieces = self._pieces(step, programs, values, arguments, outputs)
+        tasks = task_graph(pieces, Schedule.parse(choice.schedule))
+        timeline = simulate(tasks)
+        plan = PipelinePlan(
+            module_name=choice.module.name,
+            hlo_sha256=self._sha256,
+            hardware=self._profile.name,
+            origin=f"pipeline of {step.stage_count} stages",
+            stages=self._stages(step, tasks, timeline, arguments, values),
+            programs=programs,
+            values=tuple(values.values()),
+            arguments=arguments,
+            outputs=outputs,
+            tasks=tasks,
+            micro_batches=choice.micro_batches,
+            schedule=str(Schedule.parse(choice.schedule)),
+            step_s=timeline.step_s,
+            bubble_fraction=timeline.bubble_fraction,
+            candidates=choice.candidates,
+            notes=(*choice.notes, *step.split.notes),
+            planning_s=time.perf_counter() - self._start,
+            hlo_text=self._hlo_text,
+        )
+        check_pipeline(plan)
+        return plan
+
+    # ---- the step ------------------------------------------------------------
+    def _step(self) -> Step:
+        choice = self._choice
+        split = split_step(choice.module, self._options)
+        micro = micro_module(split, choice.micro_batches)
+        stage_count = len(choice.groups)
+        chunks = stage_count * choice.chunks
+        index = [
+            parameter for parameter in micro.module.entry.parameters if isinstance(micro.inputs[parameter.index], Index)
+        ]
+        return Step(
+            split=split,
+            micro=micro,
+            once=once_module(split),
+            micro_batches=choice.micro_batches,
+            homes=homes_of(micro.module.entry, choice.chunk_of, chunks, index),
+            stage_of_chunk=tuple(chunk % stage_count for chunk in range(chunks)),
+            layouts=self._layouts(split),
+        )
+
+    def _layouts(self, split: StepSplit) -> tuple[StageLayouts, ...]:
+        """Layouts of every stage; equal stages share them."""
+        module = accumulated(split, self._choice.micro_batches)
+        text = module.to_text()
+        known: dict[object, StageLayouts] = {}
+        found = []
+        for stage, group in enumerate(self._choice.groups):
+            given = self._choice.plans[stage] if self._choice.plans else None
+            key = id(given) if given is not None else self._kind_of(group)
+            if key not in known:
+                known[key] = StageLayouts(given or self._planned(text, group), module, split)
+            found.append(known[key])
+        return tuple(found)
+
+    def _planned(self, text: str, group: Group) -> Plan:
+        options = replace(self._options, mesh=group.mesh.sizes, rewrites="none")
+        return plan_step(text, self._cluster.part(group.first_device, group.mesh.device_count), options)
+
+    def _kind_of(self, group: Group) -> tuple[Mesh, tuple[int, ...]]:
+        """Equal for groups on which everything costs the same."""
+        part = self._cluster.part(group.first_device, group.mesh.device_count)
+        return group.mesh, tuple(node.device_count for node in part.nodes)
+
+    def _priced(self, program: Assembled) -> PipelineProgram:
+        group = self._choice.groups[program.stage]
+        kind = self._kind_of(group)
+        pricing = self._pricing.get(kind)
+        if pricing is None:
+            part = self._cluster.part(group.first_device, group.mesh.device_count)
+            pricing = self._pricing[kind] = Pricing(group.mesh, part, self._profile, self._sha256)
+        return PipelineProgram(
+            name=program.name,
+            kind=program.kind,
+            stage=program.stage,
+            chunk=program.chunk,
+            reads=program.reads,
+            writes=program.writes,
+            plan=pricing.plan(program),
+        )
+
+    # ---- boundary ------------------------------------------------------------
+    def _boundary(
+        self, step: Step, applied: Applied, values: Values
+    ) -> tuple[tuple[ArgumentEntry, ...], tuple[OutputEntry, ...]]:
+        given = self._choice.arguments, self._choice.outputs
+        if given[0] is None or given[1] is None:
+            flow = build_dataflow(self._choice.module)
+            names = (
+                argument_names(flow, self._options.argument_names), output_names(flow, self._options.output_names)
+            )  # fmt: skip
+            given = origins(self._choice.module, names)
+        arguments = argument_entries(step, applied, values, given[0] or ())
+        return arguments, output_entries(step, applied, values, arguments, given[1] or ())
+
+    # ---- tasks ---------------------------------------------------------------
+    def _pieces(
+        self,
+        step: Step,
+        programs: Sequence[PipelineProgram],
+        values: Values,
+        arguments: Sequence[ArgumentEntry],
+        outputs: Sequence[OutputEntry],
+    ) -> StepPieces:
+        return StepPieces(
+            micro_batches=step.micro_batches,
+            stage_of_chunk=step.stage_of_chunk,
+            values=task_values(step, values),
+            pieces=tuple(task_piece(program) for program in programs),
+            arguments=tuple((entry.value, entry.stage) for entry in arguments),
+            outputs=tuple((entry.value, entry.stage) for entry in outputs),
+            links=self._links(),
+        )
+
+    def _links(self) -> dict[tuple[int, int], Link]:
+        """The link of one device of a stage to the devices of another: the slower one where nodes differ."""
+        topology = Topology.of(self._cluster, self._profile)
+        nodes = [node for node, count in enumerate(topology.devices_per_node) for _ in range(count)]
+        of_stage = [
+            {nodes[device] for device in range(group.first_device, group.first_device + group.mesh.device_count)}
+            for group in self._choice.groups
+        ]
+        found = {}
+        for a, b in permutations(range(len(of_stage)), 2):
+            link = topology.intra_node if len(of_stage[a] | of_stage[b]) == 1 else topology.inter_node
+            found[a, b] = Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, latency_s=link.latency_s)
+        return found
+
+    def _stages(
+        self, step: Step, tasks: TaskGraph, timeline: Timeline, arguments: Sequence[ArgumentEntry], values: Values
+    ) -> tuple[PipelineStage, ...]:
+        memory = memory_over_time(tasks, timeline)
+        stages = []
+        for number, group in enumerate(self._choice.groups):
+            stored = sum(
+                device_bytes(values[entry.value, number], group.mesh) for entry in arguments if entry.stage == number
+            )
+            stages.append(
+                PipelineStage(
+                    number=number,
+                    first_device=group.first_device,
+                    mesh=group.mesh,
+                    chunks=tuple(chunk for chunk, stage in enumerate(step.stage_of_chunk) if stage == number),
+                    memory=MemorySummary(
+                        arguments_bytes=stored,
+                        outputs_bytes=0,
+                        temporaries_bytes=max(0, memory[number].peak_bytes - stored),
+                    ),
+                    busy_s=timeline.busy_s[number],
+                )
+            )
+        return tuple(stages)

@@ -1,0 +1,129 @@
+"""From an assembled program to its Plan: collectives, seconds and memory recomputed, everything checked.
+
+Nothing is searched: every instruction lies as the plan of the whole step says. What a piece moves and takes is
+derived from that by the same code that prices the search's own choice, and `verify` judges it as any plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+
+from shardwright.cluster import Cluster
+from shardwright.cost import HardwareProfile, memory
+from shardwright.planner.assemble import Decisions, compute_time_s, planned_collectives
+from shardwright.planner.causes import Causes
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.dataflow import Dataflow, Leaf, Node, build_dataflow
+from shardwright.planner.graph import Graph, free_nodes, lay_out
+from shardwright.planner.pipeline.assembly import Assembled
+from shardwright.planner.prices import Prices
+from shardwright.planner.rules import rule_of
+from shardwright.planner.segments import Segments
+from shardwright.planner.strategies import Strategy, StrategyBuilder, local_results
+from shardwright.planner.verify import check_plan
+from shardwright.plans import CostSummary, InstructionPlan, Mesh, Plan, TensorSharding
+
+#: What `CostSummary.bound_scope` says of programs that are parts of a plan.
+_SCOPE = "one program of a pipeline: the step as a whole was searched"
+
+
+class Pricing:
+    """Plans of programs on one mesh."""
+
+    def __init__(self, mesh: Mesh, cluster: Cluster, profile: HardwareProfile, original_sha256: str) -> None:
+        self._prices = Prices(mesh, cluster, profile)
+        self._builder = StrategyBuilder(self._prices)
+        self._profile = profile
+        self._original_sha256 = original_sha256
+
+    def plan(self, program: Assembled) -> Plan:
+        """The checked plan of one program. PlanCheckError where it does not hold (a defect of the planner)."""
+        mesh = self._prices.mesh
+        text = program.module.to_text()
+        with collector_paused():
+            decisions = self._decisions(build_dataflow(program.module), program)
+            causes = Causes(decisions.graph.flow, program.reads, program.writes)
+            collectives = planned_collectives(decisions, causes)
+            plan = Plan(
+                module_name=program.module.name,
+                hlo_sha256=sha256(text.encode()).hexdigest(),
+                mesh=mesh,
+                hardware=self._profile.name,
+                origin="pipeline",
+                instructions=program.entries,
+                parameters=program.parameters,
+                outputs=program.outputs,
+                collectives=collectives,
+                cost=CostSummary(
+                    compute_s=compute_time_s(decisions),
+                    communication_s=sum(collective.time_s for collective in collectives),
+                    lower_bound_s=0.0,
+                    bound_scope=_SCOPE,
+                ),
+                memory=memory(
+                    program.module, program.entries, program.parameters, program.outputs, mesh, self._profile
+                ),
+                original_sha256=self._original_sha256,
+                hlo_text=text,
+            )
+            check_plan(program.module, plan, is_piece=True)
+        return plan
+
+    def _decisions(self, flow: Dataflow, program: Assembled) -> Decisions:
+        """The choices that the entries stand for."""
+        free = free_nodes(flow, ())
+        segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
+        graph = Graph(
+            layout=lay_out(flow, free, segments, {}, {}), prices=self._prices, builder=self._builder, pinned={}
+        )
+        entries = {entry.name: entry for entry in program.entries}
+        parameters = {node: v.sharding for node, v in zip(flow.parameters, program.parameters, strict=True)}
+        outputs = {node: v.sharding for node, v in zip(flow.outputs, program.outputs, strict=True)}
+        handed_on = {**outputs, **parameters}
+        lies = tuple(
+            (handed_on[node.index],) if node.index in handed_on else _results(node, entries) for node in flow.nodes
+        )
+        strategies = tuple(
+            _value(lies[node.index][0]) if node.is_value else self._strategy(node, entries[node.instruction.name])
+            for node in flow.nodes
+        )
+        return Decisions(graph=graph, strategies=strategies, lies=lies, hubs={}, shared=dict(_shared(flow, entries)))
+
+    def _strategy(self, node: Node, entry: InstructionPlan) -> Strategy:
+        operands = tuple(lies for value in entry.operands for lies in value)
+        order = list(self._prices.mesh.sizes)
+        made = tuple(_before_reduction(lies, entry.partial, order) for lies in entry.result)
+        found = Strategy(operands=operands, results=made, partial=entry.partial)
+        if not rule_of(node.instruction).bordered:
+            return found
+        ways = tuple(frozenset(i for i, lies in enumerate(operands) if axis in lies.unreduced) for axis in order)
+        known = self._builder.of_instruction(node.instruction, tuple(dict.fromkeys(way for way in ways if way)))
+        return next(
+            (s for s in known.strategies if s.operands == operands and local_results(s) == local_results(found)), found
+        )
+
+
+def _results(node: Node, entries: Mapping[str, InstructionPlan]) -> tuple[TensorSharding, ...]:
+    """How the array leaves of a node lie for their readers."""
+    result = entries[node.instruction.name].result
+    return (result[node.leaf],) if node.is_value else result
+
+
+def _shared(flow: Dataflow, entries: Mapping[str, InstructionPlan]) -> Iterator[tuple[Leaf, TensorSharding]]:
+    """Second layouts of values, for several readers."""
+    for node in flow.nodes:
+        entry = entries[node.instruction.name]
+        for leaf, lies in enumerate(entry.shared):
+            if lies != entry.result[leaf] and flow.leaves[node.instruction][leaf] == (node.index, leaf):
+                yield (node.index, leaf), lies
+
+
+def _value(lies: TensorSharding) -> Strategy:
+    return Strategy(operands=(lies,), results=(lies,))
+
+
+def _before_reduction(lies: TensorSharding, summed: tuple[str, ...], order: list[str]) -> TensorSharding:
+    """How a result lies before it is reduced, or scattered, over `summed`."""
+    dims = tuple(tuple(axis for axis in axes if axis not in summed) for axes in lies.dims)
+    return TensorSharding(dims, tuple(axis for axis in order if axis in {*lies.unreduced, *summed}))

@@ -1,0 +1,126 @@
+"""What a pipeline is made of, and what its values are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.microbatch import Along, Argument, Index, PartModule, Shared, StepSplit
+from shardwright.planner.pipeline.homes import Homes
+from shardwright.planner.pipeline.layouts import StageLayouts
+from shardwright.plans import TensorSharding
+from shardwright.tasks import MICRO_BATCH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step in two parts, and where they are computed.
+
+    micro / once: what runs for every micro-batch / after all of them. homes: programs of the micro part.
+    stage_of_chunk: the stage of every chunk. layouts: of every stage.
+    """
+
+    split: StepSplit
+    micro: PartModule
+    once: PartModule
+    micro_batches: int
+    homes: Homes
+    stage_of_chunk: tuple[int, ...]
+    layouts: tuple[StageLayouts, ...]
+
+    @property
+    def stage_count(self) -> int:
+        return len(self.layouts)
+
+    @cached_property
+    def arguments(self) -> Sequence[Instruction]:
+        """The step's arguments, flat: parameters of the entry computation, all of them arrays."""
+        return sorted(self.split.module.entry.parameters, key=lambda parameter: parameter.index)
+
+    @cached_property
+    def aliases(self) -> dict[int, int]:
+        """Output → argument that it may replace."""
+        return {alias.output_index[0] if alias.output_index else 0: alias.parameter_number
+                for alias in self.split.module.aliases}  # fmt: skip
+
+    def input_of(self, part: PartModule, parameter: Instruction) -> Argument | Index | Shared:
+        return part.inputs[parameter.index]
+
+
+def argument_value(number: int) -> str:
+    """An argument of the step, whole."""
+    return f"argument.{number}"
+
+
+def used_value(number: int, stage: int) -> str:
+    """An argument as micro-batches use it, where it is stored otherwise: brought there once a step."""
+    return f"argument.{number}.used.{stage}"
+
+
+def stacked_value(number: int) -> str:
+    """A batch argument, its micro-batches along a dimension of their own."""
+    return f"batch.{number}"
+
+
+def batch_value(number: int, stage: int) -> str:
+    """The part of a batch argument that belongs to one micro-batch; every stage that reads it has the argument."""
+    return f"batch.{number}.{stage}"
+
+
+def total_value(name: str) -> str:
+    """What the micro-batches add to, or write their part of."""
+    return f"total.{name}"
+
+
+def sum_value(total: str) -> str:
+    """A total that was a partial sum, reduced."""
+    return f"{total}.sum"
+
+
+def output_value(number: int) -> str:
+    """An output of the step."""
+    return f"output.{number}"
+
+
+INDEX = MICRO_BATCH
+
+
+# ---- arrays that hold all micro-batches ------------------------------------------
+
+
+def stacked_dims(whole: tuple[int, ...], along: Along, micro_batches: int) -> tuple[int, ...]:
+    """Dimensions of an array seen with its micro-batches along one of their own: `[M, B/M, …]` for `[B, …]`."""
+    inner = whole[along.dim] // along.outer // micro_batches
+    outer = (along.outer,) if along.outer > 1 else ()
+    return (*whole[: along.dim], *outer, micro_batches, inner, *whole[along.dim + 1 :])
+
+
+def micro_dim(along: Along) -> int:
+    """The dimension of such an array that counts micro-batches."""
+    return along.dim + (along.outer > 1)
+
+
+def stacked_lies(local: TensorSharding, along: Along, dims: tuple[int, ...], devices: int) -> TensorSharding:
+    """How an array of all micro-batches lies where one micro-batch's part lies as `local`.
+
+    devices: what `local` splits the cut dimension over.
+    """
+    cut = local.dims[along.dim]
+    if along.outer == 1:
+        between: tuple[tuple[str, ...], ...] = ((), cut)
+    else:
+        between = (cut if along.outer % devices == 0 else (), (), ())
+    return TensorSharding((*local.dims[: along.dim], *between, *local.dims[along.dim + 1 :]))
+
+
+def array(instruction: Instruction) -> ArrayShape:
+    """The shape of an instruction that gives one array."""
+    assert isinstance(instruction.shape, ArrayShape)
+    return ArrayShape(instruction.shape.element_type, instruction.shape.dimensions)
+
+
+def elements(shape: ArrayShape) -> int:
+    return prod(shape.dimensions)

@@ -1,0 +1,114 @@
+"""The values of a pipeline: how each lies on every stage that has it, and what tasks need to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from shardwright.cost.memory import shard_bytes
+from shardwright.errors import PlanCheckError
+from shardwright.pipelines import PipelineProgram, PipelineValue
+from shardwright.planner.pipeline.apply import Applied
+from shardwright.planner.pipeline.boundary import Values, kept_as_it_is
+from shardwright.planner.pipeline.step import INDEX, Step, argument_value
+from shardwright.plans import Mesh
+from shardwright.tasks import Piece, Scope, Value
+
+#: Programs that run once for every micro-batch.
+_PER_MICRO_BATCH = frozenset({"split", "forward", "backward"})
+
+
+def values_of(step: Step, applied: Applied, programs: Sequence[PipelineProgram]) -> Values:
+    """Every value on every stage where it lies, by (name, stage).
+
+    Raises PlanCheckError where two programs of a stage have it in different layouts (a defect of the planner).
+    """
+    found: dict[tuple[str, int], PipelineValue] = {}
+    for program, made in _touched(programs):
+        known = found.setdefault((made.name, made.stage), made)
+        if known != made:
+            raise PlanCheckError(
+                f"{made.name} lies as {made.variable.sharding} here and as {known.variable.sharding} in another "
+                f"program of stage {made.stage}",
+                where=program.name,
+            )
+    for number, stage in _kept_unread(step, applied, found):
+        name, variable = argument_value(number), kept_as_it_is(step, number, stage)
+        found[name, stage] = PipelineValue(name=name, stage=stage, scope="step", variable=variable)
+    return found
+
+
+def _touched(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProgram, PipelineValue]]:
+    """What programs read and write, in order."""
+    per_micro_batch = {
+        value
+        for program in programs
+        if program.kind in _PER_MICRO_BATCH
+        for value in program.writes
+        if value not in program.donates
+    }
+    for program in programs:
+        reads = zip(program.reads, program.plan.parameters, strict=True)
+        writes = zip(program.writes, program.plan.outputs, strict=True)
+        for name, variable in (*reads, *writes):
+            if name != INDEX:
+                scope: Scope = "micro_batch" if name in per_micro_batch else "step"
+                plain = replace(variable, number=0, name=name, alias=None, view_of=None)
+                yield program, PipelineValue(name=name, stage=program.stage, scope=scope, variable=plain)
+
+
+def _kept_unread(
+    step: Step, applied: Applied, found: dict[tuple[str, int], PipelineValue]
+) -> Iterator[tuple[int, int]]:
+    """(argument, stage) of what a stage keeps for others, or hands out as it came, and computes nothing with."""
+    names = {name for name, _ in found}
+    handed_out = {value for value, _ in applied.outputs}
+    stages = dict(applied.outputs)
+    for number in range(len(step.arguments)):
+        name = argument_value(number)
+        if number in applied.keeps and name in names | handed_out and (name, applied.keeps[number]) not in found:
+            yield number, applied.keeps[number]
+        elif name in handed_out and (name, stages[name]) not in found:
+            yield number, stages[name]
+
+
+# ---- for tasks -----------------------------------------------------------------
+
+
+def device_bytes(value: PipelineValue, mesh: Mesh) -> int:
+    """Bytes of a value on one device of its stage."""
+    variable = value.variable
+    return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
+
+
+def task_values(step: Step, values: Values) -> tuple[Value, ...]:
+    """The values as tasks know them. What a device sends is what the fullest device of either side has of it."""
+    sizes: dict[str, dict[int, int]] = {}
+    scopes: dict[str, Scope] = {}
+    for value in values.values():
+        sizes.setdefault(value.name, {})[value.stage] = device_bytes(value, step.layouts[value.stage].mesh)
+        scopes[value.name] = value.scope
+    return tuple(
+        Value(
+            name=name,
+            scope=scopes[name],
+            sizes=of_stage,
+            sent_bytes=max(of_stage.values()) if len(of_stage) > 1 else 0,
+        )
+        for name, of_stage in sizes.items()
+    )
+
+
+def task_piece(program: PipelineProgram) -> Piece:
+    """A program as tasks know it."""
+    return Piece(
+        program=program.name,
+        kind=program.kind,
+        stage=program.stage,
+        chunk=program.chunk,
+        reads=program.reads,
+        writes=program.writes,
+        donates=program.donates,
+        time_s=program.plan.cost.step_s,
+        workspace_bytes=program.plan.memory.temporaries_bytes,
+    )
