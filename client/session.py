@@ -127,6 +127,7 @@ class Session:
         mode: str | None = None,
         stages: int | None = None,
         micro_batches: int | None = None,
+        micro_batch_inexact: bool = False,
         schedule: str | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
     ) -> Step:
@@ -144,7 +145,10 @@ class Session:
           effort: "fast", "default" or "best": how hard the planner searches where no deadline says it.
           rewrites: "auto" (default) or "none": plan the program as it stands.
           mode: "search" (default), or "propagate": follow the annotations and search nothing.
-          stages, micro_batches, schedule: not supported by this version; each must be None.
+          micro_batches: parts of the batch that are computed one after the other, their gradients added up: less
+            memory for the same result. Default: as the planner sees fit; 1: the batch at once.
+          micro_batch_inexact: let what needs the whole batch (batch norm's statistics) be that of each micro-batch.
+          stages, schedule: not supported by this version; each must be None.
           progress: called in this thread with a `PlanProgress` as planning goes on.
 
         Raises OptionError for a wrong option. Nothing is traced before the first call.
@@ -155,6 +159,7 @@ class Session:
         options = plan_options(
             mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
             mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
+            micro_batch_inexact=micro_batch_inexact,
         )  # fmt: skip
         function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
         return Step(self, function, options, progress)

@@ -51,20 +51,21 @@ class Forced:
 
     requirements: pins by node. in_place: nodes whose value may not be gathered.
     roles: what the axes do in every instruction; None where that is free.
-    batch / state_outputs: nodes of the batch arguments / of the state that the program hands on.
+    batch: nodes of the batch arguments, with the dimension that runs along the batch.
+    state_outputs: nodes of the state that the program hands on.
     """
 
     requirements: Requirements = field(default_factory=dict)
     in_place: frozenset[int] = frozenset()
     roles: Roles | None = None
-    batch: tuple[int, ...] = ()
+    batch: tuple[tuple[int, int], ...] = ()
     state_outputs: tuple[int, ...] = ()
 
     def confinement(self, flow: Dataflow, is_free: Sequence[bool], builder: StrategyBuilder) -> Confinement | None:
         """What the roles leave to each instruction; is_free as `coloured_dims` takes it."""
         if self.roles is None:
             return None
-        dims = coloured_dims(flow, is_free, builder.rule, [(node, 0) for node in self.batch])
+        dims = coloured_dims(flow, is_free, builder.rule, self.batch)
         return Confinement.of(flow, self.roles, dims, self.state_outputs)
 
 
@@ -88,12 +89,18 @@ def origin(options: PlanOptions) -> str:
     return f"forced: {options.force}" if isinstance(options.force, str) else "forced: pins"
 
 
-def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mesh) -> Forced:
-    """The requirements that `options.force` stands for. OptionError where they make no sense."""
+def forced(
+    flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mesh, batch: Mapping[int, int] | None = None
+) -> Forced:
+    """The requirements that `options.force` stands for. OptionError where they make no sense.
+
+    batch: the dimension of each batch argument, by flat number, where that is known (in a step cut into
+        micro-batches it is not the first); None: as the module's text says.
+    """
     if options.force is None:
         return Forced()
     if not isinstance(options.force, str):
-        return Forced(requirements=_by_name(flow, names, options.force))
+        return Forced(requirements=_by_name(flow, names, options.force, batch or {}))
     if options.force == "mixed" and len(mesh.axes) == 1:
         raise OptionError(
             f"a mixed strategy needs two axes or three, mesh {mesh} has one",
@@ -101,7 +108,8 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
             remedy="give a mesh like 2x4, or leave the mesh out",
         )
     state = state_arguments(flow, options)
-    batch = batch_arguments(flow, state)
+    if batch is None:
+        batch = dict.fromkeys(sorted(batch_arguments(flow, state)), 0)
     requirements: Requirements = {}
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)
@@ -111,7 +119,7 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
         if number in state:
             rule = strategy.state(shape)
         elif number in batch:
-            rule = strategy.batch(shape)
+            rule = strategy.batch(shape, batch[number])
         requirements[node] = [Requirement(asked_by=f"force={options.force!r}", dims={}, rule=rule)]
         if number in state and shape.rank >= 2 and options.force in ("tensor", "mixed"):
             in_place.add(node)
@@ -119,8 +127,8 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
     return Forced(
         requirements=requirements,
         in_place=frozenset(in_place),
-        roles=strategy.roles([flow.nodes[flow.parameters[number]].shapes[0].dimensions[0] for number in batch]),
-        batch=tuple(flow.parameters[number] for number in sorted(batch)),
+        roles=strategy.roles([flow.nodes[flow.parameters[n]].shapes[0].dimensions[dim] for n, dim in batch.items()]),
+        batch=tuple((flow.parameters[number], dim) for number, dim in batch.items()),
         state_outputs=tuple(node for node in flow.outputs if _type(flow.nodes[node].shapes[0]) in state_types),
     )
 
@@ -189,7 +197,7 @@ class _Strategy:
         }[force]
 
     def roles(self, batch_sizes: Sequence[int]) -> Roles:
-        """What the axes do, given the sizes of the batch arguments' first dimensions (all equal)."""
+        """What the axes do, given the sizes of the batch in the arguments that carry it."""
         axes = tuple(self.mesh.sizes)
         if not self.batch_axes and not self.state_axes:
             return Roles(idle=axes)
@@ -199,10 +207,10 @@ class _Strategy:
             return Roles(not_batch=axes) if is_needed else Roles(idle=axes)
         return Roles(batch=self.batch_axes, not_batch=others, sharded_state=self.one_dim)
 
-    def batch(self, shape: ArrayShape) -> Rule:
-        if not self.batch_axes or not shape.rank or shape.dimensions[0] % self.mesh.size(self.batch_axes):
+    def batch(self, shape: ArrayShape, batch_dim: int) -> Rule:
+        if not self.batch_axes or shape.dimensions[batch_dim] % self.mesh.size(self.batch_axes):
             return _is_replicated
-        wanted = TensorSharding((self.batch_axes, *((),) * (shape.rank - 1)))
+        wanted = TensorSharding(tuple(self.batch_axes if dim == batch_dim else () for dim in range(shape.rank)))
         return lambda sharding: sharding == wanted
 
     def state(self, shape: ArrayShape) -> Rule:
@@ -229,7 +237,8 @@ class _Strategy:
         )
 
 
-def _by_name(flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins]) -> Requirements:
+def _by_name(flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins], batch: Mapping[int, int]) -> Requirements:
+    """Pins by name. batch: arguments with a dimension for micro-batches ahead of this one, which users do not count."""
     requirements: Requirements = {}
     for pattern, pins in force.items():
         matched = [number for number, name in enumerate(names) if name_matches(pattern, name)]
@@ -241,8 +250,10 @@ def _by_name(flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins]) ->
             )
         for number in matched:
             node = flow.parameters[number]
-            rank = flow.nodes[node].shapes[0].rank
-            dims = {dim + rank if dim < 0 else dim: dim_pin(pin) for dim, pin in pins.items()}
+            rank = flow.nodes[node].shapes[0].rank - (number in batch)
+            first = batch.get(number, rank + 1) - 1
+            by_dim = {dim + rank if dim < 0 else dim: dim_pin(pin) for dim, pin in pins.items()}
+            dims = {dim + (dim >= first): pin for dim, pin in by_dim.items()}
             requirement = Requirement(asked_by=f"force[{pattern!r}]", dims=dims, may_pad=True)
             requirements.setdefault(node, []).append(requirement)
     return requirements

@@ -18,6 +18,7 @@ from shardwright.planner.dataflow import Leaf, build_dataflow
 from shardwright.planner.force import state_arguments
 from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
+from shardwright.planner.microbatch import StepSplit, accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import Requirement
 from shardwright.planner.rewrites.variables import rewrite_for
@@ -29,6 +30,7 @@ class Program:
 
     module / text: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
     original / original_text: as it was given. arguments / outputs: their names.
+    batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
     pins: requirements by node. state: nodes of arguments kept between steps; arriving: of all others.
     """
 
@@ -37,10 +39,14 @@ class Program:
         given = hlo if isinstance(hlo, Module) else parse(hlo)
         self.original_text = hlo if isinstance(hlo, str) else hlo.to_text()
         self.original = given
-        self.rewritten = rewrite_for(inline_calls(given), options, _named(given, options))
+        split = _split(given, options)
+        cut = accumulated(split, options.micro_batches or 1) if split else inline_calls(given)
+        self.batch = {number: along.dim + 1 for number, along in split.batch.items()} if split else None
+        self.rewritten = rewrite_for(cut, options, _named(given, options).difference(self.batch or ()), given)
         self.module = self.rewritten.module
         self.text = self.original_text if self.module is given else self.module.to_text()
         self.flow = build_dataflow(self.module)
+        self.flow.notes += split.notes if split else ()
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
         self.pins = collect(self.flow, options)
@@ -84,6 +90,11 @@ class Structure:
             flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
         )
         self.runs: tuple[Run, ...] = find_runs(self.instances)
+
+
+def _split(module: Module, options: PlanOptions) -> StepSplit | None:
+    """The step cut into micro-batches, where that is asked for."""
+    return split_step(module, options) if options.micro_batches not in (None, 1) else None
 
 
 def _named(module: Module, options: PlanOptions) -> set[int]:

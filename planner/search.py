@@ -246,7 +246,7 @@ class Search:
     def on_mesh(self, mesh: Mesh) -> _Tried:
         """The fastest plan on one mesh, memory aside."""
         self._report("rules", str(mesh))
-        force = forced(self.flow, self.program.arguments, self.options, mesh)
+        force = forced(self.flow, self.program.arguments, self.options, mesh, self.program.batch)
         notes = list(self.flow.notes)
         chain = self.chain(mesh, force, force.in_place)
         self._report("search", str(mesh))
@@ -491,7 +491,7 @@ def expert_candidates(search: Search, name: str, force: str) -> Iterator[Candida
         if len(mesh.axes) > SEARCHED_AXES:
             continue
         try:
-            wanted = forced(search.flow, search.program.arguments, options, mesh)
+            wanted = forced(search.flow, search.program.arguments, options, mesh, search.program.batch)
         except OptionError:  # a strategy that needs more axes than the given mesh has
             continue
         for in_place in dict.fromkeys((wanted.in_place, frozenset())):

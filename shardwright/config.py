@@ -53,6 +53,9 @@ class PlanOptions:
     memory_fraction: the same as a part of what the device has; not both. Neither: all of it.
     deadline_s: seconds from the start of planning until the best plan so far is taken; None: when
         `effort` is spent.
+    micro_batches: into how many equal parts the batch of a step is cut, one after the other, their gradients added up;
+        1: not at all. None: as the planner sees fit. It changes nothing of what the step computes.
+    micro_batch_inexact: cut also what needs the whole batch (statistics over it): each micro-batch then uses its own.
     effort: one of `EFFORTS`. rewrites: one of `REWRITES`. mode: one of `MODES`.
     argument_names / output_names: pytree paths for messages and reports.
     """
@@ -66,6 +69,8 @@ class PlanOptions:
     memory_budget: int | None = None
     memory_fraction: float | None = None
     deadline_s: float | None = None
+    micro_batches: int | None = None
+    micro_batch_inexact: bool = False
     effort: str = "default"
     rewrites: str = "auto"
     mode: str = "search"

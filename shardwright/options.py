@@ -34,6 +34,8 @@ def plan_options(
     effort: str | None = None,
     rewrites: str | None = None,
     mode: str | None = None,
+    micro_batches: int | None = None,
+    micro_batch_inexact: bool = False,
     **absent: Any,
 ) -> PlanOptions:
     """Checks what the user asked for.
@@ -45,6 +47,9 @@ def plan_options(
         memory (0.5, "50%"). None: all of it.
       deadline: seconds after which the best plan so far is taken.
       effort: "fast", "default" or "best". rewrites: "auto" or "none". mode: "search" or "propagate".
+      micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
+        the planner sees fit; 1: the batch at once.
+      micro_batch_inexact: let statistics over the whole batch be those of each micro-batch.
       absent: options that this version does not have; each must be None.
 
     Raises OptionError that names the option.
@@ -60,6 +65,8 @@ def plan_options(
         effort="default" if effort is None else effort,
         rewrites="auto" if rewrites is None else rewrites,
         mode="search" if mode is None else mode,
+        micro_batches=micro_batches,
+        micro_batch_inexact=micro_batch_inexact,
     )
     check_limits(options)
     return options
@@ -75,6 +82,11 @@ def check_limits(options: PlanOptions) -> None:
             f"mode='propagate' follows annotations, force={options.force!r} is a strategy of its own",
             where="mode",
             remedy="leave one of them out, or give force= as pins of arguments",
+        )
+    micro_batches = options.micro_batches
+    if micro_batches is not None and not (type(micro_batches) is int and micro_batches >= 1):
+        raise OptionError(
+            f"{micro_batches!r} micro-batches", where="micro_batches", remedy="give a number from 1, or None"
         )
     deadline_s, fraction, budget = options.deadline_s, options.memory_fraction, options.memory_budget
     if deadline_s is not None and not (_is_number(deadline_s) and 0 < deadline_s < math.inf):

@@ -115,6 +115,8 @@ def plan_request(
         effort=options.effort,
         rewrites=options.rewrites,
         mode=options.mode,
+        micro_batches=options.micro_batches or 0,
+        micro_batch_inexact=options.micro_batch_inexact,
         first_device=devices.start if devices is not None else 0,
         device_count=len(devices) if devices is not None else 0,
     )
@@ -154,6 +156,8 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         effort=request.effort or "default",
         rewrites=request.rewrites or "auto",
         mode=request.mode or "search",
+        micro_batches=request.micro_batches or None,
+        micro_batch_inexact=request.micro_batch_inexact,
     )
     check_limits(options)
     return options

@@ -66,6 +66,7 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
     "limits",
     [
         {"memory_budget": 1 << 40, "deadline_s": 0.5},
+        {"micro_batches": 4, "micro_batch_inexact": True},
         {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "mode": "propagate"},
     ],
 )
@@ -89,6 +90,7 @@ def test_progress_comes_back() -> None:
         {"forced_strategy": "data", "forced_pins": [{}]},
         {"effort": "much"},
         {"mode": "guess"},
+        {"micro_batches": -1},
         {"rewrites": "some"},
         {"memory_budget_bytes": -1},
         {"memory_fraction": 2.0},

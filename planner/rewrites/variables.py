@@ -13,15 +13,19 @@ from shardwright.planner.rewrites.split_dims import Rewritten, checked, rewrite,
 from shardwright.plans import Plan, VariablePlan
 
 
-def rewrite_for(module: Module, options: PlanOptions, pinned_arguments: Collection[int] = ()) -> Rewritten:
+def rewrite_for(
+    module: Module, options: PlanOptions, pinned_arguments: Collection[int] = (), given: Module | None = None
+) -> Rewritten:
     """The program that is planned under these options.
 
+    given: the user's program, where `module` stores some arguments otherwise already; what changed is said of it.
     pinned_arguments: array leaves of arguments whose dimensions the user speaks of by number; they stay.
     Arrays that lie already (`argument_axes`, `output_axes`) keep their dimensions, in whatever view they are.
     With `rewrites="none"` nothing else is changed.
     Raises PlanError where a view does not fit the program.
     """
-    arguments, outputs = variable_dims(module)
+    given = given or module
+    arguments, outputs = variable_dims(given)
     required = Required(
         parameters={
             **{leaf: arguments[leaf] for leaf in pinned_arguments},
@@ -30,8 +34,9 @@ def rewrite_for(module: Module, options: PlanOptions, pinned_arguments: Collecti
         outputs=_settled(options.output_axes, options.output_views, outputs),
     )
     if options.rewrites != "none":
-        return rewrite(module, required)
-    return views_between(module, bring_to(module, checked(module, required)))
+        made = rewrite(module, required)
+        return views_between(given, made.module, made.notes)
+    return views_between(given, bring_to(module, checked(module, required)))
 
 
 def _settled(axes: Collection[int], views: Views, dims: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

@@ -37,6 +37,14 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         "--deadline", metavar="SECONDS", type=float, help="take the best plan found after so many seconds"
     )
     parser.add_argument("--effort", choices=EFFORTS, help="how hard to search (default: default)")
+    parser.add_argument(
+        "--micro-batches", metavar="M", type=int, help="parts of the batch, computed one after the other (1: at once)"
+    )
+    parser.add_argument(
+        "--micro-batch-inexact",
+        action="store_true",
+        help="let what needs the whole batch (batch norm's statistics) be that of each micro-batch",
+    )
     parser.add_argument("--mode", choices=MODES, help="search, or only propagate the annotations (default: search)")
     parser.add_argument(
         "--rewrites", choices=REWRITES, help="plan a rewritten program where that pays, or none (default: auto)"
@@ -67,6 +75,8 @@ def planning_options(arguments: argparse.Namespace) -> PlanOptions:
         effort=arguments.effort,
         rewrites=arguments.rewrites,
         mode=arguments.mode,
+        micro_batches=arguments.micro_batches,
+        micro_batch_inexact=arguments.micro_batch_inexact,
     )
 
 

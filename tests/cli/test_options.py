@@ -31,7 +31,10 @@ def test_limits() -> None:
     assert (options.memory_budget, options.deadline_s) == (40 * 10**9, 2.5)
     assert (options.effort, options.mode, options.rewrites) == ("best", "propagate", "none")
     assert parsed("--memory-budget=50%").memory_fraction == 0.5
+    cut = parsed("--micro-batches=4", "--micro-batch-inexact")
+    assert (cut.micro_batches, cut.micro_batch_inexact) == (4, True)
     plain = parsed()
+    assert (plain.micro_batches, plain.micro_batch_inexact) == (None, False)
     assert (plain.memory_budget, plain.memory_fraction, plain.deadline_s) == (None, None, None)
     assert (plain.effort, plain.mode, plain.rewrites) == ("default", "search", "auto")
 

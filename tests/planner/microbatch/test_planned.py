@@ -1,0 +1,83 @@
+"""Steps cut into micro-batches, planned and run on eight CPU devices like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.errors import MicroBatchError
+from shardwright.planner import plan
+from shardwright.plans import Plan
+from tests.planner.microbatch.microbatch_programs import EXACT
+from tests.planner.programs import Program, gpt2, lower
+from tests.planner.test_numbers import assert_same, run_planned, run_single
+
+EIGHT = Cluster.local(8)
+
+
+def small_gpt2() -> Program:
+    return gpt2(layers=1, width=16, heads=2, vocabulary=32, length=6, batch=16)
+
+
+def cut(program: Program, micro_batches: int, **options: Any) -> Plan:
+    return plan(lower(program), EIGHT, PlanOptions(micro_batches=micro_batches, **options))
+
+
+def gradient_wire_bytes(planned: Plan) -> dict[str, int]:
+    """By gradient: the bytes that one device puts on the wire for it in a step."""
+    return {
+        each.cause: each.wire_bytes * each.count for each in planned.collectives if each.cause.startswith("gradient")
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "micro_batches"),
+    [({"force": "data"}, 2), ({"force": "mixed", "mesh": {"data": 2, "model": 4}}, 4), ({"force": "fsdp"}, 2)],
+    ids=["data", "mixed", "fsdp"],
+)
+def test_planned_steps_give_single_device_numbers(options: dict[str, Any], micro_batches: int) -> None:
+    program = small_gpt2()
+    assert_same(run_planned(program, cut(program, micro_batches, **options)), run_single(program))
+
+
+@pytest.mark.parametrize("name", ["masked", "time major", "rematerialised"])
+def test_searched_plans_give_single_device_numbers(name: str) -> None:
+    program = EXACT[name]()
+    planned = cut(program, 2, mesh={"data": 2, "model": 4})
+    assert_same(run_planned(program, planned), run_single(program))
+
+
+def test_gradients_are_reduced_once_however_many_micro_batches() -> None:
+    text = lower(small_gpt2())
+    mesh = {"data": 4}
+    plans = [
+        plan(text, Cluster.local(4), PlanOptions(mesh=mesh, force="data", micro_batches=count)) for count in (1, 2, 4)
+    ]
+    once, twice, four_times = (gradient_wire_bytes(planned) for planned in plans)
+    assert once == twice == four_times
+    assert len(once) == 16  # every parameter's
+    proof = plans[2].prove()
+    assert proof.holds, proof.explain()
+    assert not proof.differences, proof.explain()
+
+
+def test_the_batch_is_split_within_each_micro_batch() -> None:
+    (tokens,) = [v for v in cut(small_gpt2(), 2, force="data").parameters if v.alias is None]
+    assert tokens.shape == (2, 8, 7)
+    assert tokens.view_of == (16, 7)
+    assert [dim for dim, axes in enumerate(tokens.sharding.dims) if axes] == [1]
+
+
+def test_pins_of_the_batch_count_dimensions_as_the_user_does() -> None:
+    pins = {"batch*": {0: "data", 1: None}}
+    (tokens,) = [v for v in cut(small_gpt2(), 2, mesh={"data": 8}, force=pins).parameters if v.alias is None]
+    assert tokens.shape == (2, 8, 7)
+    assert tokens.sharding.dims[1] == ("data",)
+
+
+def test_a_number_that_does_not_divide_the_batch_is_refused() -> None:
+    with pytest.raises(MicroBatchError, match=r"3 micro-batches do not divide the batch.*16 equal parts"):
+        cut(small_gpt2(), 3)
