@@ -88,6 +88,10 @@ bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the wh
 plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples for 64 nodes of 8 A100 (an hour); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.plan_published --json build/plan-published.json
 
+.PHONY: bench-runtime
+bench-runtime: $(VENV)/.stamp-dev ## Hold simulated steps of pipelines against measured ones (5 minutes); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.prediction --json build/prediction.json
+
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
 	@$(BIN)/python benchmarks/bench_parse.py

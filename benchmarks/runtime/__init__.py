@@ -1,0 +1,1 @@
+"""How fast task lists run, and how well their simulation says so."""

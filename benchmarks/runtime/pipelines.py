@@ -1,0 +1,307 @@
+"""Made-up pipelines of one device a stage, run by the workers' own task runner in this process."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwright.layouts import Layout
+from shardwright.links import Link
+from shardwright.plans import Mesh
+from shardwright.server.runtime.arrays import local_positions
+from shardwright.server.runtime.handover import Handover
+from shardwright.server.runtime.moves import Piece as MovedPiece
+from shardwright.server.runtime.tasks import Program, StageRunner, TaskRunner
+from shardwright.server.runtime.transport import Arrival, Endpoint, Stop, Transport
+from shardwright.tasks import Piece, Schedule, StepPieces, Task, TaskGraph, Value, task_graph
+
+#: Elements of every array: one micro-batch's activations.
+WIDTH = 96 * 96
+
+#: A step that takes longer has failed.
+WAIT_S = 120.0
+
+_ARRAY_BYTES = 4 * WIDTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One pipeline: its shape, its schedule, and how unequal its chunks and how slow its links are.
+
+    uneven: chunks take between 1 − uneven and 1 + uneven of the mean. link_s: seconds that one micro-batch's
+    activations take from a stage to another.
+    """
+
+    stages: int
+    micro_batches: int
+    schedule: str
+    chunks: int = 1
+    uneven: float = 0.0
+    link_s: float = 0.0
+
+    def __str__(self) -> str:
+        chunks = f" ×{self.chunks}" if self.chunks > 1 else ""
+        return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}{chunks}"
+
+
+def pieces_of(case: Case, forward_s: float) -> StepPieces:
+    """A chain of chunks whose backward part takes twice the forward's, and an update that waits for all stages.
+
+    With a zero-bubble schedule the gradients of variables are a program of their own, a third of all.
+    """
+    count = case.stages * case.chunks
+    rng = random.Random(0)
+    at = tuple(chunk % case.stages for chunk in range(count))
+    is_split = case.schedule == "zero-bubble"
+    pieces: list[Piece] = []
+    for chunk in range(count):
+        time_s = forward_s * (1 + case.uneven * rng.uniform(-1, 1)) / case.chunks
+        ahead = (f"y{chunk - 1}",) if chunk else ("x",)
+        back = (f"g{chunk + 1}",) if chunk + 1 < count else ()
+        place = {"stage": at[chunk], "chunk": chunk}
+        pieces += [
+            Piece(program=f"f{chunk}", kind="forward", reads=ahead, writes=(f"y{chunk}",), time_s=time_s, **place),
+            Piece(
+                program=f"b{chunk}", kind="backward", reads=(f"y{chunk}", *back), writes=(f"g{chunk}",),
+                time_s=time_s if is_split else 2 * time_s, **place,
+            ),
+        ]  # fmt: skip
+        if is_split:
+            pieces.append(
+                Piece(
+                    program=f"w{chunk}",
+                    kind="weight",
+                    reads=(f"g{chunk}",),
+                    writes=(f"d{chunk}",),
+                    time_s=time_s,
+                    **place,
+                )
+            )
+    last = "d" if is_split else "g"
+    for stage in range(case.stages):
+        own = tuple(f"{last}{chunk}" for chunk in range(count) if at[chunk] == stage)
+        sums = tuple(f"n{other}" for other in range(case.stages))
+        pieces += [
+            Piece(
+                program=f"norm{stage}",
+                kind="apply",
+                stage=stage,
+                reads=own,
+                writes=(f"n{stage}",),
+                time_s=forward_s / 4,
+            ),
+            Piece(
+                program=f"apply{stage}",
+                kind="apply",
+                stage=stage,
+                reads=sums,
+                writes=(f"o{stage}",),
+                time_s=forward_s / 2,
+            ),
+        ]
+    outputs = tuple((f"o{stage}", stage) for stage in range(case.stages))
+    once = {"x", *(name for piece in pieces if piece.kind == "apply" for name in piece.writes)}
+    names = dict.fromkeys(["x", *(name for piece in pieces for name in piece.writes)])
+    pairs = [(a, b) for a in range(case.stages) for b in range(case.stages) if a != b]
+    link = Link(bandwidth_bytes_per_s=_ARRAY_BYTES / case.link_s, latency_s=0.0) if case.link_s else None
+    return StepPieces(
+        micro_batches=case.micro_batches,
+        stage_of_chunk=at,
+        values=tuple(
+            Value(
+                name=name,
+                scope="step" if name in once else "micro_batch",
+                sizes=dict.fromkeys(range(case.stages), _ARRAY_BYTES),
+                sent_bytes=_ARRAY_BYTES,
+            )
+            for name in names
+        ),
+        pieces=tuple(pieces),
+        arguments=(("x", 0),),
+        outputs=outputs,
+        links=dict.fromkeys(pairs, link) if link else {},
+    )
+
+
+def graph_of(case: Case, forward_s: float) -> TaskGraph:
+    return task_graph(pieces_of(case, forward_s), Schedule.parse(case.schedule))
+
+
+# ---- running -------------------------------------------------------------------
+
+
+class SlowLinks:
+    """A transport that keeps each direction between two devices busy for as long as its link would be.
+
+    One transfer after the other, each from when both ends are ready, as where the receiver pulls.
+    """
+
+    def __init__(self, inner: Transport, links: Mapping[tuple[int, int], Link]) -> None:
+        self._inner = inner
+        self._links = links
+        self._posted: dict[int, threading.Event] = defaultdict(threading.Event)
+        self._queues: dict[tuple[int, int], queue.Queue[tuple[int, jax.Array]]] = {}
+        self._lock = threading.Lock()
+
+    def send(self, number: int, array: jax.Array, target: int) -> None:
+        source = next(position for position, device in local_positions().items() if device in array.devices())
+        with self._lock:
+            channel = (source, target)
+            if channel not in self._queues:
+                self._queues[channel] = queue.Queue()
+                threading.Thread(target=self._carry, args=channel, daemon=True).start()
+            self._queues[channel].put((number, array))
+
+    def receive(self, number: int, piece: MovedPiece, dtype: Any) -> Arrival:
+        with self._lock:
+            self._posted[number].set()
+        return self._inner.receive(number, piece, dtype)
+
+    def forget(self, sequence: int) -> None:
+        self._inner.forget(sequence)
+
+    def _carry(self, source: int, target: int) -> None:
+        link = self._links[source, target]
+        while True:
+            number, array = self._queues[source, target].get()
+            with self._lock:
+                posted = self._posted[number]
+            posted.wait(WAIT_S)
+            rest(array.nbytes / link.bandwidth_bytes_per_s)
+            self._inner.send(number, array, target)
+            with self._lock:
+                del self._posted[number]
+
+
+def rest(time_s: float) -> None:
+    """Sleep, no shorter than asked."""
+    until_s = time.perf_counter() + time_s
+    while (left_s := until_s - time.perf_counter()) > 0:
+        time.sleep(left_s)
+
+
+class Sleeping:
+    """A program that takes its seconds and computes nothing."""
+
+    def __init__(self, time_s: float, outputs: Sequence[jax.Array]) -> None:
+        self._time_s = time_s
+        self._outputs = outputs
+
+    def run(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        del arrays
+        rest(self._time_s)
+        return self._outputs
+
+
+class Pipeline:
+    """A task graph, ready to run."""
+
+    def __init__(self, graph: TaskGraph, program_of: Callable[[Task, jax.Array], Program]) -> None:
+        """program_of: what a task runs, given an array on its stage's device."""
+        devices = local_positions()
+        mesh = Mesh.of({"x": 1})
+        lying = [Layout.replicated("f32", (WIDTH,), mesh, stage) for stage in range(len(graph.stages))]
+        arrays = [jax.device_put(np.zeros(WIDTH, np.float32), devices[stage]) for stage in range(len(graph.stages))]
+        transport: Transport = Endpoint(devices, None).transport_to({})
+        if graph.links:
+            transport = SlowLinks(transport, graph.links)
+
+        def handover(task: Task) -> Handover:
+            assert task.peer is not None
+            ends = (task.stage, task.peer) if task.kind == "send" else (task.peer, task.stage)
+            return Handover(
+                lying[ends[0]], lying[ends[1]], node_of=lambda position: 0, devices=devices, transport=transport
+            )
+
+        programs: dict[str, Program] = {}
+        for _, task in graph.tasks():
+            if task.is_compute and task.program not in programs:
+                programs[task.program] = program_of(task, arrays[task.stage])
+        self._arguments = {
+            stage: {buffer: arrays[stage] for task in tasks if task.kind == "input" for buffer in task.writes}
+            for stage, tasks in enumerate(graph.stages)
+        }
+        self._sequence = 0
+        self._runner = TaskRunner(
+            [
+                StageRunner(
+                    stage, tasks, programs, {t.transfer: handover(t) for t in tasks if t.transfer is not None}, {}
+                )
+                for stage, tasks in enumerate(graph.stages)
+            ]
+        )
+
+    def step_s(self) -> float:
+        """Seconds of one step, until its results are computed."""
+        self._sequence += 1
+        begin_s = time.perf_counter()
+        results = self._runner.run(self._sequence, Stop(WAIT_S), self._arguments)
+        jax.block_until_ready([list(own.values()) for own in results.values()])
+        return time.perf_counter() - begin_s
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def sleeping(case: Case, forward_s: float) -> tuple[TaskGraph, Pipeline]:
+    """The case with programs that sleep for as long as they are predicted to take."""
+    graph = graph_of(case, forward_s)
+    return graph, Pipeline(graph, lambda task, array: Sleeping(task.time_s, [array] * len(task.writes)))
+
+
+def computing(case: Case, rounds: int) -> tuple[TaskGraph, Pipeline]:
+    """The case with programs that multiply small matrices, and their seconds as measured one by one.
+
+    rounds: products of a forward program.
+    """
+    graph = graph_of(case, float(rounds))
+
+    def program_of(task: Task) -> Computing:
+        return computing_program(round(task.time_s), len(task.reads), len(task.writes))
+
+    pipeline = Pipeline(graph, lambda task, array: program_of(task))
+    stages = tuple(
+        tuple(replace(task, time_s=program_of(task).alone_s) if task.is_compute else task for task in tasks)
+        for tasks in graph.stages
+    )
+    return replace(graph, stages=stages), pipeline
+
+
+class Computing:
+    """`rounds` products of 96 × 96 matrices, which XLA computes on one core. alone_s: seconds with nothing beside."""
+
+    def __init__(self, rounds: int, reads: int, writes: int) -> None:
+        def compute(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            first = sum(arrays[1:], arrays[0]).reshape(96, 96)
+            done = jax.lax.fori_loop(0, rounds, lambda _, x: jax.numpy.tanh(x @ x), first)
+            return (done.reshape(WIDTH),) * writes
+
+        self._run = jax.jit(compute)
+        arguments = [jax.numpy.zeros(WIDTH, np.float32)] * reads
+        jax.block_until_ready(self._run(*arguments))
+        self.alone_s = min(self._timed(arguments) for _ in range(10))
+
+    def _timed(self, arguments: Sequence[jax.Array]) -> float:
+        begin_s = time.perf_counter()
+        jax.block_until_ready(self._run(*arguments))
+        return time.perf_counter() - begin_s
+
+    def run(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        results: Sequence[jax.Array] = self._run(*arrays)
+        return results
+
+
+@cache
+def computing_program(rounds: int, reads: int, writes: int) -> Computing:
+    """Equal programs are one: what they take is measured once."""
+    return Computing(rounds, reads, writes)

@@ -1,0 +1,42 @@
+"""Simulated against measured: a few points of the grid that `make bench-runtime` walks."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.runtime.pipelines import Case, computing, sleeping
+from shardwright.tasks import simulate
+
+FORWARD_S = 0.03
+TOLERANCE = 0.05
+
+#: Steps that are tried: what else the machine does makes them slower only.
+TRIES = 6
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(stages=3, micro_batches=4, schedule="1f1b"),
+        Case(stages=2, micro_batches=2, schedule="interleaved", chunks=2, uneven=0.5),
+        Case(stages=3, micro_batches=3, schedule="gpipe", uneven=0.3, link_s=0.02),
+    ],
+    ids=str,
+)
+def test_a_step_takes_as_long_as_simulated(case: Case) -> None:
+    graph, pipeline = sleeping(case, FORWARD_S)
+    predicted_s = simulate(graph).step_s
+    measured_s = float("inf")
+    for _ in range(TRIES):
+        measured_s = min(measured_s, pipeline.step_s())
+        if measured_s <= (1 + TOLERANCE) * predicted_s:
+            break
+    pipeline.close()
+    assert abs(predicted_s / measured_s - 1) <= TOLERANCE
+
+
+def test_programs_that_compute_are_timed_alone_first() -> None:
+    graph, pipeline = computing(Case(stages=2, micro_batches=2, schedule="1f1b"), rounds=5)
+    assert all(task.time_s > 0 for _, task in graph.tasks() if task.is_compute)
+    assert pipeline.step_s() > 0
+    pipeline.close()
