@@ -259,6 +259,10 @@ def _check_fits(name: str, spec: ArraySpec, stored: Mapping[str, common_pb2.Arra
 
 
 def _spec_in(stored: Mapping[str, common_pb2.ArrayType], leaf: trees.Leaf) -> ArraySpec:
+    if leaf.name not in stored:
+        raise CheckpointError(
+            f"{leaf.name} of the checkpoint is no array", remedy="pass like=..., a pytree of the arrays to restore"
+        )
     kind = stored[leaf.name]
     return stored_spec(kind.element_type, tuple(kind.dimensions), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
 

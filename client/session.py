@@ -24,7 +24,7 @@ from shardwright.client.stream import StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, as_bytes
 from shardwright.cluster import join_address
 from shardwright.config import PlanOptions
-from shardwright.errors import ArrayError, OptionError, SessionError, ShardwrightError
+from shardwright.errors import ArrayError, OptionError, ServerUnavailableError, SessionError, ShardwrightError
 from shardwright.layouts import Layout
 from shardwright.options import Force, MemoryBudget, Mesh, plan_options
 from shardwright.progress import PlanProgress
@@ -44,6 +44,8 @@ INLINE_BYTES = 64 << 10
 INLINE_TOTAL_BYTES = 1 << 20
 #: Seconds that a dropped array waits for a step to carry its release.
 RELEASE_DELAY_S = 0.1
+#: Seconds that workers have to come back after one was lost, where a call cannot do without them.
+WORKERS_BACK_S = 120.0
 
 
 def connect(address: str | None = None, *, devices: int = 8, token: str | None = None) -> Session:
@@ -437,9 +439,18 @@ class Session:
         return self._transfer.fetch(handle._id, handle._layout)
 
     def ask_first_node(self, method: str, request: Any) -> Any:
-        """The reply to a call of the Checkpoints service."""
+        """The reply to a call of the Checkpoints service; waits where the workers are being started anew."""
         self.require_open()
-        return self._transfer.ask_first_node(method, request)
+        deadline_s = time.monotonic() + WORKERS_BACK_S
+        while True:
+            try:
+                return self._transfer.ask_first_node(method, request)
+            except (ServerUnavailableError, SessionError):
+                state = self.master.status()  # raises where the master is gone as well
+                is_mine = any(each.session_id == self.info.session_id for each in state.sessions)
+                if not is_mine or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.5)
 
     def release_later(self, array_id: int) -> None:
         """Frees an array with the next step, or soon if there is none. Safe in destructors."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardwright import connect
@@ -73,6 +74,27 @@ def test_lower_by_example_for_another_platform(project: Path, capsys: pytest.Cap
 def test_lower_refuses_an_example_that_is_no_tuple(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lower", "usermodel:step", "--example", "usermodel:not_a_tuple"]) == 1
     assert "returned list, not a tuple" in capsys.readouterr().err
+
+
+def test_checkpoints_lists_a_directory_and_one_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for step in (2, 10):
+            manager.save(step, args=ocp.args.StandardSave({"params": {"w": np.ones((300, 20), np.float32)}, "n": 3}))
+    assert main(["checkpoints", str(tmp_path), "--json"]) == 0
+    facts = output(capsys)
+    assert [entry["step"] for entry in facts] == [2, 10]
+    assert facts[0]["array_count"] == 2
+    assert main(["checkpoints", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["step", "saved", "arrays", "size"]
+    assert lines[-1].split()[0] == "10"
+    assert main(["checkpoints", str(tmp_path), "--step", "10"]) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.split() == ["params.w", "f32[300,", "20]", "23.4", "KiB"]
+    assert main(["checkpoints", str(tmp_path / "nowhere")]) == 1
+    assert "no complete checkpoint" in capsys.readouterr().err
 
 
 def test_plan_writes_plan_and_stablehlo(step_hlo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,25 @@ def test_adamw_with_uploaded_state_an_eval_step_and_a_smaller_batch(cluster: sw.
     assert distance(params, expected[0]) <= 1e-3
 
 
+def test_a_checkpoint_of_two_processes_is_restored_by_one_and_the_other_way_round(
+    cluster: sw.Session, session: sw.Session, tmp_path: Path
+) -> None:
+    state = jax.device_get(jax.jit(init_adamw)(KEY))
+    batch, later = batches(2)
+    for name, first, second in (("shrinks", cluster, session), ("grows", session, cluster)):
+        directory = tmp_path / name
+        step = first.parallelize(adamw_step, donate_argnums=(0, 1), force="fsdp")
+        params, opt_state, _ = step(*state, batch)
+        step.save((params, opt_state), directory)
+        *_, expected = step(params, opt_state, later)
+        first.save({"n": 1}, tmp_path / f"{name} too")  # waits for the one before
+        other = second.parallelize(adamw_step, donate_argnums=(0, 1), mesh="2x4", force="mixed")
+        *_, loss = other(*other.restore(directory), later)
+        assert abs(float(loss) - float(expected)) <= 1e-5
+    wrote = sorted(path.name for path in (tmp_path / "shrinks" / "0" / "default").glob("ocdbt.process_*"))
+    assert wrote == ["ocdbt.process_0", "ocdbt.process_1"], "each process wrote its own part"
+
+
 def test_large_arrays_go_straight_to_both_nodes_and_back(cluster: sw.Session) -> None:
     assert [len(node.devices) for node in cluster.info.nodes] == [4, 4]
     x = np.random.default_rng(0).random((1024, 3072), np.float32)

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import jax
@@ -37,6 +38,7 @@ SEEN_WITHIN_S = 20.0
 _TOKEN = "_shardwright_save"
 _STRUCTURE = "shardwright_tree"
 _METADATA = "_METADATA"
+_STEP_METADATA = "_CHECKPOINT_METADATA"
 
 T = TypeVar("T")
 
@@ -65,10 +67,11 @@ class StoredType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a checkpoint holds: the structure, and the arrays by their names in it."""
+    """What a checkpoint holds: the structure, the arrays by their names in it, and when it was complete."""
 
     tree: trees.Tree
     arrays: dict[str, StoredType]
+    saved_at: datetime | None
 
 
 # ---- which checkpoints there are -------------------------------------------------------
@@ -103,7 +106,8 @@ def keep_latest(directory: str, count: int) -> None:
 def begin(directory: str, step: int, token: str) -> None:
     """By one process, before any writes: a directory that does not count as a checkpoint yet.
 
-    Raises CheckpointError where `step` is there already, or nothing can be written.
+    What interrupted saves have left in `directory` is removed. Raises CheckpointError where `step` is there
+    already, or nothing can be written.
     """
 
     def made() -> None:
@@ -112,6 +116,8 @@ def begin(directory: str, step: int, token: str) -> None:
             raise CheckpointError(
                 f"checkpoint {step} is there already", where=directory, remedy="save under another step number"
             )
+        for left in folder.glob(f"*{ocp.path.atomicity.TMP_DIR_SUFFIX}*"):
+            left.rmtree()
         temporary = _temporary(directory, step)
         asyncio.run(temporary.create())
         (temporary.get() / ITEM).mkdir()
@@ -152,7 +158,7 @@ def commit(directory: str, step: int) -> None:
             "item_handlers": {ITEM: ocp.PyTreeCheckpointHandler().typestr()},
             "commit_timestamp_nsecs": time.time_ns(),
         }
-        (temporary.get() / "_CHECKPOINT_METADATA").write_text(json.dumps(facts))
+        (temporary.get() / _STEP_METADATA).write_text(json.dumps(facts))
         asyncio.run(temporary.finalize())
 
     _checked(directory, "cannot be written", committed)
@@ -179,7 +185,8 @@ def contents(directory: str, step: int) -> Contents:
         own = (metadata.custom_metadata or {}).get(_STRUCTURE)
         arrays: dict[str, StoredType] = {}
         found = _tree_of(metadata.tree, (), arrays)
-        return Contents(tree=found if own is None else trees.from_json(own), arrays=arrays)
+        tree = found if own is None else trees.from_json(own)
+        return Contents(tree=tree, arrays=arrays, saved_at=_saved_at(directory, step))
 
     return _checked(directory, f"holds no PyTree that can be read as checkpoint {step}", read)
 
@@ -221,6 +228,13 @@ def _item(directory: str, step: int) -> Any:
     return next((item for item in candidates if (item / _METADATA).exists()), folder / ITEM)
 
 
+def _saved_at(directory: str, step: int) -> datetime | None:
+    """Local time; None where the writer has not said it."""
+    facts = epath.Path(directory) / str(step) / _STEP_METADATA
+    written_ns = json.loads(facts.read_text()).get("commit_timestamp_nsecs") if facts.exists() else None
+    return datetime.fromtimestamp(written_ns / 1e9) if written_ns else None
+
+
 def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -> trees.Tree:
     """The structure as Orbax has it: dicts, lists, and what is empty."""
     if value is None:
@@ -232,7 +246,8 @@ def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -
         entries = [(n, _tree_of(child, (*path, str(n)), arrays)) for n, child in enumerate(value)]
         return trees.Node(kind="list" if isinstance(value, list) else "tuple", children=tuple(entries))
     name = ".".join(path)
-    arrays[name] = StoredType(element_type=to_element_type(np.dtype(value.dtype)), shape=tuple(value.shape))
+    if hasattr(value, "dtype"):  # else a string or another thing that is no array
+        arrays[name] = StoredType(element_type=to_element_type(np.dtype(value.dtype)), shape=tuple(value.shape))
     return trees.Leaf(name=name)
 
 

@@ -1,0 +1,118 @@
+"""Saves that a lost worker or a killed server interrupts: what was complete stays, and nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import shardwright as sw
+from tests.server.raw_client import Server, all_gone, wait_until
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    """To be filled; they end with the test."""
+    with ExitStack() as stack:
+        running: list[Server] = []
+        stack.callback(lambda: [server.stop() for server in running])
+        yield running
+
+
+def start_two(folder: Path, servers: list[Server]) -> str:
+    """Two nodes of two CPU devices; the master's address."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        nodes = [{"ip": "127.0.0.1", "port": each.getsockname()[1], "devices": 2} for each in sockets]
+    path = folder / "cluster.json"
+    path.write_text(json.dumps({"master": nodes[0], "workers": nodes[1:]}))
+    servers += [Server(str(path), str(task)) for task in range(2)]
+    return f"127.0.0.1:{nodes[0]['port']}"
+
+
+def connect(address: str) -> sw.Session:
+    found: list[sw.Session] = []
+
+    def is_up() -> bool:
+        try:
+            found.append(sw.connect(address))
+        except sw.ServerUnavailableError:
+            return False
+        return True
+
+    wait_until(is_up, timeout_s=60)
+    return found[0]
+
+
+def double(state: Any) -> Any:
+    return jax.tree.map(lambda x: x * 2, state)
+
+
+def step_of(session: sw.Session) -> Any:
+    return session.parallelize(double, donate_argnums=0, force="fsdp")
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_lost_worker_and_killed_servers_leave_what_was_complete(tmp_path: Path, servers: list[Server]) -> None:
+    directory, ones = tmp_path / "run", {"w": np.ones((8, 6), np.float32)}
+    session = connect(start_two(tmp_path, servers))
+    step = step_of(session)
+    state = step(ones)
+    session.save(state, directory, step=1).wait()
+    state = step(state)
+
+    # A worker hangs in the middle of a save, then dies.
+    (hanging,) = servers[1].executors()
+    hanging.send_signal(signal.SIGSTOP)
+    save = session.save(state, directory, step=2)
+    wait_until(lambda: len(names_in(directory)) == 2)
+    assert not save.is_done
+    hanging.kill()
+    with pytest.raises(sw.WorkerLostError):
+        save.wait()
+    assert session.checkpoints(directory) == (1,), "asked of the workers that run now"
+
+    # It goes on from the last complete one; what the interrupted save left goes with the next.
+    state = step(step.restore(directory))
+    np.testing.assert_array_equal(np.asarray(state["w"]), 4)
+    assert len(names_in(directory)) == 2
+    session.save(state, directory, step=2).wait()
+    assert names_in(directory) == ["1", "2"]
+
+    # All servers are killed in the middle of a save.
+    (hanging,) = servers[1].executors()
+    hanging.send_signal(signal.SIGSTOP)
+    save = session.save(step(state), directory, step=3)
+    wait_until(lambda: len(names_in(directory)) == 3)
+    family = [process for server in servers for process in server.family()]
+    for process in family:
+        _kill(process)
+    started_s = time.monotonic()
+    with pytest.raises(sw.ShardwrightError):
+        save.wait()
+    assert time.monotonic() - started_s < 90
+    wait_until(lambda: all_gone(family))
+
+    # Another number of workers, another plan.
+    with sw.connect(devices=3) as alone:
+        assert alone.checkpoints(directory) == (1, 2)
+        state = alone.parallelize(double, mesh="3", force="fsdp")(alone.restore(directory))
+        np.testing.assert_array_equal(np.asarray(state["w"]), 8)
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
