@@ -170,14 +170,15 @@ class PendingRestore:
         """Reads those of `wanted`, layouts by `id()` of a handle, that wait to be read."""
         with self._lock:
             chosen = []
-            for key, layout in wanted.items():
-                if key in self._waiting:
-                    name, reference = self._waiting.pop(key)
-                    handle = reference()
-                    if handle is not None:
-                        chosen.append((name, handle, layout))
+            for key in wanted.keys() & self._waiting.keys():
+                name, reference = self._waiting[key]
+                handle = reference()
+                if handle is not None:
+                    chosen.append((name, handle, wanted[key]))
             if chosen:
-                self._read(chosen)
+                self._read(sorted(chosen, key=lambda each: each[0]))
+            for key in wanted:  # not before they were asked for: the session may raise an earlier step's error
+                self._waiting.pop(key, None)
 
     def materialize_alone(self, key: int) -> None:
         """Reads one handle before any step has said how it is to lie: split over all devices where that goes evenly."""

@@ -73,6 +73,7 @@ def test_a_lost_worker_and_killed_servers_leave_what_was_complete(tmp_path: Path
     state = step(ones)
     session.save(state, directory, step=1).wait()
     state = step(state)
+    state["w"].block_until_ready()
 
     # A worker hangs in the middle of a save, then dies.
     (hanging,) = servers[1].executors()
@@ -93,9 +94,11 @@ def test_a_lost_worker_and_killed_servers_leave_what_was_complete(tmp_path: Path
     assert names_in(directory) == ["1", "2"]
 
     # All servers are killed in the middle of a save.
+    state = step(state)
+    state["w"].block_until_ready()
     (hanging,) = servers[1].executors()
     hanging.send_signal(signal.SIGSTOP)
-    save = session.save(step(state), directory, step=3)
+    save = session.save(state, directory, step=3)
     wait_until(lambda: len(names_in(directory)) == 3)
     family = [process for server in servers for process in server.family()]
     for process in family:
