@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, text_width, write_text
+from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
+from shardwright.cli.output import EXIT_OK, add_command, print_json, read_text, text_width
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -18,26 +19,29 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         examples=(
             "shardwright explain plan.json",
             "shardwright explain plan.json --json | jq .collectives",
+            "shardwright explain plan.json --trace step.trace.json",
             "shardwright explain plan.json --hlo step.hlo --emit step.sdy.mlir",
         ),
     )
     parser.add_argument("file", metavar="PLAN.json", help="a plan, or - for standard input")
     parser.add_argument("--hlo", metavar="FILE", help="the program; refused where the plan was made for another")
-    parser.add_argument("--emit", metavar="OUT.mlir", help="write StableHLO with the plan as constraints (needs --hlo)")
+    add_emit_option(parser, " (needs --hlo, but for a pipeline)")
+    add_trace_option(parser)
     parser.add_argument("--json", action="store_true", help="print the checked plan as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from shardwright.plans import Plan
+    from shardwright.pipelines import plan_from_json
 
     hlo_text = read_text(arguments.hlo) if arguments.hlo else None
-    plan = Plan.from_json(read_text(arguments.file), hlo_text=hlo_text)
+    plan = plan_from_json(read_text(arguments.file), hlo_text=hlo_text)
     if arguments.emit:
-        write_text(arguments.emit, plan.emit())
-        note(f"StableHLO: {arguments.emit}")
+        write_emitted(arguments.emit, plan)
+    if arguments.trace:
+        write_plan_trace(arguments.trace, plan)
     if arguments.json:
         print_json(plan.as_dict())
-    elif not arguments.emit:
+    elif not (arguments.emit or arguments.trace):
         print(plan.explain(width=text_width()))
     return EXIT_OK

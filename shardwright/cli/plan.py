@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
 from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, text_width, write_text
 from shardwright.cli.progress import planning_progress
@@ -22,6 +23,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "shardwright plan step.hlo --cluster cluster_configs/a100_2x8.json --out plan.json --emit step.sdy.mlir",
             "shardwright plan step.hlo --cluster 8 --mesh 2x4 --force mixed --json",
             "shardwright plan step.hlo --cluster 8 --mesh data=2,model=4 --force \"params['wte']=0:model,1:-\"",
+            "shardwright plan step.hlo --cluster 8 --stages 2 --micro-batches 4 --trace step.trace.json",
             "shardwright lower mymodel:step --args 'f32[8,16]' | shardwright plan - --cluster 8",
         ),
     )
@@ -29,7 +31,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     add_cluster_option(parser, required=True)
     add_planning_options(parser)
     parser.add_argument("--out", metavar="PLAN.json", help="write the plan (schema: docs/plan-schema.json)")
-    parser.add_argument("--emit", metavar="OUT.mlir", help="write StableHLO with the plan as Shardy constraints")
+    add_emit_option(parser)
+    add_trace_option(parser)
     parser.add_argument("--no-cache", action="store_true", help="plan anew, even what was planned before")
     parser.add_argument("--explain", action="store_true", help="print the plan for people")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -55,10 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")
     if arguments.emit:
-        write_text(arguments.emit, plan.emit())
-        note(f"StableHLO: {arguments.emit}")
+        write_emitted(arguments.emit, plan)
+    if arguments.trace:
+        write_plan_trace(arguments.trace, plan, cluster)
     if arguments.json:
         print_json(plan.as_dict())
-    elif arguments.explain or not (arguments.out or arguments.emit):
+    elif arguments.explain or not (arguments.out or arguments.emit or arguments.trace):
         print(plan.explain(width=text_width()))
     return EXIT_OK

@@ -53,7 +53,9 @@ def schedule_picture(graph: TaskGraph, timeline: Timeline, *, width: int = 110) 
         lines.append(f"{heads[stage]:<{margin}}{_fitted(_drawn(rows[stage], column_s, timeline.step_s), room)}")
     letters = dict.fromkeys(block.label[0] for block in blocks)
     known = ", ".join(f"{letter} {name}" for letter, name in _NAMES.items() if letter in letters)
-    meaning = f"{known}; {_IDLE} idle, {timeline.bubble_fraction:.1%} in all; a column is {format_seconds(column_s)}"
+    meaning = (
+        f"{known}; {_IDLE} idle, {timeline.bubble_fraction * 100:.1f} % in all; a column is {format_seconds(column_s)}"
+    )
     return [*lines, *wrap(meaning, width)]
 
 
@@ -69,10 +71,14 @@ def _blocks(tasks: Sequence[Task], spans: Sequence[tuple[float, float]]) -> Iter
 
 
 def _column_s(blocks: Sequence[_Block], step_s: float, room: int) -> float:
-    """Seconds a column: the whole step where nearly all labels then fit, else what they need with a line between."""
+    """Seconds a column: the whole step where nearly all cells' labels then fit, else what they need and a line between.
+
+    What runs once a step may be much shorter; it is drawn as far as it can be.
+    """
     whole_s = step_s / room
+    cells = [block for block in blocks if block.label[0] != LETTERS["apply"]] or blocks
     close, apart = (
-        sorted((block.end_s - block.begin_s) / (len(block.label) + gap) for block in blocks)[len(blocks) // 10]
+        sorted((block.end_s - block.begin_s) / (len(block.label) + gap) for block in cells)[len(cells) // 10]
         for gap in (0, 1)
     )
     return whole_s if whole_s <= close else apart

@@ -47,8 +47,8 @@ def test_one_forward_one_backward_of_three_stages() -> None:
         "stage 0  F0─F1─F2─············B0────F3─B1────···B2────···B3────A──",
         "stage 1  ···F0─F1─······B0────F2─B1────F3─B2────···B3────A──······",
         "stage 2  ······F0─B0────F1─B1────F2─B2────F3─B3────A──············",
-        "F forward, B backward, A update; · idle, 31.6% in all; a column is",
-        "333 ms",
+        "F forward, B backward, A update; · idle, 31.6 % in all; a column",
+        "is 333 ms",
     ]
 
 
@@ -81,3 +81,16 @@ def test_a_graph_that_computes_nothing_has_no_picture() -> None:
     graph = chain(2, 2)
     nothing = replace(graph, stages=((), ()))
     assert schedule_picture(nothing, simulate(nothing)) == []
+
+
+def test_a_short_update_does_not_stretch_the_picture() -> None:
+    graph = chain(3, 4)
+    short = replace(
+        graph,
+        stages=tuple(
+            tuple(replace(task, time_s=1e-6) if task.kind == "apply" else task for task in tasks)
+            for tasks in graph.stages
+        ),
+    )
+    lines = schedule_picture(short, simulate(short), width=80)
+    assert "⋯" not in "".join(lines)

@@ -1,0 +1,53 @@
+"""The trace of a plan: its predicted timeline, above what a step of it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardwright.pipelines import PipelinePlan
+from shardwright.plans import Plan
+from shardwright.report.trace import DevicePlace, MeasuredTask, step_trace
+from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
+
+
+def plan_trace(
+    plan: Plan | PipelinePlan,
+    *,
+    measured: Sequence[MeasuredTask] = (),
+    node_of: Callable[[int], int] = lambda device: 0,
+) -> dict[str, Any]:
+    """The step of a plan as a trace for Perfetto, as data for JSON (`trace.write_trace`).
+
+    measured: what a step of the plan measured. node_of: node of each device of the cluster, which says where what was
+    measured on a node is shown.
+    """
+    if isinstance(plan, PipelinePlan):
+        graph, ranges = plan.tasks, [stage.devices for stage in plan.stages]
+    else:
+        graph, ranges = _one_program(plan), [range(plan.mesh.device_count)]
+    return step_trace(
+        graph,
+        simulate(graph),
+        devices=[[DevicePlace(device=device, node=node_of(device)) for device in devices] for devices in ranges],
+        measured=measured,
+        name=plan.module_name,
+    )
+
+
+def _one_program(plan: Plan) -> TaskGraph:
+    """A plan of one program as a graph of one task."""
+    memory = plan.memory
+    arguments, outputs = (
+        Value(name=name, scope="step", sizes={0: size})
+        for name, size in (("arguments", memory.arguments_bytes), ("outputs", memory.outputs_bytes))
+    )
+    program = Piece(
+        program=plan.module_name, kind="apply", stage=0, reads=("arguments",), writes=("outputs",),
+        time_s=plan.cost.step_s, workspace_bytes=memory.temporaries_bytes,
+    )  # fmt: skip
+    pieces = StepPieces(
+        micro_batches=1, stage_of_chunk=(0,), values=(arguments, outputs), pieces=(program,),
+        arguments=(("arguments", 0),), outputs=(("outputs", 0),),
+    )  # fmt: skip
+    return task_graph(pieces, Schedule("gpipe"))

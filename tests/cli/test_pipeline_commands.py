@@ -1,0 +1,96 @@
+"""What the commands do with the plan of a pipeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwright.cli import main
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.hlo import parse
+from shardwright.pipelines import PipelinePlan
+from shardwright.planner.pipeline import Choice, Group, make_pipeline
+from shardwright.plans import Mesh
+
+
+@pytest.fixture(scope="module")
+def plan() -> PipelinePlan:
+    """Two layers on two stages of two devices, two micro-batches."""
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for number, w in enumerate(params):
+            with jax.named_scope(f"chunk{number}"):
+                x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(params, x)
+        return [w - 0.1 * g for w, g in zip(params, gradients, strict=True)], value
+
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2
+    lowered = jax.jit(step, keep_unused=True).lower(shapes, jax.ShapeDtypeStruct((4, 8), jnp.float32))
+    text = lowered.as_text("hlo", debug_info=True)
+    module = parse(text)
+    chunk_of = {each.name: int("chunk1" in each.op_name) for each in module.entry if "chunk" in each.op_name}
+    choice = Choice(
+        module=module,
+        groups=(Group(first_device=0, mesh=Mesh.of({"x": 2})), Group(first_device=2, mesh=Mesh.of({"x": 2}))),
+        chunk_of=chunk_of,
+        micro_batches=2,
+        schedule="1f1b",
+    )
+    return make_pipeline(text, Cluster.local(4), PlanOptions(), choice)
+
+
+@pytest.fixture
+def file(plan: PipelinePlan, tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    return str(path)
+
+
+def test_explain_shows_the_schedule(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", file]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("stage ")]
+    assert [row[:2] for row in rows if row[1] in "01"] == [["stage", "0"], ["stage", "1"]]
+
+
+def test_trace_has_a_track_for_every_device(file: str, plan: PipelinePlan, tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    assert main(["explain", file, "--trace", str(out)]) == 0
+    trace = json.loads(out.read_text())
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert {f"device {device} (stage {device // 2})" for device in range(4)} <= names
+    assert "stage 0 → stage 1" in names
+    done = {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert {f"{program.name} of micro-batch 1" for program in plan.programs if program.kind == "backward"} <= done
+    assert trace["otherData"]["predicted_step_s"] == pytest.approx(plan.step_s)
+
+
+def test_emit_writes_every_program_and_the_task_graph(file: str, plan: PipelinePlan, tmp_path: Path) -> None:
+    out = tmp_path / "stages"
+    assert main(["explain", file, "--emit", str(out)]) == 0
+    assert {path.stem for path in out.glob("*.mlir")} == {program.name for program in plan.programs}
+    assert all("sdy.mesh" in path.read_text() for path in out.glob("*.mlir"))
+    assert (out / "tasks.dot").read_text() == plan.tasks.to_dot()
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", file, "--emit", file]) == 1
+    assert "cannot be made a folder" in capsys.readouterr().err
+
+
+def test_a_plan_of_one_program_has_a_trace_too(tmp_path: Path) -> None:
+    text = jax.jit(lambda x: jnp.tanh(x) * 2).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)).as_text("hlo")
+    (tmp_path / "step.hlo").write_text(text)
+    out = tmp_path / "trace.json"
+    assert main(["plan", str(tmp_path / "step.hlo"), "--cluster", "2", "--trace", str(out)]) == 0
+    trace = json.loads(out.read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [event["tid"] for event in spans] == [0, 1]
+    assert spans[0]["dur"] == pytest.approx(trace["otherData"]["predicted_step_s"] * 1e6, abs=1e-3)
