@@ -36,6 +36,7 @@ class TrainingProgress:
         self._unit = unit
         self._losses: deque[Any] = deque()
         self._read = 0
+        self._has_begun = False
         self._times_s: deque[float] = deque(maxlen=_WINDOW + 1)
         self._last_line_s = 0.0
         self._preparation = _Preparation()
@@ -54,9 +55,14 @@ class TrainingProgress:
             if self._bar is not None:
                 self._bar.stop()
 
+    def go_on_after(self, step: int) -> None:
+        """So many steps were run before, by a run that was saved."""
+        self._read = step
+
     def step(self, loss: Any) -> None:
         """One more step was started; `loss` may still be on its way."""
-        if not self._read and not self._losses:
+        if not self._has_begun:
+            self._has_begun = True
             self._start_training()
         self._losses.append(loss)
         if len(self._losses) > _STEPS_AHEAD:
@@ -78,7 +84,7 @@ class TrainingProgress:
         figures = f"loss {loss:.3f}{self._speed()}"
         if self._bar is not None:
             self._bar.update(self._task, completed=self._read, figures=figures)
-        elif self._read in (1, self._steps) or now_s - self._last_line_s >= _LINE_INTERVAL_S:
+        elif len(self._times_s) == 1 or self._read == self._steps or now_s - self._last_line_s >= _LINE_INTERVAL_S:
             self._last_line_s = now_s
             print(f"step {self._read:>4}/{self._steps}  {figures}", flush=True)
 

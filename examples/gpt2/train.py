@@ -1,11 +1,12 @@
 """Train a byte-level GPT-2 on the sources of Python's standard library.
 
     python examples/gpt2/train.py --explain
+    python examples/gpt2/train.py --checkpoint-dir runs/gpt2 --resume
     python examples/gpt2/train.py --preset 175B --plan-only --cluster cluster_configs/a100_64x8.json
 
 With SERVER_IP and SERVER_PORT set, the step runs on that server; else an embedded
 server with eight CPU devices is started for the run. The model (model.py) is written
-for one device; only the four numbered lines below know about Shardwright.
+for one device; only the four numbered lines below, and those of checkpoints, know about Shardwright.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ MEGATRON = {
 def main() -> None:
     parser = example_parser(__doc__, PRESETS, default="small", steps=200)
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002")
+    parser.add_argument(
+        "--checkpoint-dir", metavar="DIR", help="save the state here, as the servers see it; the last 2"
+    )
+    parser.add_argument("--checkpoint-every", type=int, default=50, metavar="N", help="steps (default: 50)")
+    parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint, if there is one")
     arguments = parser.parse_args()
+    if arguments.resume and arguments.checkpoint_dir is None:
+        parser.error("--resume needs --checkpoint-dir")
     config = sized(PRESETS, arguments)
     init, train_step, eval_step = make_steps(config, adamw(arguments.learning_rate, arguments.steps))
     if arguments.annotate:
@@ -57,9 +65,15 @@ def main() -> None:
         step = session.parallelize(train_step, donate_argnums=(0, 1), **planning_options(arguments))  # 2: was jax.jit
         with TrainingProgress(arguments.steps, config.batch * config.context, "tokens") as progress:
             params, opt_state = step.init(init, jax.random.key(arguments.seed))  # 3: born on the servers, sharded
-            for tokens in islice(data, arguments.steps):
+            done = 0
+            if arguments.resume and (done := max(session.checkpoints(arguments.checkpoint_dir), default=0)):
+                params, opt_state = step.restore(arguments.checkpoint_dir, like=(params, opt_state))
+                progress.go_on_after(done)
+            for number, tokens in enumerate(islice(data, done, arguments.steps), done + 1):
                 params, opt_state, loss = step(params, opt_state, tokens)  # the first call plans and compiles
                 progress.step(loss)
+                if arguments.checkpoint_dir and number % arguments.checkpoint_every == 0:  # written while it trains
+                    step.save((params, opt_state), arguments.checkpoint_dir, step=number, max_to_keep=2)
         evaluate = session.parallelize(eval_step)  # 4: another function over the same parameters
         held_out = batches(validation, config.batch, config.context, seed=1)
         scores = [float(evaluate(params, tokens)) for tokens in islice(held_out, _EVALUATION_BATCHES)]

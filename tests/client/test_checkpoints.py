@@ -210,9 +210,10 @@ def test_the_numbers_go_up_and_only_the_latest_are_kept(session: sw.Session, tmp
 # ---- refusals ----------------------------------------------------------------------------
 
 
-def test_a_number_that_is_there_is_not_overwritten(session: sw.Session, saved: Any) -> None:
-    with pytest.raises(sw.CheckpointError, match="checkpoint 3 is there already"):
-        session.save({"n": 1}, saved[0], step=3).wait()
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_number_that_does_not_come_after_the_others_is_refused(session: sw.Session, saved: Any, step: int) -> None:
+    with pytest.raises(sw.CheckpointError, match=f"checkpoint 3 is there already, and {step} does not come after it"):
+        session.save({"n": 1}, saved[0], step=step).wait()
     assert session.checkpoints(saved[0]) == (3,)
 
 

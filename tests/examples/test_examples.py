@@ -87,6 +87,17 @@ def test_a_tiny_model_trains_as_on_one_device(
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_from_its_checkpoint_under_another_plan(tmp_path: Path) -> None:
+    options = f"--preset tiny --steps 6 --learning-rate 1e-2 --checkpoint-dir {tmp_path} --checkpoint-every 4"
+    whole = losses_in(output_of("gpt2/train.py", f"{options} --devices 2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["4"]
+    rest = output_of("gpt2/train.py", f"{options} --resume --devices 3")
+    assert "step    5/6" in rest
+    assert losses_in(rest)[-1] == pytest.approx(whole[-1], abs=2e-3)
+    assert "--resume needs --checkpoint-dir" in run("gpt2/train.py", "--resume").stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "arguments"), [("mlp/train.py", "--steps 50"), ("cnn/train.py", "--steps 40")])
 def test_an_example_learns_and_explains(script: str, arguments: str) -> None:
     output = output_of(script, arguments)

@@ -106,15 +106,18 @@ def keep_latest(directory: str, count: int) -> None:
 def begin(directory: str, step: int, token: str) -> None:
     """By one process, before any writes: a directory that does not count as a checkpoint yet.
 
-    What interrupted saves have left in `directory` is removed. Raises CheckpointError where `step` is there
-    already, or nothing can be written.
+    What interrupted saves have left in `directory` is removed. Raises CheckpointError where `step` does not
+    come after those that are there, or nothing can be written.
     """
 
     def made() -> None:
         folder = epath.Path(directory)
-        if (folder / str(step)).exists():
+        latest = max(steps(directory), default=-1)
+        if step <= latest or (folder / str(step)).exists():
             raise CheckpointError(
-                f"checkpoint {step} is there already", where=directory, remedy="save under another step number"
+                f"checkpoint {max(step, latest)} is there already, and {step} does not come after it",
+                where=directory,
+                remedy="restore the latest, or save in another directory",
             )
         for left in folder.glob(f"*{ocp.path.atomicity.TMP_DIR_SUFFIX}*"):
             left.rmtree()
