@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
+from shardwright.client.places import Place, Rows
 from shardwright.errors import ArrayError
-from shardwright.layouts import Layout
-from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class Pending(Protocol):
     """What has yet to make an array: an initializer that has not run, a checkpoint that has not been read."""
 
-    def materialize(self, mesh: Mesh | None = None, wanted: Mapping[int, Layout] | None = None) -> None:
+    def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
         """Makes it; `wanted` are layouts by `id()` of a handle, on `mesh`; without them any will do."""
 
 
@@ -34,26 +33,26 @@ class RemoteArray:
     `to_jax()` gives the key itself.
     """
 
-    __slots__ = ("__weakref__", "_deleted", "_id", "_is_owned", "_layout", "_pending", "_result", "_session", "spec")
+    __slots__ = ("__weakref__", "_deleted", "_ids", "_is_owned", "_pending", "_place", "_result", "_session", "spec")
 
     def __init__(
         self,
         session: Session,
         spec: ArraySpec,
         *,
-        array_id: int = 0,
-        layout: Layout | None = None,
+        ids: tuple[int, ...] = (),
+        place: Place | None = None,
         result: StepResult | None = None,
         pending: Pending | None = None,
     ) -> None:
         self._session = session
         self.spec = spec
-        self._id = array_id
-        self._layout = layout
+        self._ids = ids  # one, or as many as its place has parts
+        self._place = place
         self._result = result  # of the step that computes it
         self._pending = pending  # what has yet to make it
         self._deleted = ""  # why it is gone
-        self._is_owned = False  # its layout is that of a step which updates it in place
+        self._is_owned = False  # its place is that of a step which updates it in place
 
     # ---- what it is, without reading it ------------------------------------------
 
@@ -76,9 +75,11 @@ class RemoteArray:
     @property
     def sharding(self) -> str:
         """Which axes split which dimension, e.g. `[data, -] on data=2 × model=4`."""
-        if self._layout is None:
+        if self._place is None:
             return "not placed yet"
-        return f"{self._layout.sharding} on {self._layout.mesh}"
+        if isinstance(self._place, Rows):
+            return str(self._place)
+        return f"{self._place.sharding} on {self._place.mesh}"
 
     @property
     def is_deleted(self) -> bool:
@@ -144,8 +145,8 @@ class RemoteArray:
         )
 
     def __del__(self) -> None:
-        if self._id and not self._deleted:
-            self._session.release_later(self._id)
+        if self._ids and not self._deleted:
+            self._session.release_later(*self._ids)
 
     # ---- for the session and its steps -------------------------------------------------------------
 
@@ -163,20 +164,19 @@ class RemoteArray:
 
     def _adopt(self, other: RemoteArray) -> None:
         """Becomes `other`, whose handle is empty afterwards; what it was before is freed."""
-        if self._id:
-            self._session.release_later(self._id)
-        self._id, self._layout, self._result = other._id, other._layout, other._result
+        self._session.release_later(*self._ids)
+        self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
-        other._id = 0
+        other._ids = ()
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
         """Gone into a step; one that the step does not reuse is freed."""
         self._deleted = f"donated to {step}"
         if not is_reused:
-            self._session.release_later(self._id)
+            self._session.release_later(*self._ids)
 
     def _fetch(self) -> np.ndarray:
         self._ready()
-        if self._result is not None and self._id in self._result.values:
-            return self._result.values[self._id]
+        if self._result is not None and len(self._ids) == 1 and self._ids[0] in self._result.values:
+            return self._result.values[self._ids[0]]
         return self._session.fetch(self)

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from shardwright import trees, wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import ArraySpec, array_type, host_value, spec_of, stored_spec
+from shardwright.client.places import Place
 from shardwright.client.structure import rebuilt, structure_of
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout
@@ -195,7 +197,7 @@ class PendingRestore:
             request.outputs.append(self._session.new_id())
         result = self._session.submit(request, f"restore of {self._directory}/{self._step}")
         for array_id, (_, handle, layout) in zip(request.outputs, chosen, strict=True):
-            handle._adopt(RemoteArray(self._session, handle.spec, array_id=array_id, layout=layout, result=result))
+            handle._adopt(RemoteArray(self._session, handle.spec, ids=(array_id,), place=layout, result=result))
 
 
 class PendingArray:
@@ -205,12 +207,11 @@ class PendingArray:
         self._restore = restore
         self._key = key
 
-    def materialize(self, mesh: Mesh | None = None, wanted: Mapping[int, Layout] | None = None) -> None:
-        """Reads it, and whatever else of its checkpoint `wanted` lays out; `mesh` is that of the layouts."""
-        if wanted is None:
-            self._restore.materialize_alone(self._key)
-        elif self._restore.is_waiting(self._key):
-            self._restore.materialize(wanted)
+    def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
+        """Reads it, and whatever else of its checkpoint `wanted` lays out as a whole."""
+        if wanted is not None and self._restore.is_waiting(self._key):
+            self._restore.materialize({key: place for key, place in wanted.items() if isinstance(place, Layout)})
+        self._restore.materialize_alone(self._key)
 
 
 def _absolute(directory: str | os.PathLike[str]) -> str:
@@ -228,11 +229,16 @@ def _array_id(session: Session, leaf: Any, temporary: list[int]) -> int:
     if type(leaf) is RemoteArray:
         if leaf._pending is not None:
             leaf._pending.materialize()
-        return session.usable_id(leaf)
-    spec = spec_of(leaf)
+        ids = session.usable_ids(leaf)
+        if len(ids) == 1:
+            return ids[0]
+        spec, value = leaf.spec, np.asarray(leaf)  # kept in parts: Orbax is to see one array
+    else:
+        spec = spec_of(leaf)
+        value = host_value(leaf, spec)
     kind = array_type("", spec)
     layout = Layout.replicated(kind.element_type, kind.shape, Mesh.of({"x": 1}))
-    temporary.append(session.upload(host_value(leaf, spec), layout))
+    temporary.append(session.upload(value, layout))
     return temporary[-1]
 
 

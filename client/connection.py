@@ -14,6 +14,7 @@ import grpc
 from shardwright import wire
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError, OptionError, ServerUnavailableError
+from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
@@ -134,10 +135,18 @@ class MasterConnection:
         return str(reply.program_id)
 
     def plan(
-        self, program_id: str, hlo_text: str, options: PlanOptions, on_progress: Callable[[PlanProgress], None]
-    ) -> tuple[str, Plan]:
-        """(plan id, plan); `on_progress` is called as planning goes. Leaving it by an exception ends the planning."""
-        request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id)
+        self,
+        program_id: str,
+        hlo_text: str,
+        options: PlanOptions,
+        on_progress: Callable[[PlanProgress], None],
+        devices: range | None = None,
+    ) -> tuple[str, Plan | PipelinePlan]:
+        """(plan id, plan) for these devices of the cluster, default all.
+
+        `on_progress` is called as planning goes. Leaving it by an exception ends the planning.
+        """
+        request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id, devices=devices)
         unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)
         plan_id = ""
         with closing(self._stream(self._stub.PlanProgram, request)) as replies:
@@ -149,7 +158,7 @@ class MasterConnection:
                     plan_id = reply.result.plan_id
                 elif kind == "plan_chunk":
                     unpacker.feed(reply.plan_chunk)
-        return plan_id, Plan.from_json(unpacker.text(), hlo_text=hlo_text)
+        return plan_id, plan_from_json(unpacker.text(), hlo_text=hlo_text)
 
     def load(self, plan_id: str, on_progress: Callable[[str, float], None]) -> master_pb2.LoadResult:
         """Compiles and loads a plan on every worker."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import JaxFunction, Signature, spec_of
+from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
 from shardwright.client.placement import place, settled
+from shardwright.client.places import Place, Rows
 from shardwright.config import PlanOptions
 from shardwright.layouts import Layout
 from shardwright.plans import Mesh
@@ -34,6 +36,7 @@ class PendingInit:
         function = JaxFunction(init_fn)
         self._leaves, tree = jax.tree.flatten((args, {}))
         specs = tuple(leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in self._leaves)
+        self._function = init_fn
         self._lowered = function.lower(Signature((), tree, specs), platform=session.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
@@ -44,33 +47,105 @@ class PendingInit:
         self._handles = [weakref.ref(handle) for handle in handles]
         return jax.tree.unflatten(self._lowered.result_tree, handles)
 
-    def materialize(self, mesh: Mesh | None = None, wanted: Mapping[int, Layout] | None = None) -> None:
-        """Runs it; `wanted` are layouts by `id()` of a handle, on `mesh`."""
+    def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
+        """Runs it; `wanted` are places by `id()` of a handle. One program for each mesh that they lie on."""
         with self._lock:
             if self._has_run:
                 return
-            handles = [reference() for reference in self._handles]
-            outputs = {
-                number: wanted[id(handle)]
-                for number, handle in enumerate(handles)
-                if handle is not None and wanted is not None and id(handle) in wanted
-            }
-            program = self._session.prepare(
-                self._lowered,
-                settled(
-                    PlanOptions(
-                        mesh=mesh.sizes if mesh is not None else None,
-                        argument_names=self._lowered.argument_names,
-                        output_names=self._lowered.output_names,
-                    ),
-                    {},
-                    outputs,
-                ),
-            )
-            leaves = place(self._session, self._leaves, program)
-            results = self._session.run(program, leaves, [handle is not None for handle in handles])
+            handles = {n: handle for n, handle in enumerate(ref() for ref in self._handles) if handle is not None}
+            places = {n: (wanted or {}).get(id(handle)) for n, handle in handles.items()}
+            parts: dict[int, dict[tuple[int, int] | None, RemoteArray]] = {}
+            for part in _parts_by_mesh(places, self._session):
+                for output, result in zip(part.outputs, self._run(part), strict=True):
+                    parts.setdefault(output.number, {})[output.rows] = result
             self._has_run = True
             self._leaves = []
-            for handle, result in zip(handles, results, strict=True):
-                if handle is not None and result is not None:
-                    handle._adopt(result)
+            for number, handle in handles.items():
+                handle._adopt(_together(handle, places[number], parts[number]))
+
+    def _run(self, part: _Part) -> list[RemoteArray]:
+        """The outputs of one mesh, computed there."""
+        session, outputs = self._session, part.outputs
+        is_whole = [output.number for output in outputs] == list(range(len(self._lowered.results)))
+        lowered = self._lowered if is_whole and not part.has_rows else self._restricted(outputs)
+        options = PlanOptions(
+            mesh=part.mesh.sizes if part.mesh is not None else None,
+            argument_names=lowered.argument_names,
+            output_names=lowered.output_names,
+        )
+        layouts = {n: output.layout for n, output in enumerate(outputs) if output.layout is not None}
+        program = session.prepare(lowered, settled(options, {}, layouts), devices=part.devices)
+        results = session.run(program, place(session, self._leaves, program))
+        return [result for result in results if result is not None]
+
+    def _restricted(self, outputs: Sequence[_Output]) -> LoweredProgram:
+        """The initializer, cut down to some of its results, or rows of them: XLA computes nothing else."""
+
+        def initialize(*args: Any) -> tuple[Any, ...]:
+            leaves = jax.tree.leaves(self._function(*args))
+            return tuple(_rows_of(leaves[output.number], output.rows) for output in outputs)
+
+        signature = self._lowered.signature
+        return JaxFunction(initialize).lower(signature, platform=self._session.info.platform)
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A result of the initializer, or rows of one, and how it is to lie; None: as the planner likes."""
+
+    number: int
+    layout: Layout | None
+    rows: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Results that one program makes. mesh: None lets the planner choose; devices: None is the whole cluster."""
+
+    mesh: Mesh | None
+    devices: range | None
+    outputs: list[_Output]
+
+    @property
+    def has_rows(self) -> bool:
+        return any(output.rows is not None for output in self.outputs)
+
+
+def _parts_by_mesh(places: Mapping[int, Place | None], session: Session) -> list[_Part]:
+    """The results that are wanted, sorted by where they are to lie; those that nobody places go with others."""
+    parts: dict[tuple[Mesh, range] | None, _Part] = {}
+    free = [number for number, wish in places.items() if wish is None]
+    for number, wish in places.items():
+        if wish is None:
+            continue
+        pieces = zip(wish.layouts, wish.bounds, strict=True) if isinstance(wish, Rows) else [(wish, None)]
+        for layout, rows in pieces:
+            part = parts.setdefault(
+                (layout.mesh, layout.devices), _Part(layout.mesh, session.part_of_cluster(layout), [])
+            )
+            part.outputs.append(_Output(number, layout, rows))
+    if free:
+        whole = next((part for part in parts.values() if part.devices is None), None)
+        whole = whole or parts.setdefault(None, _Part(None, None, []))
+        whole.outputs.extend(_Output(number, None) for number in free)
+    for part in parts.values():
+        part.outputs.sort(key=lambda output: (output.number, output.rows or (0, 0)))
+    return list(parts.values())
+
+
+def _rows_of(value: Any, rows: tuple[int, int] | None) -> Any:
+    return value if rows is None else value[slice(*rows)]
+
+
+def _together(
+    handle: RemoteArray, wish: Place | None, parts: Mapping[tuple[int, int] | None, RemoteArray]
+) -> RemoteArray:
+    """What `handle` is to become: one array, or the parts of one."""
+    if not isinstance(wish, Rows):
+        return parts[None]
+    ids: list[int] = []
+    for bounds in wish.bounds:
+        ids += parts[bounds]._ids
+        parts[bounds]._ids = ()
+    last = parts[wish.bounds[-1]]
+    return RemoteArray(handle._session, handle.spec, ids=tuple(ids), place=wish, result=last._result)

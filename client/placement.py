@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
 from shardwright.client.frontends.jax import JaxFunction, Signature
+from shardwright.client.places import Place
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
 from shardwright.layouts import Layout
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from shardwright.client.session import Session
 
 
-def fits(leaves: Sequence[Any], layouts: Sequence[Layout]) -> bool:
-    """Whether every handle among `leaves` lies as `layouts` say."""
-    for leaf, layout in zip(leaves, layouts, strict=True):
-        if type(leaf) is RemoteArray and leaf._layout is not layout:
+def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:
+    """Whether every handle among `leaves` lies as `places` say; None takes any."""
+    for leaf, place in zip(leaves, places, strict=True):
+        if type(leaf) is RemoteArray and leaf._place is not place and place is not None:
             return False
     return True
 
@@ -36,23 +37,23 @@ def fits(leaves: Sequence[Any], layouts: Sequence[Layout]) -> bool:
 def place(session: Session, leaves: Sequence[Any], program: Program, donated: Sequence[int] = ()) -> list[Any]:
     """`leaves`, with every handle laid out as `program` wants it.
 
-    Initializers and checkpoints that wait are run and read now, straight into these layouts. Handles that lie
-    otherwise are moved and keep their new layout. Copies are passed, and the
-    handles left as they are, where they stand twice with different layouts, or
+    Initializers and checkpoints that wait are run and read now, straight into these places. Handles that lie
+    otherwise are moved and stay where they are then. Copies are passed, and the
+    handles left as they are, where they stand twice with different places, or
     belong to another step and are not donated to this one.
     """
-    layouts = program.leaf_layouts
-    _materialize(leaves, layouts, program.plan.mesh)
+    places = program.leaf_places
+    _materialize(leaves, places)
     placed = list(leaves)
-    movers = [
-        number
-        for number, (leaf, layout) in enumerate(zip(leaves, layouts, strict=True))
-        if type(leaf) is RemoteArray and leaf._layout is not layout
-    ]
+    movers: dict[int, Place] = {
+        number: wanted
+        for number, (leaf, wanted) in enumerate(zip(leaves, places, strict=True))
+        if type(leaf) is RemoteArray and wanted is not None and leaf._place is not wanted
+    }
     if not movers:
         return placed
-    moved = _move(session, [leaves[number] for number in movers], [layouts[number] for number in movers])
-    seen: set[int] = {id(leaf) for leaf, layout in zip(leaves, layouts, strict=True) if _lies_as(leaf, layout)}
+    moved = _move(session, [leaves[number] for number in movers], list(movers.values()))
+    seen: set[int] = {id(leaf) for leaf, wanted in zip(leaves, places, strict=True) if _lies_as(leaf, wanted)}
     for number, copy in zip(movers, moved, strict=True):
         if id(leaves[number]) in seen or (leaves[number]._is_owned and number not in donated):
             placed[number] = copy
@@ -80,41 +81,50 @@ def settled(options: PlanOptions, arguments: Mapping[int, Layout], outputs: Mapp
     )
 
 
-def _lies_as(leaf: Any, layout: Layout) -> bool:
-    return type(leaf) is RemoteArray and leaf._layout is layout
+def _lies_as(leaf: Any, wanted: Place | None) -> bool:
+    return type(leaf) is RemoteArray and leaf._place is wanted
 
 
-def _materialize(leaves: Sequence[Any], layouts: Sequence[Layout], mesh: Mesh) -> None:
-    wanted: dict[int, Layout] = {}
+def _materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
+    wanted: dict[int, Place] = {}
     waiting: dict[int, Pending] = {}
-    for leaf, layout in zip(leaves, layouts, strict=True):
+    for leaf, wish in zip(leaves, places, strict=True):
         if type(leaf) is RemoteArray and leaf._pending is not None:
-            wanted.setdefault(id(leaf), layout)
+            if wish is not None:
+                wanted.setdefault(id(leaf), wish)
             waiting[id(leaf._pending)] = leaf._pending
     for pending in waiting.values():
-        pending.materialize(mesh, wanted)
+        pending.materialize(wanted)
 
 
-def _move(session: Session, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
-    """Copies of `handles` in `layouts`, all of one mesh."""
-    on_mesh = [n for n, (handle, layout) in enumerate(zip(handles, layouts, strict=True)) if _same_mesh(handle, layout)]
+def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Place]) -> list[RemoteArray]:
+    """Copies of `handles` at `places`."""
+    groups: dict[tuple[Mesh, int], list[int]] = {}
     copies: dict[int, RemoteArray] = {}
-    if on_mesh:
-        moved = _move_on_servers(session, [handles[n] for n in on_mesh], [layouts[n] for n in on_mesh])
-        copies.update(zip(on_mesh, moved, strict=True))
-    for number, (handle, layout) in enumerate(zip(handles, layouts, strict=True)):
-        if number not in copies:  # no program spans two meshes: through the client
-            array_id = session.upload(np.asarray(handle), layout)
-            copies[number] = RemoteArray(session, handle.spec, array_id=array_id, layout=layout)
+    for number, (handle, wanted) in enumerate(zip(handles, places, strict=True)):
+        mesh = _common_mesh(handle._place, wanted)
+        if mesh is not None:
+            groups.setdefault(mesh, []).append(number)
+        else:  # no program spans two meshes: through the client
+            ids = session.upload_to(np.asarray(handle), wanted)
+            copies[number] = RemoteArray(session, handle.spec, ids=ids, place=wanted)
+    for numbers in groups.values():
+        layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
+        moved = _move_on_servers(session, [handles[n] for n in numbers], layouts)
+        copies.update(zip(numbers, moved, strict=True))
     return [copies[number] for number in range(len(handles))]
 
 
-def _same_mesh(handle: RemoteArray, layout: Layout) -> bool:
-    return handle._layout is not None and handle._layout.mesh == layout.mesh
+def _common_mesh(here: Place | None, there: Place) -> tuple[Mesh, int] | None:
+    """Mesh and first device of both, or None where they differ."""
+    if not (isinstance(here, Layout) and isinstance(there, Layout)):
+        return None
+    mesh = (here.mesh, here.first_device)
+    return mesh if mesh == (there.mesh, there.first_device) else None
 
 
 def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
-    """One program that returns its arguments, planned with both sides pinned."""
+    """One program that returns its arguments, planned with both sides pinned; all lie on one mesh."""
 
     def relayout(*arrays: Any) -> tuple[Any, ...]:
         return arrays
@@ -127,12 +137,13 @@ def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: 
         lowered,
         settled(
             PlanOptions(mesh=layouts[0].mesh.sizes),
-            {n: handle._layout for n, handle in enumerate(handles) if handle._layout},
+            {n: handle._place for n, handle in enumerate(handles) if isinstance(handle._place, Layout)},
             dict(enumerate(layouts)),
         ),
+        devices=session.part_of_cluster(layouts[0]),
     )
     results = [result for result in session.run(program, handles) if result is not None]
     for result, layout in zip(results, layouts, strict=True):
-        if result._layout is not layout:
+        if result._place is not layout:
             raise InternalError(f"a move to {layout.sharding} ended as {result.sharding}")
     return results

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from shardwright import wire
 from shardwright.client.frontends.jax import LoweredProgram
+from shardwright.client.places import Entry, Place
 from shardwright.config import PlanOptions
 from shardwright.dtypes import to_dtype
-from shardwright.layouts import Layout
+from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 from shardwright.proto.v1 import common_pb2, master_pb2
 
@@ -23,32 +23,46 @@ READ_BACK_OUTPUTS = 16
 class LoadedPlan:
     """What the servers hold for all functions that lower to one program under one plan."""
 
-    plan: Plan
+    plan: Plan | PipelinePlan
     load: master_pb2.LoadResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Source:
+    """Where an argument of the executable comes from: a leaf of the call, or a constant that is on the servers.
+
+    leaf: number among the leaves. constant_id: of the array, where it is a constant. proto: the entry's layout.
+    """
+
+    entry: Entry
+    leaf: int
+    constant_id: int
+    proto: common_pb2.ArrayLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
     """What a step needs to run: an executable on the servers and how its numbers are laid out.
 
-    arguments / outputs: layouts by flat number; equal layouts are the same object within a session.
+    arguments / outputs: places by flat number, None for an argument that nothing reads; equal ones are the same object
+        within a session.
     leaf_numbers: flat argument number of each leaf of the call.
-    leaf_layouts: `arguments` in the order of the call's leaves.
-    constants: ids of the hoisted constants on the servers.
+    leaf_places: `arguments` in the order of the call's leaves.
+    sources / results: what the executable takes and leaves, in its order.
     read_back: outputs small enough to come with the reply.
     load: what the servers said when they loaded it.
     """
 
     lowered: LoweredProgram
-    plan: Plan
+    plan: Plan | PipelinePlan
     executable_id: str
     load: master_pb2.LoadResult
-    arguments: tuple[Layout, ...]
-    outputs: tuple[Layout, ...]
+    arguments: tuple[Place | None, ...]
+    outputs: tuple[Place, ...]
     leaf_numbers: tuple[int, ...]
-    leaf_layouts: tuple[Layout, ...]
-    leaf_protos: tuple[common_pb2.ArrayLayout, ...]
-    constants: tuple[int, ...]
+    leaf_places: tuple[Place | None, ...]
+    sources: tuple[Source, ...]
+    results: tuple[Entry, ...]
     read_back: tuple[int, ...]
 
     @property
@@ -72,18 +86,15 @@ def outputs_to_read_back(lowered: LoweredProgram) -> tuple[int, ...]:
     return tuple(small[:READ_BACK_OUTPUTS])
 
 
-def protos_of(layouts: tuple[Layout, ...]) -> tuple[common_pb2.ArrayLayout, ...]:
-    return tuple(wire.layout_to_proto(layout) for layout in layouts)
-
-
 def options_key(options: PlanOptions) -> str:
     """Equal for options that ask for the same plan."""
     by_number = (options.argument_axes, options.output_axes, options.argument_views, options.output_views)
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
     limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
-    ways = (options.effort, options.rewrites, options.mode, options.micro_batches, options.micro_batch_inexact)
-    return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways))
+    ways = (options.effort, options.rewrites, options.mode)
+    pipeline = (options.stages, options.schedule, options.micro_batches, options.micro_batch_inexact)
+    return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways, pipeline))
 
 
 def _size_bytes(element_type: str, shape: tuple[int, ...]) -> int:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwright import __version__
+from shardwright import __version__, wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
+from shardwright.client.places import Place, Rows
 from shardwright.client.stream import StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, as_bytes
 from shardwright.cluster import join_address
@@ -33,7 +34,8 @@ from shardwright.proto.v1 import master_pb2
 if TYPE_CHECKING:
     from shardwright.client.checkpoints import Save
     from shardwright.client.frontends.jax import LoweredProgram
-    from shardwright.client.programs import LoadedPlan, Program
+    from shardwright.client.places import Entry
+    from shardwright.client.programs import LoadedPlan, Program, Source
     from shardwright.client.step import Step
 
 _log = logging.getLogger("shardwright")
@@ -105,6 +107,7 @@ class Session:
         self._lock = threading.RLock()
         self._loaded: dict[tuple[str, str], LoadedPlan] = {}
         self._layouts: dict[Layout, Layout] = {}
+        self._rows: dict[Rows, Rows] = {}
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self._is_closed = False
         self._save: Save | None = None
@@ -150,7 +153,8 @@ class Session:
           micro_batches: parts of the batch that are computed one after the other, their gradients added up: less
             memory for the same result. Default: as the planner sees fit; 1: the batch at once.
           micro_batch_inexact: let what needs the whole batch (batch norm's statistics) be that of each micro-batch.
-          stages, schedule: not supported by this version; each must be None.
+          stages: pipeline stages, each on devices of its own; 1 for none. Default: the planner chooses.
+          schedule: "gpipe", "1f1b", "interleaved", … (`shardwright.tasks.SCHEDULE_NAMES`).
           progress: called in this thread with a `PlanProgress` as planning goes on.
 
         Raises OptionError for a wrong option. Nothing is traced before the first call.
@@ -275,46 +279,75 @@ class Session:
     # ---- programs --------------------------------------------------------------------
 
     def prepare(
-        self, lowered: LoweredProgram, options: PlanOptions, progress: Callable[[PlanProgress], None] | None = None
+        self,
+        lowered: LoweredProgram,
+        options: PlanOptions,
+        progress: Callable[[PlanProgress], None] | None = None,
+        devices: range | None = None,
     ) -> Program:
         """A program ready to run; one that computes the same by the same plan is planned and loaded once.
 
-        progress: called as planning goes on, if it is planned now.
+        progress: called as planning goes on, if it is planned now. devices: those of the cluster that it is to
+        run on, default all.
         """
-        from shardwright.client.programs import Program, leaf_numbers, options_key, outputs_to_read_back, protos_of
+        from shardwright.client.places import argument_entries, output_entries, places_of
+        from shardwright.client.programs import Program, leaf_numbers, options_key, outputs_to_read_back
 
         self.require_open()
+        first_device = 0 if devices is None else devices.start
         with self._lock:
-            key = (lowered.identity, options_key(options))
+            key = (lowered.identity, f"{options_key(options)} on {devices}")
             if key not in self._loaded:
-                self._loaded[key] = self._plan_and_load(lowered, options, progress)
+                self._loaded[key] = self._plan_and_load(lowered, options, progress, devices)
             loaded = self._loaded[key]
-            arguments = tuple(
-                self._intern(Layout.of(variable, loaded.plan.mesh)) for variable in loaded.plan.parameters
-            )
-            outputs = tuple(self._intern(Layout.of(variable, loaded.plan.mesh)) for variable in loaded.plan.outputs)
-            numbers = leaf_numbers(lowered)
-            leaf_layouts = tuple(arguments[number] for number in numbers)
-            constants = [
-                self.upload(constant, arguments[lowered.constants_at + number])
-                for number, constant in enumerate(lowered.constants)
-            ]
+            taken = self._known(argument_entries(loaded.plan, first_device))
+            left = self._known(output_entries(loaded.plan, first_device))
+            arguments = [self._intern(place) for place in places_of(taken, len(lowered.arguments))]
+            outputs = [self._intern(place) for place in places_of(left, len(lowered.outputs))]
+            sources = self._sources(lowered, taken)
+        numbers = leaf_numbers(lowered)
         return Program(
             lowered=lowered,
             plan=loaded.plan,
             executable_id=loaded.load.executable_id,
             load=loaded.load,
-            arguments=arguments,
-            outputs=outputs,
+            arguments=tuple(arguments),
+            outputs=tuple(place for place in outputs if place is not None),
             leaf_numbers=numbers,
-            leaf_layouts=leaf_layouts,
-            leaf_protos=protos_of(leaf_layouts),
-            constants=tuple(constants),
+            leaf_places=tuple(arguments[number] for number in numbers),
+            sources=sources,
+            results=left,
             read_back=outputs_to_read_back(lowered),
         )
 
+    def _sources(self, lowered: LoweredProgram, entries: Sequence[Entry]) -> tuple[Source, ...]:
+        """Where the arguments of an executable come from; hoisted constants are put on the servers."""
+        from shardwright.client.places import part_of
+        from shardwright.client.programs import Source, leaf_numbers
+
+        leaves = {number: leaf for leaf, number in enumerate(leaf_numbers(lowered))}
+        sources = []
+        for entry in entries:
+            constant_id = 0
+            if entry.number not in leaves:
+                constant = lowered.constants[entry.number - lowered.constants_at]
+                constant_id = self.upload(part_of(constant, entry), entry.layout)
+            sources.append(
+                Source(
+                    entry=entry,
+                    leaf=leaves.get(entry.number, -1),
+                    constant_id=constant_id,
+                    proto=wire.layout_to_proto(entry.layout),
+                )
+            )
+        return tuple(sources)
+
     def _plan_and_load(
-        self, lowered: LoweredProgram, options: PlanOptions, progress: Callable[[PlanProgress], None] | None
+        self,
+        lowered: LoweredProgram,
+        options: PlanOptions,
+        progress: Callable[[PlanProgress], None] | None,
+        devices: range | None,
     ) -> LoadedPlan:
         from shardwright.client.programs import LoadedPlan
 
@@ -328,34 +361,46 @@ class Session:
 
         started = time.monotonic()
         program_id = self.master.upload_program(lowered.hlo_text)
-        plan_id, plan = self.master.plan(program_id, lowered.hlo_text, options, planning)
+        plan_id, plan = self.master.plan(program_id, lowered.hlo_text, options, planning, devices)
         load = self.master.load(plan_id, loading)
         _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
         return LoadedPlan(plan=plan, load=load)
 
-    def _intern(self, layout: Layout) -> Layout:
-        return self._layouts.setdefault(layout, layout)
+    def _known(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+        """The entries, with layouts that can be told by identity."""
+        from shardwright.client.places import Entry
+
+        return tuple(
+            Entry(entry.number, self._layouts.setdefault(entry.layout, entry.layout), entry.rows) for entry in entries
+        )
+
+    def _intern(self, place: Place | None) -> Place | None:
+        return self._rows.setdefault(place, place) if isinstance(place, Rows) else place
 
     # ---- running ----------------------------------------------------------------------
 
     def run(
-        self, program: Program, leaves: Sequence[Any], wanted: Sequence[bool] | None = None
+        self, program: Program, leaves: Sequence[Any], wanted: Sequence[bool] | None = None, *, is_traced: bool = False
     ) -> list[RemoteArray | None]:
         """Runs one step; returns handles at once, None for outputs that are not wanted.
 
-        Handles among `leaves` must lie as `program.leaf_layouts` says. Raises the error of
+        Handles among `leaves` must lie as `program.leaf_places` says. Raises the error of
         an earlier step that nobody has seen yet, or ArrayError for a handle that is gone.
         """
         with self._lock:
             self._raise_unseen()
-            request = master_pb2.RunStepsRequest(executable_id=program.executable_id)
+            request = master_pb2.RunStepsRequest(executable_id=program.executable_id, trace=is_traced)
             next_id = self._array_ids.__next__
-            outputs = [next_id() if wanted is None or wanted[n] else 0 for n in range(len(program.outputs))]
+            made = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
+            outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
+            for array_id, entry in zip(made, program.results, strict=True):
+                if array_id:
+                    outputs[entry.number] += (array_id,)
             temporary: list[int] = []
             try:
                 request.arguments.extend(self._send_arguments(program, leaves, request, temporary))
-                request.outputs.extend(outputs)
-                request.read_back.extend(outputs[number] for number in program.read_back if outputs[number])
+                request.outputs.extend(made)
+                request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
                 request.released.extend(self._take_dropped())
                 result = self._stream.submit(request, program.name)
             finally:
@@ -363,8 +408,8 @@ class Session:
                     self._dropped.put(array_id)
         results = program.lowered.results
         return [
-            RemoteArray(self, spec, array_id=array_id, layout=layout, result=result) if array_id else None
-            for spec, array_id, layout in zip(results, outputs, program.outputs, strict=True)
+            RemoteArray(self, spec, ids=ids, place=place, result=result) if ids else None
+            for spec, ids, place in zip(results, outputs, program.outputs, strict=True)
         ]
 
     def _send_arguments(
@@ -374,29 +419,41 @@ class Session:
         request: master_pb2.RunStepsRequest,
         temporary: list[int],
     ) -> list[int]:
-        """Ids of all flat arguments; those that live for this step only are added to `temporary`."""
+        """Ids of all arguments of the executable; those that live for this step only are added to `temporary`."""
         from shardwright.client.frontends.jax import host_value
+        from shardwright.client.places import part_of
 
         ids: list[int] = []
         inline_bytes = 0
         specs = program.lowered.signature.specs
-        for number, leaf in enumerate(leaves):
-            if type(leaf) is RemoteArray:
-                ids.append(self.usable_id(leaf))
+        for source in program.sources:
+            if source.leaf < 0:
+                ids.append(source.constant_id)
                 continue
-            value = host_value(leaf, specs[number])
+            leaf = leaves[source.leaf]
+            if type(leaf) is RemoteArray:
+                array_id = self._id_for(leaf, source.entry)
+                if array_id is not None:
+                    ids.append(array_id)
+                    continue
+                leaf = np.asarray(leaf)  # another stage reads it as well
+            value = part_of(host_value(leaf, specs[source.leaf]), source.entry)
             array_id = next(self._array_ids)
             ids.append(array_id)
             temporary.append(array_id)
             if value.nbytes <= INLINE_BYTES and inline_bytes + value.nbytes <= INLINE_TOTAL_BYTES:
                 inline_bytes += value.nbytes
-                request.inline_arguments.add(
-                    array_id=array_id, layout=program.leaf_protos[number], data=bytes(as_bytes(value))
-                )
+                request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
             else:
-                self._transfer.put(array_id, value, program.leaf_layouts[number])
-        ids[program.lowered.constants_at : program.lowered.constants_at] = program.constants
+                self._transfer.put(array_id, value, source.entry.layout)
         return ids
+
+    def _id_for(self, handle: RemoteArray, entry: Entry) -> int | None:
+        """The array of a handle that is the entry's, or None where the handle lies elsewhere."""
+        ids, place = self.usable_ids(handle), handle._place
+        if isinstance(place, Rows):
+            return ids[place.bounds.index(entry.rows)] if entry.rows in place.bounds else None
+        return ids[0] if place is entry.layout else None
 
     def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
         """Sends a step that has no program: a save, which the caller follows, or a restore. Raises as `run` does."""
@@ -409,13 +466,13 @@ class Session:
         """An id for an array that a step makes."""
         return next(self._array_ids)
 
-    def usable_id(self, handle: RemoteArray) -> int:
-        """Id of a handle that a step may read. Raises the error that made it unusable."""
+    def usable_ids(self, handle: RemoteArray) -> tuple[int, ...]:
+        """Ids of a handle that a step may read, one for each part. Raises the error that made it unusable."""
         if handle._session is not self:
             raise SessionError("an array of another session was passed to a step", remedy="pass np.asarray(handle)")
         if handle._deleted or (handle._result is not None and handle._result.error is not None):
             handle._ready()
-        return handle._id
+        return handle._ids
 
     def _raise_unseen(self) -> None:
         self.require_open()
@@ -424,6 +481,17 @@ class Session:
             raise error
 
     # ---- arrays -----------------------------------------------------------------------
+
+    def part_of_cluster(self, layout: Layout) -> range | None:
+        """The devices of a layout, or None where they are the whole cluster."""
+        return None if len(layout.devices) == self.info.device_count else layout.devices
+
+    def upload_to(self, value: np.ndarray, place: Place) -> tuple[int, ...]:
+        """Ids of new arrays with these contents, one for each part of the place."""
+        if isinstance(place, Rows):
+            parts = zip(place.layouts, place.bounds, strict=True)
+            return tuple(self.upload(value[start:stop], layout) for layout, (start, stop) in parts)
+        return (self.upload(value, place),)
 
     def upload(self, value: np.ndarray, layout: Layout) -> int:
         """Id of a new array with these contents."""
@@ -434,9 +502,13 @@ class Session:
     def fetch(self, handle: RemoteArray) -> np.ndarray:
         """Contents of a computed array."""
         self.require_open()
-        if handle._layout is None:
+        place = handle._place
+        if place is None:
             raise ArrayError("this array has not been placed yet")
-        return self._transfer.fetch(handle._id, handle._layout)
+        if not isinstance(place, Rows):
+            return self._transfer.fetch(handle._ids[0], place)
+        parts = [self._transfer.fetch(*part) for part in zip(handle._ids, place.layouts, strict=True)]
+        return np.concatenate(parts)
 
     def ask_first_node(self, method: str, request: Any) -> Any:
         """The reply to a call of the Checkpoints service; waits where the workers are being started anew."""
@@ -452,9 +524,10 @@ class Session:
                     raise
                 time.sleep(0.5)
 
-    def release_later(self, array_id: int) -> None:
-        """Frees an array with the next step, or soon if there is none. Safe in destructors."""
-        self._dropped.put(array_id)
+    def release_later(self, *array_ids: int) -> None:
+        """Frees arrays with the next step, or soon if there is none. Safe in destructors."""
+        for array_id in array_ids:
+            self._dropped.put(array_id)
 
     def _take_dropped(self) -> list[int]:
         """Ids to free now; the caller holds the lock."""

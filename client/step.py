@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 
@@ -13,11 +13,13 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
 from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import fits, place, settled
+from shardwright.client.places import Place
 from shardwright.client.programs import Program, leaf_numbers
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.layouts import Layout
 from shardwright.options import name_matches
+from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Mesh, Plan
 from shardwright.progress import PlanProgress
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from shardwright.client.checkpoints import Save
     from shardwright.client.session import Session
+    from shardwright.proto.v1 import master_pb2
 
 #: Programs of one signature that differ in the layout of the arrays they take; then arrays are moved instead.
 PROGRAMS_OF_A_SIGNATURE = 2
@@ -99,14 +102,14 @@ class Step:
         signature, _, _ = self._describe(args, kwargs)
         return self._lower(signature)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Plan:
+    def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program for these arguments without running it."""
         signature, leaves, dynamic = self._describe(args, kwargs)
         program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
         return program.plan
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | PipelinePlan:
         """The plan of the first program. Raises PlanError before the first call."""
         return self._require_program().plan
 
@@ -117,18 +120,30 @@ class Step:
         from shardwright.report.memory import explain_memory
 
         program = self._require_program()
-        load = program.load
+        load, plan = program.load, program.plan
+        if isinstance(plan, PipelinePlan):
+            return self._report_of_parts(plan, load)
         memory = explain_memory(
-            program.plan,
+            plan,
             arguments_bytes=load.arguments_bytes,
             outputs_bytes=load.outputs_bytes,
             aliased_bytes=load.aliased_bytes,
             temporaries_bytes=load.temporaries_bytes,
         )
-        return f"{explain_collectives(program.plan, wire.observed_collectives(load))}\n{memory}"
+        return f"{explain_collectives(plan, wire.observed_collectives(load))}\n{memory}"
+
+    @staticmethod
+    def _report_of_parts(plan: PipelinePlan, load: master_pb2.LoadResult) -> str:
+        from shardwright.report.collectives import explain_collectives
+
+        return "\n".join(
+            f"{part.name} (stage {part.stage})\n"
+            f"{explain_collectives(plan.program[part.name].plan, wire.observed_collectives(part.result))}"
+            for part in load.parts
+        )
 
     def __repr__(self) -> str:
-        return f"Step({self._function.name}, {'not planned yet' if self._main is None else self._main.plan.mesh})"
+        return f"Step({self._function.name}, {'not planned yet' if self._main is None else _shape_of(self._main.plan)})"
 
     # ---- which program ---------------------------------------------------------------
 
@@ -148,19 +163,19 @@ class Step:
 
     def _fitting(self, signature: Signature, leaves: list[Any]) -> Program | None:
         for program in self._programs.get(signature, ()):
-            if fits(leaves, program.leaf_layouts):
+            if fits(leaves, program.leaf_places):
                 return program
         return None
 
     def _prepared(self, signature: Signature, leaves: list[Any], dynamic: Any) -> Program:
         """A program for the call; handles may have to be moved for it."""
         programs = self._programs.setdefault(signature, [])
-        has_placed = any(type(leaf) is RemoteArray and leaf._layout is not None for leaf in leaves)
+        has_placed = any(type(leaf) is RemoteArray and self._may_stay(leaf._place) for leaf in leaves)
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
             return programs[-1]
         for leaf in leaves:
             if type(leaf) is RemoteArray and leaf._pending is None:
-                self._session.usable_id(leaf)
+                self._session.usable_ids(leaf)
         donated = self._function.donated_leaves(dynamic)
         lowered = self._lower(signature)
         program = self._planned(lowered, leaves, donated)
@@ -209,18 +224,22 @@ class Step:
         has_wishes = self._options.mesh is not None or self._options.force is not None
         pinned: dict[int, Layout] = {}
         for number, (leaf, argument) in enumerate(zip(leaves, leaf_numbers(lowered), strict=True)):
-            if type(leaf) is not RemoteArray or leaf._layout is None:
+            if type(leaf) is not RemoteArray or not self._may_stay(leaf._place):
                 continue
             is_mine = number in donated
             if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
                 continue
             if not is_mine and self._is_forced(lowered.arguments[argument].name):
                 continue
-            pinned[number] = leaf._layout
+            pinned[number] = leaf._place
         if not is_choosing:
             settled = self._settled_arguments(lowered)
             pinned = {n: layout for n, layout in settled.items() if n in donated} | pinned
         return pinned
+
+    def _may_stay(self, place: Place | None) -> TypeGuard[Layout]:
+        """Whether a program can be planned for arrays that lie so: over the whole cluster."""
+        return isinstance(place, Layout) and self._session.part_of_cluster(place) is None
 
     def _is_forced(self, name: str) -> bool:
         """Whether the user pins this very argument; then the array is moved, if need be."""
@@ -243,14 +262,16 @@ class Step:
         main = self._require_program()
         known = dict(zip(main.lowered.arguments, main.arguments, strict=True))
         numbers = enumerate(leaf_numbers(lowered))
-        return {n: known[lowered.arguments[a]] for n, a in numbers if lowered.arguments[a] in known}
+        places = {n: known[lowered.arguments[a]] for n, a in numbers if lowered.arguments[a] in known}
+        return {n: place for n, place in places.items() if self._may_stay(place)}
 
     def _settled_outputs(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, Layout]:
         """Layouts of outputs that this step's first program has as well: state that is not donated keeps its own."""
-        if self._main is None or self._main.plan.mesh != mesh:
+        if self._main is None:
             return {}
         known = dict(zip(self._main.lowered.outputs, self._main.outputs, strict=True))
-        return {n: known[output] for n, output in enumerate(lowered.outputs) if output in known}
+        places = {n: known[output] for n, output in enumerate(lowered.outputs) if output in known}
+        return {n: place for n, place in places.items() if self._may_stay(place) and place.mesh == mesh}
 
     def _require_program(self) -> Program:
         if self._main is None:
@@ -290,3 +311,7 @@ class Step:
             result = results[output]
             if result is not None:
                 result._is_owned = True
+
+
+def _shape_of(plan: Plan | PipelinePlan) -> str:
+    return f"{len(plan.stages)} stages" if isinstance(plan, PipelinePlan) else str(plan.mesh)

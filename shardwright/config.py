@@ -56,6 +56,8 @@ class PlanOptions:
     micro_batches: into how many equal parts the batch of a step is cut, one after the other, their gradients added up;
         1: not at all. None: as the planner sees fit. It changes nothing of what the step computes.
     micro_batch_inexact: cut also what needs the whole batch (statistics over it): each micro-batch then uses its own.
+    stages: stages of a pipeline, 1 for none; schedule: how its micro-batches follow each other
+        (`tasks.SCHEDULE_NAMES`). None: the planner chooses.
     effort: one of `EFFORTS`. rewrites: one of `REWRITES`. mode: one of `MODES`.
     argument_names / output_names: pytree paths for messages and reports.
     """
@@ -74,5 +76,7 @@ class PlanOptions:
     effort: str = "default"
     rewrites: str = "auto"
     mode: str = "search"
+    stages: int | None = None
+    schedule: str | None = None
     argument_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()

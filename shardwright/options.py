@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.config import EFFORTS, FORCED_STRATEGIES, MAX_MESH_AXES, MODES, REWRITES, Pin, PlanOptions
 from shardwright.errors import OptionError
+from shardwright.tasks.schedules import Schedule
 
 #: Axis names of a mesh given by sizes only. They are names and nothing more: any axis may split anything.
 DEFAULT_AXES = ("data", "model", "sequence")
@@ -36,6 +37,8 @@ def plan_options(
     mode: str | None = None,
     micro_batches: int | None = None,
     micro_batch_inexact: bool = False,
+    stages: int | None = None,
+    schedule: str | None = None,
     **absent: Any,
 ) -> PlanOptions:
     """Checks what the user asked for.
@@ -46,6 +49,8 @@ def plan_options(
       memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of its
         memory (0.5, "50%"). None: all of it.
       deadline: seconds after which the best plan so far is taken.
+      stages: stages of a pipeline, each on devices of its own; 1 for none. schedule: how its micro-batches follow
+        each other, one of `tasks.SCHEDULE_NAMES` or "2f2b" and the like. None: the planner chooses.
       effort: "fast", "default" or "best". rewrites: "auto" or "none". mode: "search" or "propagate".
       micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
         the planner sees fit; 1: the batch at once.
@@ -67,6 +72,8 @@ def plan_options(
         mode="search" if mode is None else mode,
         micro_batches=micro_batches,
         micro_batch_inexact=micro_batch_inexact,
+        stages=stages,
+        schedule=schedule,
     )
     check_limits(options)
     return options
@@ -77,6 +84,11 @@ def check_limits(options: PlanOptions) -> None:
     _one_of("effort", options.effort, EFFORTS)
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("mode", options.mode, MODES)
+    stages = options.stages
+    if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
+        raise OptionError(f"{stages!r} stages", where="stages", remedy="give a number from 1, or None")
+    if options.schedule is not None:
+        Schedule.parse(options.schedule)
     if options.mode == "propagate" and isinstance(options.force, str):
         raise OptionError(
             f"mode='propagate' follows annotations, force={options.force!r} is a strategy of its own",

@@ -117,6 +117,8 @@ def plan_request(
         mode=options.mode,
         micro_batches=options.micro_batches or 0,
         micro_batch_inexact=options.micro_batch_inexact,
+        stages=options.stages or 0,
+        schedule=options.schedule or "",
         first_device=devices.start if devices is not None else 0,
         device_count=len(devices) if devices is not None else 0,
     )
@@ -158,6 +160,8 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         mode=request.mode or "search",
         micro_batches=request.micro_batches or None,
         micro_batch_inexact=request.micro_batch_inexact,
+        stages=request.stages or None,
+        schedule=request.schedule or None,
     )
     check_limits(options)
     return options

@@ -53,6 +53,7 @@ class ExecutorJoined:
     generation: int
     data_address: str
     device_count: int
+    transfer_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,10 @@ class ExecutorLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandDone:
-    """An executor finished the command `sequence`; `values` by array id, of a step; bytes of a WriteOnWorkers."""
+    """An executor finished the command `sequence`; of a step `values` by array id, and `traces` of its stages.
+
+    written_bytes: of a WriteOnWorkers.
+    """
 
     connection: int
     sequence: int
@@ -72,6 +76,7 @@ class CommandDone:
     values: tuple[Any, ...] = ()
     run_s: float = 0.0
     written_bytes: int = 0
+    traces: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +122,14 @@ class ProgramFacts:
 
     donated: argument numbers whose buffers the program reuses.
     output_bytes: logical bytes of each output.
+    stages: nodes of each stage of a pipeline; none for one program.
     """
 
     plan_id: str
     argument_count: int
     donated: frozenset[int]
     output_bytes: tuple[int, ...]
+    stages: tuple[frozenset[int], ...] = ()
     payload: Any = None
 
 
@@ -295,6 +302,15 @@ class FinishOnWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AbortOnWorkers:
+    """The step that runs under this number failed on a node: `nodes`, which go on with it, shall not wait for it."""
+
+    sequence: int
+    nodes: frozenset[int]
+    error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOnWorkers:
     """Free arrays; with `error`, they will never exist and that is why."""
 
@@ -343,6 +359,7 @@ class ReplyStep:
     error: ShardwrightError | None
     values: tuple[Any, ...]
     run_s: float
+    traces: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,6 +403,6 @@ ToWorkers = (
     | ReleaseOnWorkers
 )
 Command = (
-    StartExecutor | StopExecutor | Refuse | ToWorkers | Compile | Progress | Answer | Fail | ReplyStep | EndStream
-    | SessionEnded | Log | Halt
+    StartExecutor | StopExecutor | Refuse | ToWorkers | AbortOnWorkers | Compile | Progress | Answer | Fail | ReplyStep
+    | EndStream | SessionEnded | Log | Halt
 )  # fmt: skip

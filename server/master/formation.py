@@ -78,6 +78,7 @@ class NodeRecord:
     executor: bool = False
     executor_connection: int | None = None
     data_address: str = ""
+    transfer_address: str = ""
     data_port: int = 0
     detail: str = ""
 
@@ -95,6 +96,7 @@ class Formation:
         self.phase: Phase = "waiting"
         self.generation = 0
         self.last_loss: ShardwrightError | None = None
+        self.last_lost: int | None = None  # the node whose fault it was, where there is one
         self._limits = limits
         self._wait_s = wait_s
         self._since_s = now_s
@@ -190,6 +192,7 @@ class Formation:
             return [refusal, *self._stop(record, f"it has {text}", now_s)]
         record.executor_connection = event.connection
         record.data_address = event.data_address
+        record.transfer_address = event.transfer_address
         record.data_port = int(event.data_address.rpartition(":")[2])
         if any(other.executor_connection is None for other in self.nodes.values()):
             return []
@@ -252,6 +255,7 @@ class Formation:
         commands: list[Command] = []
         if self.phase in ("starting", "ready"):
             who = "the cluster" if culprit is None else f"the executor of node {culprit.member.index}"
+            self.last_lost = None if culprit is None else culprit.member.index
             self.last_loss = WorkerLostError(
                 f"{who} was lost: {reason}",
                 remedy="the server starts it again; run init again, or restore a checkpoint",

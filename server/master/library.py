@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shardwright.errors import PlanError, ResourceLimitError
+from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 
 T = TypeVar("T")
@@ -13,9 +14,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """A plan, its program's text inside, its JSON gzip-compressed for clients, and where its mesh begins."""
+    """A plan, its program's text inside, its JSON gzip-compressed for clients, and where its mesh begins.
 
-    plan: Plan
+    first_device: of a plan that is no pipeline.
+    """
+
+    plan: Plan | PipelinePlan
     json_gzip: bytes
     first_device: int = 0
 

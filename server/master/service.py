@@ -12,9 +12,10 @@ import grpc
 
 from shardwright import wire
 from shardwright.errors import CheckpointError, ShardwrightError
-from shardwright.plans import Plan
+from shardwright.pipelines import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.master import events as ev
+from shardwright.server.master.executables import load_result
 from shardwright.server.master.library import PlanRecord
 from shardwright.server.master.shell import Master, Outlet
 from shardwright.server.master.state import unknown_session
@@ -175,7 +176,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 await context.write(master_pb2.LoadPlanReply(progress=progress))
         finally:
             waiting.cancel()
-        result = wire.load_result(request.plan_id, command.value.payload.compiled)
+        result = load_result(command.value)
         await context.write(master_pb2.LoadPlanReply(result=result))
 
     @_typed
@@ -281,7 +282,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
 
 def _record(plan_json: str, hlo_text: str, first_device: int) -> PlanRecord:
-    plan = Plan.from_json(plan_json, hlo_text=hlo_text)
+    plan = plan_from_json(plan_json, hlo_text=hlo_text)
     return PlanRecord(plan=plan, json_gzip=wire.compress_text(plan_json), first_device=first_device)
 
 
@@ -395,6 +396,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         values=tuple(done.values),
                         run_s=done.run_s,
                         written_bytes=done.written_bytes,
+                        traces=tuple(done.traces),
                     )
                 )
             case "arrived":
@@ -417,6 +419,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         generation=hello.generation,
                         data_address=hello.data_address,
                         device_count=hello.device_count,
+                        transfer_address=hello.transfer_address,
                     )
                 )
 

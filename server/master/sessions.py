@@ -45,6 +45,7 @@ class StepOutcome:
     error: ShardwrightError | None
     values: tuple[object, ...] = ()
     run_s: float = 0.0
+    traces: tuple[object, ...] = ()
 
 
 @dataclass(slots=True)

@@ -16,33 +16,20 @@ from typing import Any
 from shardwright import wire
 from shardwright.cluster import Cluster
 from shardwright.errors import ServerUnavailableError, ShardwrightError
-from shardwright.layouts import Layout
-from shardwright.plans import Plan
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
+from shardwright.server.master.executables import compile_facts, load_orders
 from shardwright.server.master.formation import Identity, Member
 from shardwright.server.master.library import PlanRecord, Shelf
 from shardwright.server.master.planning import PlannerPool
 from shardwright.server.master.state import MasterState
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import CompileService
-from shardwright.xla.compiled import CompiledProgram
 
 TICK_S = 0.5
 
 _log = logging.getLogger("shardwright.server")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
-    """What executors load, and what clients are told of it."""
-
-    plan: Plan
-    first_device: int
-    compiled: CompiledProgram
-    data: bytes
-    is_serialized: bool
 
 
 class Outlet:
@@ -216,6 +203,10 @@ class Master:
         )
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, finish_checkpoint=order))
 
+    def _abort_on_workers(self, command: ev.AbortOnWorkers) -> None:
+        order = worker_pb2.AbortStep(sequence=command.sequence, error=wire.error_to_proto(command.error))
+        self._to_workers(worker_pb2.ExecutorCommand(abort=order), nodes=command.nodes)
+
     def _release_on_workers(self, command: ev.ReleaseOnWorkers) -> None:
         order = worker_pb2.ReleaseWorkerArrays(session_id=command.session_id, array_ids=command.array_ids)
         if command.error is not None:
@@ -223,25 +214,8 @@ class Master:
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, release=order))
 
     def _load_on_workers(self, command: ev.LoadOnWorkers) -> None:
-        payload: Payload = command.program.payload
-        plan, first, executable_id = payload.plan, payload.first_device, command.program.plan_id
-        order = worker_pb2.LoadProgram(
-            session_id=command.session_id,
-            executable_id=executable_id,
-            is_serialized=payload.is_serialized,
-            arguments=[wire.layout_to_proto(Layout.of(variable, plan.mesh, first)) for variable in plan.parameters],
-            outputs=[wire.layout_to_proto(Layout.of(variable, plan.mesh, first)) for variable in plan.outputs],
-            donated=sorted(command.program.donated),
-            mesh=wire.mesh_to_proto(plan.mesh),
-            first_device=first,
-        )
-        chunks = [
-            worker_pb2.ExecutorCommand(chunk=worker_pb2.ProgramChunk(executable_id=executable_id, chunk=chunk))
-            for chunk in wire.chunks(payload.data)
-        ]
-        runners = self.state.formation.nodes_of(range(first, first + plan.mesh.device_count))
-        self._to_workers(*chunks, nodes=runners)
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, load=order))
+        for order in load_orders(command, self.state.formation):
+            self._to_workers(order.message, nodes=order.nodes)
 
     def _start_executor(self, command: ev.StartExecutor) -> None:
         start = worker_pb2.StartExecutor(
@@ -273,7 +247,9 @@ class Master:
                 del self._calls[command.call]
 
     def _reply_step(self, command: ev.ReplyStep) -> None:
-        reply = master_pb2.RunStepsReply(number=command.number, values=command.values, run_s=command.run_s)
+        reply = master_pb2.RunStepsReply(
+            number=command.number, values=command.values, run_s=command.run_s, traces=command.traces
+        )
         if command.error is not None:
             reply.error.CopyFrom(wire.error_to_proto(command.error))
         self._to_peer(command.stream, reply)
@@ -303,30 +279,18 @@ class Master:
             program = self._compiled.get(plan_id)
             if program is None:
                 record = self.plans.get(command.session_id, plan_id)
-                program = self._compiled[plan_id] = await asyncio.to_thread(self._compile_now, plan_id, record)
+                program = self._compiled[plan_id] = await asyncio.to_thread(
+                    compile_facts, plan_id, record, self._compiler, self.state.formation.nodes_of
+                )
         except Exception as caught:
             self.happened(ev.CompileFinished(plan_id=plan_id, error=wire.as_our_error(caught)))
         else:
             self.happened(ev.CompileFinished(plan_id=plan_id, program=program))
 
-    def _compile_now(self, plan_id: str, record: PlanRecord) -> ev.ProgramFacts:
-        """Blocking: emit and compile in the compile child; a single process can load the executable itself."""
-        plan, first = record.plan, record.first_device
-        is_single = len(self.state.formation.nodes_of(range(first, first + plan.mesh.device_count))) == 1
-        compiled = self._compiler.compile(plan.require_hlo(), plan, want_executable=is_single)
-        is_serialized = compiled.serialized is not None
-        data = compiled.serialized if compiled.serialized is not None else compiled.stablehlo.encode()
-        return ev.ProgramFacts(
-            plan_id=plan_id,
-            argument_count=len(plan.parameters),
-            donated=frozenset(variable.number for variable in plan.parameters if variable.alias is not None),
-            output_bytes=tuple(Layout.of(variable, plan.mesh).size_bytes for variable in plan.outputs),
-            payload=Payload(plan=plan, first_device=first, compiled=compiled, data=data, is_serialized=is_serialized),
-        )
-
 
 _CARRY_OUT: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.RunOnWorkers: Master._run_on_workers,
+    ev.AbortOnWorkers: Master._abort_on_workers,
     ev.ReplyStep: Master._reply_step,
     ev.OpenOnWorkers: Master._open_on_workers,
     ev.CloseOnWorkers: Master._close_on_workers,

@@ -44,6 +44,7 @@ class Pending:
     values: tuple[Any, ...] = ()
     run_s: float = 0.0
     written_bytes: int = 0
+    traces: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -87,20 +88,32 @@ class MasterState:
     def _lose_everything(self) -> Commands:
         loss = self.formation.last_loss
         assert loss is not None
+        pending = dict(self.pending)
         self.pending.clear()
         commands: Commands = []
         for session in self.sessions.values():
             session.is_open = False
             for array_id in list(session.arrays):
                 session.drop_array(array_id, loss)
-            for number in sorted(session.running):
-                session.finish(number, StepOutcome(error=loss))
+            for number, sequence in sorted(session.running.items()):
+                session.finish(number, StepOutcome(error=self._loss_of(session, pending[sequence].command, loss)))
             for executable in session.executables.values():
                 if executable.state == "loaded":
                     executable.state = "loading"
             commands += saves.lose(session, loss, self._now_s)
             commands += self._reply_steps(session) + self._advance(session)
         return commands
+
+    def _loss_of(self, session: Session, command: ev.ToWorkers, loss: ShardwrightError) -> ShardwrightError:
+        """The loss, with the stages that the lost node computed in a step of a pipeline."""
+        assert isinstance(command, ev.RunOnWorkers)
+        executable = session.executable_of(command.step)
+        nodes_of_stages = executable.program.stages if executable is not None and executable.program else ()
+        stages = [str(number) for number, nodes in enumerate(nodes_of_stages) if self.formation.last_lost in nodes]
+        if not stages:
+            return loss
+        what = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(stages)}"
+        return type(loss)(f"{loss.message}; it computed {what} of step {command.step.number}", remedy=loss.remedy)
 
     def _open(self, session_id: str) -> Commands:
         return self._broadcast(lambda sequence: ev.OpenOnWorkers(sequence=sequence, session_id=session_id))
@@ -127,13 +140,21 @@ class MasterState:
         item.run_s = max(item.run_s, event.run_s)
         item.values = item.values or event.values
         item.written_bytes += event.written_bytes
-        if event.error is not None and item.error is None:
+        item.traces += event.traces
+        is_news = event.error is not None and item.error is None
+        if is_news:
             item.error, item.failed_s = event.error, self._now_s
         if item.waiting:
-            return []
+            return self._abort(item) if is_news else []
         del self.pending[event.sequence]
         finish = _FINISHERS.get(type(item.command))
         return finish(self, item) if finish is not None else []
+
+    def _abort(self, item: Pending) -> Commands:
+        """A step failed on one node: those that go on may be waiting for what it was to send."""
+        if not isinstance(item.command, ev.RunOnWorkers) or item.error is None:
+            return []
+        return [ev.AbortOnWorkers(sequence=item.command.sequence, nodes=frozenset(item.waiting), error=item.error)]
 
     def _opened(self, item: Pending) -> Commands:
         assert isinstance(item.command, ev.OpenOnWorkers)
@@ -174,7 +195,8 @@ class MasterState:
             for array_id in step.outputs:
                 if array_id in session.arrays:
                     session.drop_array(array_id, item.error)
-        session.finish(step.number, StepOutcome(error=item.error, values=item.values, run_s=item.run_s))
+        outcome = StepOutcome(error=item.error, values=item.values, run_s=item.run_s, traces=item.traces)
+        session.finish(step.number, outcome)
         replies = self._reply_steps(session)
         is_save = step.files is not None and step.files.is_save
         return replies + (saves.copied(self, session, item) if is_save else [])
@@ -340,7 +362,7 @@ class MasterState:
             commands.append(
                 ev.ReplyStep(
                     stream=session.stream, number=session.reply_cursor, error=outcome.error, values=outcome.values,
-                    run_s=outcome.run_s,
+                    run_s=outcome.run_s, traces=outcome.traces,
                 )
             )  # fmt: skip
             session.reply_cursor += 1

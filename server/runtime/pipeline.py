@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,9 +87,11 @@ def load_pipeline(
     """
     stages = [_Stage(wire.mesh_from_proto(stage.mesh), stage.first_device) for stage in message.stages]
     layouts = {(value.name, value.stage): wire.layout_from_proto(value.layout) for value in message.values}
-    graph = TaskGraph.from_dict(json.loads(message.tasks))
+    graph = TaskGraph.from_dict(json.loads(gzip.decompress(message.tasks)))
     programs = {
-        program.name: _load(program, stages[program.stage], payload_of(program.name)) for program in message.programs
+        program.name: _load(program, stages[program.stage], payload_of(program.name))
+        for program in message.programs
+        if stages[program.stage].is_here
     }
     peers = {at: peer for peer in message.peers for at in _devices(peer.first_device, peer.device_count)}
     transport = transport_to({at: peer.transfer_address for at, peer in peers.items()})
@@ -101,8 +104,8 @@ def load_pipeline(
     return PipelineExecutable(
         runner=TaskRunner(runners),
         transport=transport,
-        arguments=_entries(message.arguments, layouts, stages),
-        outputs=_entries(message.outputs, layouts, stages),
+        arguments=_entries(message.arguments, stages),
+        outputs=_entries(message.outputs, stages),
         donated=frozenset(message.donated),
     )
 
@@ -191,10 +194,10 @@ class _Handovers:
         return self._known[key]
 
 
-def _entries(
-    entries: Iterable[worker_pb2.StageEntry], layouts: Mapping[tuple[str, int], Layout], stages: Sequence[_Stage]
-) -> tuple[_Entry | None, ...]:
+def _entries(entries: Iterable[worker_pb2.StageEntry], stages: Sequence[_Stage]) -> tuple[_Entry | None, ...]:
     return tuple(
-        (entry.stage, Buffer(entry.value), layouts[entry.value, entry.stage]) if stages[entry.stage].is_here else None
+        (entry.stage, Buffer(entry.value), wire.layout_from_proto(entry.layout))
+        if stages[entry.stage].is_here
+        else None
         for entry in entries
     )

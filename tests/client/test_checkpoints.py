@@ -66,8 +66,8 @@ def saved(session: sw.Session, tmp_path_factory: pytest.TempPathFactory) -> tupl
         state, _ = step(state, X)
     values = jax.tree.map(np.asarray, state)
     state = state._replace(table=padded(state.table))
-    assert (state.fused._layout.shape, state.fused._layout.view_of) == ((16, 2, 32), (16, 64))
-    assert (state.table._layout.shape, state.table._layout.stored_shape) == ((29, 32), (32, 32))
+    assert (state.fused._place.shape, state.fused._place.view_of) == ((16, 2, 32), (16, 64))
+    assert (state.table._place.shape, state.table._place.stored_shape) == ((29, 32), (32, 32))
     save = step.save(state, directory, step=3)
     losses = []
     for _ in range(2):  # while it is written, into the same buffers

@@ -113,18 +113,16 @@ class World:
         self.all_done()
         self.send(ev.StepsOpened(stream=1, session_id="s"))
 
-    def load(self) -> None:
-        self.send(ev.LoadRequested(call=2, session_id="s", plan_id="plan"))
-        self.send(ev.CompileFinished(plan_id="plan", program=PROGRAM))
+    def load(self, program: ev.ProgramFacts = PROGRAM) -> None:
+        self.send(ev.LoadRequested(call=2, session_id="s", plan_id=program.plan_id))
+        self.send(ev.CompileFinished(plan_id=program.plan_id, program=program))
         self.all_done()
 
-    def arrives(self, array_id: int, *nodes: int) -> None:
+    def arrives(self, array_id: int, *nodes: int, devices: range = range(1 << 20)) -> None:
         for node in nodes or range(self.node_count):
             connection = self.executor_connection(node)
             self.send(
-                ev.ArrayArrived(
-                    connection=connection, session_id="s", array_id=array_id, size_bytes=8, devices=range(1 << 20)
-                )
+                ev.ArrayArrived(connection=connection, session_id="s", array_id=array_id, size_bytes=8, devices=devices)
             )
 
     def step(self, number: int, arguments: tuple[int, ...], outputs: tuple[int, ...], **more: object) -> None:

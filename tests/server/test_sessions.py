@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardwright.errors import (
@@ -35,6 +37,51 @@ def test_a_step_runs_on_every_node_and_is_replied_once_all_are_done() -> None:
     world.done(order.sequence, 0, run_s=0.2, values=("loss",))
     (reply,) = world.take(ev.ReplyStep)
     assert (reply.number, reply.error, reply.values, reply.run_s) == (1, None, ("loss",), 0.5)
+
+
+def test_traces_of_all_nodes_come_with_the_reply() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (3, 4))
+    (order,) = world.orders
+    world.done(order.sequence, 0, traces=("stage 0",))
+    world.done(order.sequence, 1, traces=("stage 1", "stage 2"))
+    (reply,) = world.take(ev.ReplyStep)
+    assert reply.traces == ("stage 0", "stage 1", "stage 2")
+
+
+def test_a_step_that_failed_on_one_node_is_ended_on_the_others() -> None:
+    world = ready_world(node_count=3)
+    world.step(1, (1, 2), (3, 4))
+    (order,) = world.orders
+    world.done(order.sequence, 2)
+    failure = ExecutionError("no memory left", where="stage 1, task 7")
+    world.done(order.sequence, 1, error=failure)
+    (abort,) = world.take(ev.AbortOnWorkers)
+    assert (abort.sequence, abort.nodes, abort.error) == (order.sequence, frozenset({0}), failure)
+    world.done(order.sequence, 0, error=ExecutionError("ended elsewhere"))
+    assert not world.take(ev.AbortOnWorkers), "nobody is left to be told"
+    assert error_of(world) is failure
+
+
+def test_a_lost_worker_is_named_with_the_stages_that_it_computed() -> None:
+    world = ready_world(node_count=3)
+    nodes = (frozenset({0}), frozenset({1}), frozenset({1, 2}))
+    world.load(replace(PROGRAM, plan_id="pipeline", stages=nodes))
+    world.step(1, (1, 2), (3, 4), executable_id="pipeline")
+    world.executor_dies(1)
+    error = error_of(world)
+    assert isinstance(error, WorkerLostError)
+    assert "node 1" in error.message
+    assert "it computed stages 1, 2 of step 1" in error.message
+
+
+def test_an_array_on_some_devices_is_there_once_their_nodes_have_it() -> None:
+    world = ready_world(node_count=3)  # of four devices each
+    world.arrives(7, 1, devices=range(4, 10))
+    world.step(1, (1, 7), (3, 4))
+    assert not world.runs(), "node 2 holds a part of it"
+    world.arrives(7, 2, devices=range(4, 10))
+    assert world.runs() == [1]
 
 
 def test_steps_are_dispatched_ahead_of_each_other() -> None:

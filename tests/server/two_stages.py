@@ -45,11 +45,11 @@ def reference(arrays: Arrays) -> Arrays:
 
 # ---- the pieces --------------------------------------------------------------
 def _start_0() -> tuple[jax.Array, ...]:
-    return (jnp.zeros((WIDTH, HIDDEN)),)
+    return (jnp.zeros((WIDTH, HIDDEN), jnp.float32),)
 
 
 def _start_1() -> tuple[jax.Array, ...]:
-    return jnp.zeros((HIDDEN,)), jnp.zeros(())
+    return jnp.zeros((HIDDEN,), jnp.float32), jnp.zeros((), jnp.float32)
 
 
 def _split(batch: jax.Array, number: jax.Array) -> tuple[jax.Array, ...]:

@@ -221,12 +221,14 @@ class StageValue(_message.Message):
     def __init__(self, name: _Optional[str] = ..., stage: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ...) -> None: ...
 
 class StageEntry(_message.Message):
-    __slots__ = ("value", "stage")
+    __slots__ = ("value", "stage", "layout")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     value: str
     stage: int
-    def __init__(self, value: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
+    layout: _common_pb2.ArrayLayout
+    def __init__(self, value: _Optional[str] = ..., stage: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("node", "first_device", "device_count", "transfer_address")

@@ -1,0 +1,91 @@
+"""Where the arrays of a step lie on the servers: what an executable takes and leaves, and for whom it stands.
+
+An executable of one program has one entry for each argument and output of the user's. A pipeline may take one
+argument on several stages (a batch that two of them read), keep rows of it on each (layers that were stacked), or
+not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.errors import InternalError
+from shardwright.layouts import Layout
+from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan
+from shardwright.plans import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """An array kept in parts, one array each: rows `bounds[k]` of its first dimension lie as `layouts[k]`."""
+
+    layouts: tuple[Layout, ...]
+    bounds: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"rows {start}:{stop} as {layout.sharding} on {layout.mesh} from device {layout.first_device} on"
+            for layout, (start, stop) in zip(self.layouts, self.bounds, strict=True)
+        )
+
+
+#: How an array lies. Equal places are the same object within a session.
+Place = Layout | Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An argument or output of an executable. number: the user's flat one; rows: which of its rows, None for all."""
+
+    number: int
+    layout: Layout
+    rows: tuple[int, int] | None = None
+
+
+def argument_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[Entry, ...]:
+    """What an executable takes, in order. first_device: of a plan that is no pipeline."""
+    if isinstance(plan, PipelinePlan):
+        return tuple(_entry(plan, entry, entry.argument) for entry in plan.arguments)
+    return tuple(Entry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.parameters)
+
+
+def output_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[Entry, ...]:
+    """What it leaves, in order."""
+    if isinstance(plan, PipelinePlan):
+        return tuple(_entry(plan, entry, entry.output) for entry in plan.outputs)
+    return tuple(Entry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.outputs)
+
+
+def _entry(plan: PipelinePlan, entry: ArgumentEntry | OutputEntry, number: int) -> Entry:
+    stage = plan.stages[entry.stage]
+    return Entry(number, Layout.of(entry.variable, stage.mesh, stage.first_device), entry.rows)
+
+
+def places_of(entries: Iterable[Entry], count: int) -> tuple[Place | None, ...]:
+    """How each of the user's `count` arguments or outputs lies; None for one without an entry.
+
+    Of several copies the first is where an array has its home. Raises InternalError where rows are missing.
+    """
+    found: list[list[Entry]] = [[] for _ in range(count)]
+    for entry in entries:
+        found[entry.number].append(entry)
+    return tuple(_place(each) if each else None for each in found)
+
+
+def _place(entries: list[Entry]) -> Place:
+    if entries[0].rows is None:
+        return entries[0].layout
+    parts = {entry.rows: entry.layout for entry in reversed(entries) if entry.rows is not None}
+    bounds = tuple(sorted(parts))
+    if bounds[0][0] != 0 or any(before[1] != after[0] for before, after in pairwise(bounds)):
+        raise InternalError(f"argument or output {entries[0].number} is kept as rows {bounds}")
+    return Rows(tuple(parts[each] for each in bounds), bounds)
+
+
+def part_of(value: np.ndarray, entry: Entry) -> np.ndarray:
+    """What of an argument's contents the entry holds."""
+    return value if entry.rows is None else value[slice(*entry.rows)]

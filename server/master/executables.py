@@ -1,0 +1,199 @@
+"""From a plan to what executors load: one program, or the programs and tasks of a pipeline."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwright import wire
+from shardwright.layouts import Layout
+from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan, PipelineProgram, PipelineStage
+from shardwright.plans import Mesh, Plan, VariablePlan
+from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
+from shardwright.server.master import events as ev
+from shardwright.server.master.formation import Formation
+from shardwright.server.master.library import PlanRecord
+from shardwright.xla import CompileService
+from shardwright.xla.compiled import CompiledProgram
+
+#: The nodes that own some of these devices.
+NodesOf = Callable[[range], frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """A compiled program, as executors get it. nodes: those that run it."""
+
+    compiled: CompiledProgram
+    nodes: frozenset[int]
+
+    @property
+    def is_serialized(self) -> bool:
+        """Whether one process runs it, which then can load the executable itself."""
+        return self.compiled.serialized is not None
+
+    @property
+    def data(self) -> bytes:
+        serialized = self.compiled.serialized
+        return self.compiled.stablehlo.encode() if serialized is None else serialized
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What executors load. binaries: by the program's name; "" of a plan that is one program."""
+
+    record: PlanRecord
+    binaries: Mapping[str, Binary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A message to executors. nodes: None means all of them."""
+
+    message: worker_pb2.ExecutorCommand
+    nodes: frozenset[int] | None = None
+
+
+# ---- compiling -----------------------------------------------------------------
+def compile_facts(plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf) -> ev.ProgramFacts:
+    """Blocking: emit and compile every program in the compile child. Raises what the compiler raises."""
+
+    def binary(plan: Plan, devices: range) -> Binary:
+        nodes = nodes_of(devices)
+        return Binary(compiled=compiler.compile(plan.require_hlo(), plan, want_executable=len(nodes) == 1), nodes=nodes)
+
+    plan = record.plan
+    if isinstance(plan, PipelinePlan):
+        stages = plan.stages
+        return ev.ProgramFacts(
+            plan_id=plan_id,
+            argument_count=len(plan.arguments),
+            donated=_donated(plan),
+            output_bytes=tuple(_entry_layout(entry, stages).size_bytes for entry in plan.outputs),
+            stages=tuple(nodes_of(stage.devices) for stage in stages),
+            payload=Payload(
+                record=record,
+                binaries={each.name: binary(each.plan, stages[each.stage].devices) for each in plan.programs},
+            ),
+        )
+    devices = range(record.first_device, record.first_device + plan.mesh.device_count)
+    return ev.ProgramFacts(
+        plan_id=plan_id,
+        argument_count=len(plan.parameters),
+        donated=frozenset(variable.number for variable in plan.parameters if variable.alias is not None),
+        output_bytes=tuple(Layout.of(variable, plan.mesh).size_bytes for variable in plan.outputs),
+        payload=Payload(record=record, binaries={"": binary(plan, devices)}),
+    )
+
+
+def _donated(plan: PipelinePlan) -> frozenset[int]:
+    """Positions of the arguments that outputs take the place of."""
+    return frozenset(entry.alias for entry in plan.outputs if entry.alias is not None)
+
+
+def _entry_layout(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStage, ...]) -> Layout:
+    stage = stages[entry.stage]
+    return Layout.of(entry.variable, stage.mesh, stage.first_device)
+
+
+# ---- loading -------------------------------------------------------------------
+def load_orders(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[Order]:
+    """Every program to the nodes that run it, then to all nodes what to make of them."""
+    payload: Payload = command.program.payload
+    executable_id = command.program.plan_id
+    for name, binary in payload.binaries.items():
+        chunk_id = f"{executable_id}/{name}" if name else executable_id
+        for chunk in wire.chunks(binary.data):
+            message = worker_pb2.ProgramChunk(executable_id=chunk_id, chunk=chunk)
+            yield Order(message=worker_pb2.ExecutorCommand(chunk=message), nodes=binary.nodes)
+    plan = payload.record.plan
+    order = worker_pb2.ExecutorCommand(sequence=command.sequence)
+    if isinstance(plan, PipelinePlan):
+        order.load_pipeline.CopyFrom(_pipeline(plan, payload.binaries, formation))
+        order.load_pipeline.session_id, order.load_pipeline.executable_id = command.session_id, executable_id
+    else:
+        order.load.CopyFrom(_program(plan, payload.record.first_device, payload.binaries[""]))
+        order.load.session_id, order.load.executable_id = command.session_id, executable_id
+    yield Order(message=order)
+
+
+def _program(plan: Plan, first_device: int, binary: Binary) -> worker_pb2.LoadProgram:
+    return worker_pb2.LoadProgram(
+        is_serialized=binary.is_serialized,
+        arguments=_layouts(plan.parameters, plan.mesh, first_device),
+        outputs=_layouts(plan.outputs, plan.mesh, first_device),
+        donated=[variable.number for variable in plan.parameters if variable.alias is not None],
+        mesh=wire.mesh_to_proto(plan.mesh),
+        first_device=first_device,
+    )
+
+
+def _layouts(variables: tuple[VariablePlan, ...], mesh: Mesh, first_device: int) -> list[common_pb2.ArrayLayout]:
+    return [wire.layout_to_proto(Layout.of(variable, mesh, first_device)) for variable in variables]
+
+
+def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: Formation) -> worker_pb2.LoadPipeline:
+    stages = plan.stages
+    return worker_pb2.LoadPipeline(
+        programs=[_stage_program(each, stages[each.stage], binaries[each.name]) for each in plan.programs],
+        values=[
+            worker_pb2.StageValue(
+                name=value.name,
+                stage=value.stage,
+                layout=wire.layout_to_proto(
+                    Layout.of(value.variable, stages[value.stage].mesh, stages[value.stage].first_device)
+                ),
+            )
+            for value in plan.values
+        ],
+        arguments=[_stage_entry(entry, stages) for entry in plan.arguments],
+        outputs=[_stage_entry(entry, stages) for entry in plan.outputs],
+        donated=sorted(_donated(plan)),
+        tasks=gzip.compress(plan.tasks.to_json().encode(), compresslevel=1),
+        peers=[
+            worker_pb2.Peer(
+                node=node,
+                first_device=devices.start,
+                device_count=len(devices),
+                transfer_address=formation.nodes[node].transfer_address,
+            )
+            for node, devices in formation.devices.items()
+        ],
+        stages=[
+            worker_pb2.StageDevices(first_device=stage.first_device, mesh=wire.mesh_to_proto(stage.mesh))
+            for stage in stages
+        ],
+    )
+
+
+def _stage_entry(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStage, ...]) -> worker_pb2.StageEntry:
+    layout = wire.layout_to_proto(_entry_layout(entry, stages))
+    return worker_pb2.StageEntry(value=entry.value, stage=entry.stage, layout=layout)
+
+
+def _stage_program(program: PipelineProgram, stage: PipelineStage, binary: Binary) -> worker_pb2.StageProgram:
+    plan = program.plan
+    return worker_pb2.StageProgram(
+        name=program.name,
+        stage=program.stage,
+        is_serialized=binary.is_serialized,
+        arguments=_layouts(plan.parameters, stage.mesh, stage.first_device),
+        outputs=_layouts(plan.outputs, stage.mesh, stage.first_device),
+        donated=[variable.number for variable in plan.parameters if variable.alias is not None],
+    )
+
+
+# ---- telling -------------------------------------------------------------------
+def load_result(program: ev.ProgramFacts) -> master_pb2.LoadResult:
+    """What a client is told of a loaded plan."""
+    payload: Payload = program.payload
+    plan = payload.record.plan
+    if not isinstance(plan, PipelinePlan):
+        return wire.load_result(program.plan_id, payload.binaries[""].compiled)
+    result = master_pb2.LoadResult(executable_id=program.plan_id)
+    for each in plan.programs:
+        part = wire.load_result("", payload.binaries[each.name].compiled)
+        result.parts.add(name=each.name, stage=each.stage, result=part)
+        result.compile_s += part.compile_s
+    return result
