@@ -39,7 +39,6 @@ def plan_options(
     micro_batch_inexact: bool = False,
     stages: int | None = None,
     schedule: str | None = None,
-    **absent: Any,
 ) -> PlanOptions:
     """Checks what the user asked for.
 
@@ -55,11 +54,9 @@ def plan_options(
       micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
         the planner sees fit; 1: the batch at once.
       micro_batch_inexact: let statistics over the whole batch be those of each micro-batch.
-      absent: options that this version does not have; each must be None.
 
     Raises OptionError that names the option.
     """
-    refuse_absent(absent)
     budget_bytes, fraction = _memory_budget(memory_budget)
     options = PlanOptions(
         mesh=_mesh(mesh),
@@ -112,15 +109,6 @@ def check_limits(options: PlanOptions) -> None:
         raise OptionError(f"a budget of {budget!r} bytes", where="memory_budget", remedy="give bytes, more than 0")
     if budget is not None and fraction is not None:
         raise OptionError("a budget in bytes and one as a part of the memory", where="memory_budget")
-
-
-def refuse_absent(options: Mapping[str, Any]) -> None:
-    """Raises OptionError for each option of `options` that is not None."""
-    for name, value in options.items():
-        if value is not None:
-            raise OptionError(
-                f"option {name!r} is not supported by this version", where=name, remedy="leave it out, or pass None"
-            )
 
 
 def _one_of(option: str, value: Any, known: Sequence[str]) -> None:

@@ -232,9 +232,6 @@ class TaskRunner:
             raise stop.error
         return {stage: future.result() for stage, future in done.items()}
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False)
-
 
 def _device_bytes(array: jax.Array) -> int:
     return int(array.addressable_data(0).nbytes)

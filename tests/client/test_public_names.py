@@ -92,6 +92,8 @@ def test_memory_budgets(budget, expected) -> None:
         ("effort", "much"),
         ("mode", "guess"),
         ("rewrites", "some"),
+        *(("stages", value) for value in (0, -1, 2.0, True, "2")),
+        *(("schedule", value) for value in ("", "fast", "1f2b")),
         *(("micro_batches", value) for value in (0, -1, 2.0, True, "2")),
     ],
 )
@@ -105,10 +107,3 @@ def test_propagating_annotations_and_a_strategy_exclude_each_other() -> None:
     assert plan_options(mode="propagate", force={"w": {0: "data"}}).mode == "propagate"
     with pytest.raises(sw.OptionError, match="force='data' is a strategy"):
         plan_options(mode="propagate", force="data")
-
-
-@pytest.mark.parametrize("option", ["stages", "schedule"])
-def test_options_that_are_not_there_yet_are_refused_by_name(option: str) -> None:
-    with pytest.raises(sw.OptionError, match=f"'{option}' is not supported by this version"):
-        plan_options(**{option: 1})
-    assert plan_options(**{option: None}).mesh is None
