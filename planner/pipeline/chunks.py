@@ -9,7 +9,7 @@ from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.microbatch import Along, Argument, Shared, Term
 from shardwright.planner.pipeline.assembly import Assembled, Assembly
-from shardwright.planner.pipeline.homes import Home
+from shardwright.planner.pipeline.homes import Home, Homes
 from shardwright.planner.pipeline.layouts import StageLayouts, replicated
 from shardwright.planner.pipeline.step import (
     INDEX,
@@ -128,7 +128,7 @@ def chunk_programs(step: Step, totals: Sequence[Total]) -> Iterator[Assembled]:
 def _chunk_program(
     step: Step, home: Home, content: Content, wanted: set[Instruction], totals: Sequence[Total]
 ) -> Assembled:
-    kind: PieceKind = "backward" if home.is_backward and step.homes.has_backward else "forward"
+    kind = _kind(home, step.homes)
     stage = step.stage_of_chunk[home.chunk]
     layouts = step.layouts[stage]
     program = Assembly(
@@ -145,6 +145,12 @@ def _chunk_program(
         if home_of_total(step, total.term) == home:
             _add_to(step, program, total)
     return program.finish()
+
+
+def _kind(home: Home, homes: Homes) -> PieceKind:
+    if home.is_delayed:
+        return "weight"
+    return "backward" if home.is_backward and homes.has_backward else "forward"
 
 
 def _input(step: Step, program: Assembly, source: Instruction) -> Instruction:

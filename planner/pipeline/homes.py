@@ -27,10 +27,11 @@ _TUPLES = frozenset({"tuple", "get-tuple-element"})
 
 
 class Home(NamedTuple):
-    """The program that computes an instruction."""
+    """The program that computes an instruction. is_delayed: the chunk's weight program (`delay`)."""
 
     chunk: int
     is_backward: bool
+    is_delayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,11 @@ class Homes:
         return any(home.is_backward for home in self.of.values() if home.chunk < self.chunks - 1) or self.chunks == 1
 
     def programs(self) -> list[Home]:
-        """Every program that computes anything: forward in order, then backward in reverse."""
+        """Every program that computes anything: forward in order, then backward in reverse, then what is delayed."""
         found = sorted(set(self.of.values()))
         forward = [home for home in found if not home.is_backward]
-        return forward + [home for home in reversed(found) if home.is_backward]
+        backward = [home for home in reversed(found) if home.is_backward and not home.is_delayed]
+        return forward + backward + [home for home in reversed(found) if home.is_delayed]
 
 
 def homes_of(

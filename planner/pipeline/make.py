@@ -29,6 +29,7 @@ from shardwright.planner.pipeline.assembly import Assembled
 from shardwright.planner.pipeline.boundary import Origin, Values, argument_entries, origins, output_entries
 from shardwright.planner.pipeline.check import check_pipeline
 from shardwright.planner.pipeline.chunks import chunk_programs, split_programs, start_programs, totals_of
+from shardwright.planner.pipeline.delay import delayed
 from shardwright.planner.pipeline.homes import homes_of
 from shardwright.planner.pipeline.layouts import StageLayouts
 from shardwright.planner.pipeline.pricing import Pricing
@@ -153,12 +154,15 @@ class _Maker:
         index = [
             parameter for parameter in micro.module.entry.parameters if isinstance(micro.inputs[parameter.index], Index)
         ]
+        homes = homes_of(micro.module.entry, choice.chunk_of, chunks, index)
+        if Schedule.parse(choice.schedule).has_weight:
+            homes = delayed(homes, micro.module.entry)
         return Step(
             split=split,
             micro=micro,
             once=once_module(split),
             micro_batches=choice.micro_batches,
-            homes=homes_of(micro.module.entry, choice.chunk_of, chunks, index),
+            homes=homes,
             stage_of_chunk=tuple(chunk % stage_count for chunk in range(chunks)),
             layouts=self._layouts(split),
         )

@@ -63,6 +63,11 @@ class Schedule:
     def __str__(self) -> str:
         return f"{self.group}f{self.group}b" if self.kind == "kfkb" else self.kind
 
+    @property
+    def has_weight(self) -> bool:
+        """Whether it asks for the gradients of variables apart from the rest of the backward part."""
+        return self.kind == "zero-bubble"
+
     def orders(self, stage_of_chunk: Sequence[int], micro_batches: int) -> tuple[Order, ...]:
         """The cells of every stage, in order. Raises OptionError where the schedule does not suit the chunks."""
         stages = max(stage_of_chunk) + 1

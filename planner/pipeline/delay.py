@@ -1,0 +1,36 @@
+"""Gradients of variables as programs of their own, which a schedule may run later.
+
+Another chunk waits for a chunk's backward program only because of what it sends: the gradients of what the chunk was
+sent. What does not lead there, such as the products that make gradients of variables, moves to the *weight* program of
+the chunk, which reads what the backward program has made (zero-bubble schedules, Qi et al. 2023). Nothing is computed
+twice; what is read later is kept longer. A chunk that nobody waits for, as the first one, stays as it is.
+"""
+
+from __future__ import annotations
+
+from shardwright.hlo import Computation, Instruction
+from shardwright.planner.pipeline.homes import Home, Homes, readers
+
+
+def delayed(homes: Homes, entry: Computation) -> Homes:
+    """The homes with everything of backward programs that no other program waits for in weight programs."""
+    users = readers(entry)
+    awaited: set[Instruction] = set()
+    for instruction in reversed(entry.instructions):
+        home = homes.of.get(instruction)
+        if home is None or not home.is_backward:
+            continue
+        if any(user in awaited or homes.of.get(user, home) != home for user in users[instruction]):
+            awaited.add(instruction)
+    chunks = {homes.of[instruction].chunk for instruction in awaited}
+    of: dict[Instruction, Home] = {}
+    for instruction in entry:
+        if instruction not in homes.of:
+            continue
+        home = homes.of[instruction]
+        if instruction.opcode == "get-tuple-element":  # an element stays with the tuple
+            home = of.get(instruction.operands[0], home)
+        elif home.is_backward and home.chunk in chunks and instruction not in awaited:
+            home = home._replace(is_delayed=True)
+        of[instruction] = home
+    return Homes(of=of, chunks=homes.chunks)
