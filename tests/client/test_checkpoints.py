@@ -220,7 +220,7 @@ def test_a_number_that_does_not_come_after_the_others_is_refused(session: sw.Ses
 def test_a_directory_that_cannot_be_written(session: sw.Session, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     save = session.save({"n": 1}, tmp_path / "file" / "run", step=1)
-    with pytest.raises(sw.CheckpointError, match="cannot be written: (NotADirectory|FileExists)Error"):
+    with pytest.raises(sw.CheckpointError, match=r"cannot be written: (NotADirectory|FileExists)Error"):
         session.save({"n": 1}, tmp_path / "other")  # the next save says it
     assert save.is_done
     session.save({"n": 1}, tmp_path / "other").wait()

@@ -17,6 +17,10 @@ import numpy as np
 import pytest
 
 import shardwright as sw
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.jax import array_spec
+from shardwright.layouts import Layout
+from shardwright.plans import Mesh, TensorSharding
 from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
 
 KEY = jax.random.key(0)
@@ -110,6 +114,27 @@ def test_a_checkpoint_of_two_processes_is_restored_by_one_and_the_other_way_roun
         assert abs(float(loss) - float(expected)) <= 1e-5
     wrote = sorted(path.name for path in (tmp_path / "shrinks" / "0" / "default").glob("ocdbt.process_*"))
     assert wrote == ["ocdbt.process_0", "ocdbt.process_1"], "each process wrote its own part"
+
+
+def test_arrays_on_a_part_of_the_cluster_are_saved_and_restored_elsewhere(cluster: sw.Session, tmp_path: Path) -> None:
+    mesh, spec = Mesh.of({"x": 4}), array_spec((8, 6), np.dtype("float32"))
+
+    def on(first_device: int) -> Layout:
+        sharding = TensorSharding((("x",), ()))
+        return Layout(
+            element_type="f32", shape=(8, 6), stored_shape=(8, 6), mesh=mesh, sharding=sharding,
+            first_device=first_device,
+        )  # fmt: skip
+
+    value = np.arange(48, dtype=np.float32).reshape(8, 6)
+    for here, there in ((0, 4), (4, 0), (2, 4)):
+        array_id = cluster.upload(value, on(here))
+        handle = RemoteArray(cluster, spec, array_id=array_id, layout=on(here))
+        cluster.save({"stage": handle}, tmp_path).wait()
+        restored = cluster.restore(tmp_path)["stage"]
+        restored._pending.materialize(mesh, {id(restored): on(there)})
+        assert restored._layout.first_device == there
+        np.testing.assert_array_equal(np.asarray(restored), value)
 
 
 def test_large_arrays_go_straight_to_both_nodes_and_back(cluster: sw.Session) -> None:

@@ -295,7 +295,7 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
 def _handler() -> Any:
     known = (Part, _PartHandler()), (jax.Array, ocp.type_handlers.ArrayHandler())  # Orbax warns without the second
     registry = ocp.type_handlers.create_type_handler_registry(*known)
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 
 def _temporary(directory: str, step: int) -> Any:
