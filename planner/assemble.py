@@ -153,15 +153,18 @@ def _with_free(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Stra
 
 def _serving(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
     """The strategy of a free node whose result is what all readers agree on; replicated where there is none."""
-    strategies = graph.set_of((node, -1)).strategies
-    common = wanted[0] if wanted else strategies[0].results[0]
+    instruction = graph.flow.nodes[node].instruction
+    whole = TensorSharding.replicated(graph.flow.nodes[node].shapes[0].rank)
+    common = wanted[0] if wanted else whole
     for other in wanted[1:]:
         dims = tuple(
             tuple(axis for axis in a if axis in b) if a != b else a
             for a, b in zip(common.dims, other.dims, strict=True)
         )
         common = TensorSharding(dims)
-    return next((s for s in strategies if s.results[0] == common and not s.partial), strategies[0])
+    found = graph.builder.giving(instruction, common) or graph.builder.giving(instruction, whole)
+    assert found is not None, "every instruction can be computed whole"
+    return found
 
 
 # ---- instructions ------------------------------------------------------------

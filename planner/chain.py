@@ -138,13 +138,16 @@ class Chain:
     def kind_count(self) -> int:
         return len({instance.kind for instance in self.instances})
 
-    def solve(self, time_limit_s: float) -> SolvedChain:
-        """The best states of all variables with runs rolled up. PlanError where no plan satisfies the pins."""
+    def solve(self, time_limit_s: float, close: float = 0.0) -> SolvedChain:
+        """The best states of all variables with runs rolled up, within a relative gap of `close`.
+
+        Raises PlanError where no plan satisfies the pins.
+        """
         try:
             problem, variables, states = self.rolled()
         except ValueError as error:
             raise contradiction(error) from None
-        solution = solve(problem, time_limit_s=time_limit_s)
+        solution = solve(problem, time_limit_s=time_limit_s, close=close)
         chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
         return SolvedChain(
             states=self.unrolled(chosen),

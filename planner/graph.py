@@ -25,7 +25,7 @@ from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import rule_of
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments import CHOOSERS, Segments
-from shardwright.planner.strategies import StrategyBuilder, StrategySet, signature, ways_through
+from shardwright.planner.strategies import Near, StrategyBuilder, StrategySet, signature, ways_through
 
 #: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
 _REMADE = frozenset({
@@ -232,7 +232,8 @@ class Graph:
     """The variables of a program on one mesh.
 
     sets: strategies per node, made when asked for. in_place: nodes whose value is used as it lies or split further,
-    never gathered. arriving: nodes of arguments that the client sends with every step.
+    never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
+    variable, where only the neighbourhood of one plan is searched.
     """
 
     layout: Layout
@@ -243,6 +244,7 @@ class Graph:
     arriving: frozenset[int] = frozenset()
     confinement: Confinement | None = None
     preference: Preference | None = None
+    near: Mapping[Variable, Near] = field(default_factory=dict)
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)
 
     @property
@@ -261,17 +263,17 @@ class Graph:
         return found
 
     def _make(self, index: int, leaf: int) -> StrategySet:
-        node, layout = self.flow.nodes[index], self.layout
+        node, layout, near = self.flow.nodes[index], self.layout, self.near.get((index, leaf))
         if leaf >= 0:
             partial = layout.can_be_partial[index] and (index, leaf) not in layout.whole
-            return self.builder.of_value(node.shapes[leaf], partial=partial)
+            return self.builder.of_value(node.shapes[leaf], partial=partial, near=near)
         found = self.pinned.get(index)
         if found is not None:
-            return found
+            return found if near is None else self.builder.narrowed(found, near)
         if node.is_value:
-            found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index])
+            found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
         else:
-            found = self.builder.of_instruction(node.instruction, layout.ways[index], layout.signatures[index])
+            found = self.builder.of_instruction(node.instruction, layout.ways[index], layout.signatures[index], near)
         if self.confinement is None or layout.is_free[index]:
             return found
         return self.confinement.narrow(node, found)

@@ -30,6 +30,7 @@ from shardwright.planner.budget import Memory, Peak, Price, breakdown
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.collector import collector_paused
+from shardwright.planner.descent import descend
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced, check_force, forced, origin
 from shardwright.planner.graph import Graph, Variable, free_nodes, with_views
@@ -64,8 +65,10 @@ EXPERT_NODES = 2500
 #: Seconds that it always may, however late it is.
 LEAST_TIME_LIMIT_S = 0.5
 
-#: Most axes of the meshes that are searched unless more effort is asked for.
+#: Most axes of the meshes that are searched outright unless more effort is asked for; and how often a plan with one
+#: axis more is then descended from one of theirs.
 SEARCHED_AXES = 2
+DESCENTS = 4
 
 #: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
 #: parallelism: less is no difference that the cost model could tell.
@@ -122,6 +125,7 @@ class Search:
         tried, refusals = self._try_meshes()
         if not tried:
             raise next(iter(refusals.values()), PlanError("no mesh can be planned"))
+        tried += self._finer(tried)
         found = self.choose(tried, refusals)
         coarser = self._coarser(found)
         if coarser is not None:
@@ -151,6 +155,45 @@ class Search:
             self._report("search", str(mesh))
         return tried, refusals
 
+    def _finer(self, tried: Sequence[_Tried]) -> list[_Tried]:
+        """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others.
+
+        Where the program is large, one. Not where axes have roles or names, which would have to
+        be said anew of their parts, nor where three axes were searched outright.
+        """
+        options = self.options
+        if options.force is not None or options.mode != "search" or options.mesh is not None or self.program.pins:
+            return []
+        if options.effort != "default":
+            return []
+        fastest = min(tried, key=lambda each: each.step_s)
+        meshes = [m for m in meshes_to_search(self.cluster, options, {}) if len(m.axes) == SEARCHED_AXES + 1]
+        pairs = [
+            (start, mesh)
+            for mesh in meshes
+            if refines(mesh, fastest.mesh)
+            for start in tried
+            if refines(mesh, start.mesh) and (len(start.mesh.axes) == SEARCHED_AXES or start is fastest)
+        ]
+        pairs.sort(key=lambda pair: pair[0] is not fastest)
+        found: dict[Mesh, _Tried] = {}
+        for start, mesh in pairs[: 1 if len(self.flow.nodes) > EXPERT_NODES else DESCENTS]:
+            if self._is_late():
+                break
+            self._report("search", str(mesh))
+            descended = self._descended(start, mesh)
+            if mesh not in found or descended.step_s < found[mesh].step_s:
+                found[mesh] = descended
+                self._incumbent_s = min(self._incumbent_s, descended.step_s)
+        return list(found.values())
+
+    def _descended(self, start: _Tried, mesh: Mesh) -> _Tried:
+        prices = Prices(mesh, self.cluster, self.profile)
+        fine = replace(start.chain.graph, prices=prices, builder=StrategyBuilder(prices), _sets={})
+        chain, solved = descend(start.chain, start.solved.states, fine, self._time_limit_s())
+        free_s = start.step_s - start.solved.value
+        return replace(start, mesh=mesh, step_s=solved.value + free_s, chain=chain, solved=solved, start=start)
+
     def choose(self, tried: Sequence[_Tried], refusals: dict[Mesh, PlanError | AnnotationError]) -> _Found:
         """The fastest plan that fits the memory. MemoryBudgetError, of the mesh that needs least, where none does."""
         best: _Found | None = None
@@ -159,7 +202,7 @@ class Search:
             if best is not None and each.step_s >= best.cost.step_s * (1 - LEAST_GAIN):
                 break
             try:
-                found = self._fitted(self.found(each.chain, each.solved, each.notes))
+                found = replace(self._fitted(self.found(each.chain, each.solved, each.notes)), start=each.start)
             except MemoryBudgetError as error:
                 refusals[each.mesh] = error
                 refusal = refusal or error
@@ -415,19 +458,24 @@ class Search:
     def _bounded(self, found: _Found) -> _Found:
         """The same with a lower bound on what any plan on its mesh costs."""
         cost = found.cost
-        graph = found.chain.graph
         if self.options.mode == "propagate":
             return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
-        bound_s = found.price_bound_s or found.solved.rolled_bound
-        if found.chain.runs and not found.price_bound_s:
-            bound_s = lower_bound(found.chain, self._time_limit_s())
-        bound_s += graph.least_of_free_s() - MOST * graph.least_s()
-        cost = replace(
-            cost,
-            lower_bound_s=min(bound_s, cost.step_s),
-            bound_scope=_scope(found.chain, self.options, len(self.flow.nodes)),
-        )
-        return replace(found, cost=cost)
+        if found.start is None:
+            bound_s = self._bound_s(found.chain, found.solved, found.price_bound_s)
+            scope = _scope(found.chain, self.options, len(self.flow.nodes))
+        else:
+            bound_s = self._bound_s(found.start.chain, found.start.solved)
+            scope = _scope(found.start.chain, self.options, len(self.flow.nodes)) + (
+                f"; this plan divides its axes further, which that bound (of {bound_s * 1e3:.4g} ms) does not cover: "
+                'effort="best" searches three axes outright'
+            )
+        return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+
+    def _bound_s(self, chain: Chain, solved: SolvedChain, price_bound_s: float = 0.0) -> float:
+        bound_s = price_bound_s or solved.rolled_bound
+        if chain.runs and not price_bound_s:
+            bound_s = lower_bound(chain, self._time_limit_s())
+        return bound_s + chain.graph.least_of_free_s() - MOST * chain.graph.least_s()
 
     def _assemble(self, found: _Found, candidates: tuple[Candidate, ...]) -> Plan:
         decisions, program = found.decisions, self.program
@@ -454,13 +502,17 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tried:
-    """The fastest plan on one mesh: its states, and what it costs but for what is made anew for readers."""
+    """The fastest plan on one mesh: its states, and what it costs but for what is made anew for readers.
+
+    start: the plan on a coarser mesh from which it was descended, if it was.
+    """
 
     mesh: Mesh
     step_s: float
     chain: Chain
     solved: SolvedChain
     notes: tuple[str, ...]
+    start: _Tried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,6 +530,7 @@ class _Found:
     outputs: tuple[VariablePlan, ...]
     memory: MemorySummary
     price_bound_s: float = 0.0
+    start: _Tried | None = None
 
 
 def expert_candidates(search: Search, name: str, force: str) -> Iterator[Candidate]:

@@ -14,14 +14,14 @@ EXACT_STATES = 2000
 CLOSE = 1e-4
 
 
-def solve(problem: Problem, *, time_limit_s: float) -> Solution:
+def solve(problem: Problem, *, time_limit_s: float, close: float = 0.0) -> Solution:
     """The best states found, their value and a certified lower bound (equal where proven optimal).
 
-    time_limit_s: for the integer program. Raises PlanError where no assignment is finite.
+    time_limit_s: for the integer program. close: relative gap that is good enough. Raises PlanError where no assignment is finite.
     """
     try:
         reduction = pbqp.reduce(problem)
-        core = _solve_core(reduction.core, time_limit_s)
+        core = _solve_core(reduction.core, time_limit_s, close)
     except ValueError as error:
         raise contradiction(error) from None
     return Solution(
@@ -36,11 +36,11 @@ def contradiction(error: ValueError) -> PlanError:
     return PlanError(f"the pins contradict each other: {error}", remedy="pin or force less")
 
 
-def _solve_core(core: Problem, time_limit_s: float) -> Solution:
+def _solve_core(core: Problem, time_limit_s: float, good_enough: float) -> Solution:
     """Bound the core; what may still be better than the best known assignment goes to the integer program."""
     if not core.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-    close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE
+    close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE)
     bounded = dual.tighten(core, close)
     known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
     if known.value - known.lower_bound <= close * abs(known.value):

@@ -8,8 +8,8 @@ search. Maxima, products and the like are reduced where they arise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -47,12 +47,37 @@ class Strategy:
 
     partial: axes that a contracted factor takes. A sum over them is left unreduced in `results`; anything
     else is reduced at once. borders: what neighbours exchange before it can be computed (`rules.halo`).
+    choices: what each mesh axis does, where the strategy comes from a rule; it says nothing more than the rest.
     """
 
     operands: tuple[TensorSharding, ...]
     results: tuple[TensorSharding, ...]
     partial: tuple[str, ...] = ()
     borders: tuple[Border, ...] = ()
+    choices: tuple[Choice, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """The strategies that do as `strategy` does along every mesh axis that is not `free`."""
+
+    strategy: Strategy
+    free: frozenset[str]
+
+    def choices(self, mesh: Mesh, every: Sequence[Choice]) -> list[Sequence[Choice]]:
+        """Per mesh axis, what of `every` choice is left to it."""
+        fixed = zip(mesh.axes, self.strategy.choices, strict=True)
+        return [every if axis.name in self.free else (choice,) for axis, choice in fixed]
+
+    def admits(self, other: Strategy) -> bool:
+        """Whether `other` lays everything out as `strategy` does, the free axes aside."""
+        mine = (*self.strategy.operands, *self.strategy.results)
+        return all(
+            self._fixed(a) == self._fixed(b) for a, b in zip(mine, (*other.operands, *other.results), strict=True)
+        )
+
+    def _fixed(self, lies: TensorSharding) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(axis for axis in dim if axis not in self.free) for dim in (*lies.dims, lies.unreduced))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,34 +127,69 @@ class StrategyBuilder:
         return found
 
     def of_instruction(
-        self, instruction: Instruction, linear: tuple[frozenset[int], ...] = (), number: int | None = None
+        self,
+        instruction: Instruction,
+        linear: tuple[frozenset[int], ...] = (),
+        number: int | None = None,
+        near: Near | None = None,
     ) -> StrategySet:
-        """Strategies by the instruction's rule; the first one is replicated.
+        """Strategies by the instruction's rule; the first one is replicated unless only those `near` one are asked for.
 
         linear: which operand leaves may be partial sums together. number: stands for the instruction's signature.
         """
-        key = (signature(instruction) if number is None else number, linear)
+        key = (
+            signature(instruction) if number is None else number,
+            linear,
+            near and (near.strategy.choices, near.free),
+        )
         found = self._sets.get(key)
         if found is None:
-            found = self._sets[key] = self._build(instruction, linear)
+            found = self._sets[key] = self._build(instruction, linear, near)
         return found
 
-    def of_value(self, shape: ArrayShape, *, partial: bool = False) -> StrategySet:
+    def of_value(self, shape: ArrayShape, *, partial: bool = False, near: Near | None = None) -> StrategySet:
         """Every even sharding of an array that is only handed on; with `partial`, also as a partial sum."""
-        key = ("value", shape.dimensions, partial)
+        key = ("value", shape.dimensions, partial, near)
         found = self._sets.get(key)
         if found is None:
-            found = self._sets[key] = self.of_shardings(tuple(even_shardings(shape, self._prices.mesh, partial)))
+            found = self.of_shardings(tuple(even_shardings(shape, self._prices.mesh, partial, near)))
+            self._sets[key] = found
         return found
+
+    def giving(self, instruction: Instruction, result: TensorSharding) -> Strategy | None:
+        """A strategy that makes the instruction's array as `result` and reduces nothing; None where there is none."""
+        places = {axis: dim for dim, axes in enumerate(result.dims) for axis in axes}
+        factors = self.rule(instruction).factors
+        choices = [
+            [Choice(factor=factor) for factor in factors if factor.results == (places[axis.name],)]
+            if axis.name in places
+            else [Choice()]
+            for axis in self._prices.mesh.axes
+        ]
+        found = _strategies(instruction, self._prices.mesh, choices)
+        return next((each for each in found if each.results == (result,) and not each.partial), None)
 
     def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
         """The given shardings of an array that is only handed on."""
         strategies = tuple(Strategy(operands=(sharding,), results=(sharding,)) for sharding in shardings)
         return self._set(strategies, np.zeros(len(strategies)), "")
 
-    def _build(self, instruction: Instruction, linear: tuple[frozenset[int], ...]) -> StrategySet:
+    def narrowed(self, found: StrategySet, near: Near) -> StrategySet:
+        """Of strategies that come from no rule, those that are left."""
+        kept = [i for i, strategy in enumerate(found.strategies) if near.admits(strategy)]
+        return StrategySet(
+            strategies=tuple(found.strategies[i] for i in kept),
+            operand_ids=found.operand_ids[kept],
+            result_ids=found.result_ids[kept],
+            time_s=found.time_s[kept],
+            reason=found.reason,
+        )
+
+    def _build(
+        self, instruction: Instruction, linear: tuple[frozenset[int], ...], near: Near | None = None
+    ) -> StrategySet:
         rule = rule_of(instruction)
-        strategies = tuple(enumerate_strategies(instruction, rule, self._prices.mesh, linear))
+        strategies = tuple(enumerate_strategies(instruction, rule, self._prices.mesh, linear, near))
         time_s = np.array([self._time_s(instruction, strategy) for strategy in strategies])
         return self._set(strategies, time_s, rule.reason if len(strategies) == 1 else "")
 
@@ -169,13 +229,20 @@ def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
     )
 
 
-def even_shardings(shape: ArrayShape, mesh: Mesh, partial: bool = False) -> Iterator[TensorSharding]:
+def even_shardings(
+    shape: ArrayShape, mesh: Mesh, partial: bool = False, near: Near | None = None
+) -> Iterator[TensorSharding]:
     """Every way to split the dimensions of `shape` evenly over the mesh axes; replicated first.
 
-    partial: an axis may also hold partial sums.
+    partial: an axis may also hold partial sums. near: only those.
     """
-    options: list[int | None] = [None, *range(shape.rank), *((-1,) if partial else ())]
-    for dims in product(options, repeat=len(mesh.axes)):
+    every: list[int | None] = [None, *range(shape.rank), *((-1,) if partial else ())]
+    options = [every] * len(mesh.axes)
+    if near is not None:
+        (lies,) = near.strategy.results
+        places = {axis: dim for dim, axes in enumerate(lies.dims) for axis in axes} | dict.fromkeys(lies.unreduced, -1)
+        options = [every if axis.name in near.free else [places.get(axis.name)] for axis in mesh.axes]
+    for dims in product(*options):
         split: list[tuple[str, ...]] = [()] * shape.rank
         unreduced = tuple(axis.name for axis, dim in zip(mesh.axes, dims, strict=True) if dim == -1)
         for axis, dim in zip(mesh.axes, dims, strict=True):
@@ -186,22 +253,32 @@ def even_shardings(shape: ArrayShape, mesh: Mesh, partial: bool = False) -> Iter
 
 
 def enumerate_strategies(
-    instruction: Instruction, rule: OpRule, mesh: Mesh, linear: tuple[frozenset[int], ...] = ()
+    instruction: Instruction,
+    rule: OpRule,
+    mesh: Mesh,
+    linear: tuple[frozenset[int], ...] = (),
+    near: Near | None = None,
 ) -> Iterator[Strategy]:
     """Strategies of `instruction` on `mesh`: each axis takes one factor, partial sums through, or nothing.
 
-    The first is replicated. Left out: a factor that its axes do not divide, two factors on one dimension of
-    one tensor, and what XLA is known to compute wrongly.
+    The first is replicated, unless only those `near` one are asked for. Left out: a factor that its axes do not
+    divide, two factors on one dimension of one tensor, and what XLA is known to compute wrongly.
     """
-    inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
-    results = instruction.shape.leaves
-    at_once = reduced_at_once(instruction) is not None
     choices = [Choice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
         choices += [Choice(factor=factor) for factor in (*rule.factors, *(f for f in rule.bordered if f.halo))]
         choices += [Choice(linear=way) for way in linear]
+    along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
+    yield from _strategies(instruction, mesh, along)
+
+
+def _strategies(instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[Choice]]) -> Iterator[Strategy]:
+    """Every different strategy that comes of one choice per mesh axis."""
+    inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
+    results = instruction.shape.leaves
+    at_once = reduced_at_once(instruction) is not None
     seen = set()
-    for combination in product(choices, repeat=len(mesh.axes)):
+    for combination in product(*choices):
         strategy = _strategy(combination, inputs, results, mesh, at_once)
         if strategy is None or strategy in seen:
             continue
@@ -257,6 +334,7 @@ def _strategy(
         borders=tuple(_borders(taken, inputs, used, mesh)),
         results=tuple(TensorSharding(tuple(dims), unreduced) for dims in outputs if dims is not None),
         partial=contracted,
+        choices=combination,
     )
 
 

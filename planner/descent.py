@@ -1,0 +1,120 @@
+"""From the best plan on a mesh to a better one on a mesh that refines it, a few axes at a time.
+
+On three axes a value has hundreds of layouts: too many to search outright for large programs. A plan on two axes is one
+on three as well, though: an axis that is split in two does the same with both parts. From there one axis at a time is
+set free, for every instruction at once, while along the others each does what it does now. Such a neighbourhood is a
+problem like the whole one with a fraction of the states, solved by the same reductions to the best plan in it, so
+no round makes a plan worse. It ends where no round finds a better one (block coordinate descent). What it finds is not
+bounded: `effort="best"` searches three axes outright.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from itertools import cycle
+
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.segments import Instance
+from shardwright.planner.strategies import Near, Strategy
+from shardwright.plans import Mesh, TensorSharding
+
+#: Part of the step time that a round must save for the other axes to be tried again, and the gap at which the
+#: problem of a round counts as solved.
+LEAST_GAIN = 1e-3
+CLOSE = 1e-3
+
+
+def descend(
+    coarse: Chain, states: Mapping[Variable, int], fine: Graph, time_limit_s: float
+) -> tuple[Chain, SolvedChain]:
+    """The best plan found on the mesh of `fine` from a plan on one that it refines, and the neighbourhood it is in.
+
+    coarse / states: that plan. fine: the same program on the finer mesh. time_limit_s: for the integer programs of one
+    round. Raises PlanError where not even the plan itself can be had there.
+    """
+    lift = _Lift(axis_parts(coarse.graph.prices.mesh, fine.prices.mesh))
+    at = {variable: lift(coarse.graph.set_of(variable).strategies[state]) for variable, state in states.items()}
+    axes = [axis.name for axis in fine.prices.mesh.axes if axis.size > 1]
+    best: tuple[Chain, SolvedChain] | None = None
+    idle = 0  # rounds since one that gained
+    for name in cycle(axes):
+        chain = _around(coarse, fine, at, frozenset({name}))
+        solved = chain.solve(time_limit_s, close=CLOSE)
+        gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
+        idle = 0 if gains else idle + 1
+        if gains:
+            best = chain, solved
+            at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in solved.states.items()}
+        if best is not None and idle >= len(axes) - 1:
+            return best
+    raise AssertionError("a mesh that refines another one has axes")
+
+
+def axis_parts(coarse: Mesh, fine: Mesh) -> dict[str, tuple[str, ...]]:
+    """Which neighbouring axes of `fine` an axis of `coarse` is split into."""
+    found: dict[str, tuple[str, ...]] = {}
+    names = iter(fine.axes)
+    for axis in coarse.axes:
+        size, parts = 1, []
+        while size < axis.size:
+            part = next(names)
+            size *= part.size
+            parts.append(part.name)
+        found[axis.name] = tuple(parts)
+    return found
+
+
+class _Lift:
+    """Says strategies of the coarse mesh on the finer one; equal objects once."""
+
+    def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
+        self._parts = parts
+        self._strategies: dict[int, Strategy] = {}
+        self._shardings: dict[TensorSharding, TensorSharding] = {}
+
+    def __call__(self, strategy: Strategy) -> Strategy:
+        found = self._strategies.get(id(strategy))
+        if found is None:
+            found = self._strategies[id(strategy)] = self._lifted(strategy)
+        return found
+
+    def _lifted(self, strategy: Strategy) -> Strategy:
+        pairs = zip(strategy.choices, self._parts.values(), strict=False)  # what follows no rule has no choices
+        return Strategy(
+            operands=tuple(map(self._sharding, strategy.operands)),
+            results=tuple(map(self._sharding, strategy.results)),
+            partial=self._axes(strategy.partial),
+            choices=tuple(choice for choice, names in pairs for _ in names),
+        )
+
+    def _sharding(self, lies: TensorSharding) -> TensorSharding:
+        found = self._shardings.get(lies)
+        if found is None:
+            found = TensorSharding(tuple(map(self._axes, lies.dims)), self._axes(lies.unreduced))
+            self._shardings[lies] = found
+        return found
+
+    def _axes(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(part for axis in names for part in self._parts[axis])
+
+
+def _around(coarse: Chain, fine: Graph, at: Mapping[Variable, Strategy], free: frozenset[str]) -> Chain:
+    """The chain of the plans near `at`. Segments are of one kind where the same is left to them."""
+    numbers: dict[int, tuple[int, Near]] = {}  # by the strategy's identity: those of one set are few
+    equal: dict[Hashable, tuple[int, Near]] = {}
+    for strategy in at.values():
+        if id(strategy) not in numbers:
+            made = len(equal), Near(strategy=strategy, free=free)
+            numbers[id(strategy)] = equal.setdefault((strategy, strategy.choices), made)
+    near = {variable: numbers[id(strategy)][1] for variable, strategy in at.items()}
+    kinds: dict[Hashable, int] = {}
+
+    def kind(instance: Instance) -> int:
+        what = tuple(numbers[id(at[variable])][0] for variable in instance.variables)
+        return kinds.setdefault((instance.kind, what), len(kinds))
+
+    instances = tuple(replace(instance, kind=kind(instance)) for instance in coarse.instances)
+    graph = replace(fine, near=near, _sets={})
+    return Chain(graph=graph, instances=instances, runs=coarse.runs)
