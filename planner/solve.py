@@ -17,7 +17,9 @@ CLOSE = 1e-4
 def solve(problem: Problem, *, time_limit_s: float, close: float = 0.0) -> Solution:
     """The best states found, their value and a certified lower bound (equal where proven optimal).
 
-    time_limit_s: for the integer program. close: relative gap that is good enough. Raises PlanError where no assignment is finite.
+    time_limit_s: for the integer program. close: relative gap that is good enough.
+
+    Raises PlanError where no assignment is finite.
     """
     try:
         reduction = pbqp.reduce(problem)

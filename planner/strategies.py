@@ -137,11 +137,8 @@ class StrategyBuilder:
 
         linear: which operand leaves may be partial sums together. number: stands for the instruction's signature.
         """
-        key = (
-            signature(instruction) if number is None else number,
-            linear,
-            near and (near.strategy.choices, near.free),
-        )
+        along = None if near is None else (near.strategy.choices, near.free)
+        key = (signature(instruction) if number is None else number, linear, along)
         found = self._sets.get(key)
         if found is None:
             found = self._sets[key] = self._build(instruction, linear, near)
