@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import os
 
     from shardwright.client.checkpoints import Save
+    from shardwright.client.measured import MeasuredStep
     from shardwright.client.session import Session
     from shardwright.proto.v1 import master_pb2
 
@@ -64,6 +65,23 @@ class Step:
         Does not wait for the result: an error of the step is raised where a result is read, or by
         the next call. Arguments: pytrees of handles, numpy and JAX arrays, numbers.
         """
+        return self._run(args, kwargs)
+
+    def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, MeasuredStep]:
+        """A call whose tasks are measured, and waited for: its result, and when each task of each stage ran.
+
+        Tasks wait for their results one by one, so that the step is a little slower than others.
+        """
+        from shardwright.client.measured import MeasuredStep
+
+        result = self._run(args, kwargs, is_traced=True)
+        done = next((leaf._result for leaf in jax.tree.leaves(result) if leaf._result is not None), None)
+        if done is None:
+            return result, MeasuredStep(run_s=0.0, tasks=(), live=())
+        done.wait()
+        return result, MeasuredStep.of(done.traces, done.run_s)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> Any:
         signature, leaves, dynamic = self._describe(args, kwargs)
         program = self._fitting(signature, leaves)
         if program is None:
@@ -71,7 +89,7 @@ class Step:
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
         self._check_donated(program, leaves, donated)
-        results = self._session.run(program, leaves)
+        results = self._session.run(program, leaves, is_traced=is_traced)
         self._pass_on(program, leaves, donated, results)
         return jax.tree.unflatten(program.lowered.result_tree, results)
 

@@ -35,7 +35,7 @@ _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Statu
 class StepResult:
     """What will be known of one step: its error or its small results, once `wait` returns."""
 
-    __slots__ = ("_done", "error", "is_followed", "is_seen", "name", "number", "run_s", "values")
+    __slots__ = ("_done", "error", "is_followed", "is_seen", "name", "number", "run_s", "traces", "values")
 
     def __init__(self, number: int, name: str, *, is_followed: bool = False) -> None:
         self.number = number
@@ -45,6 +45,7 @@ class StepResult:
         self.is_seen = False  # whether the error was raised somewhere
         self.values: dict[int, np.ndarray] = {}
         self.run_s = 0.0
+        self.traces: tuple[master_pb2.StageTrace, ...] = ()  # where the request asked for them
         self._done = threading.Event()
 
     def wait(self) -> None:
@@ -166,6 +167,7 @@ class StepStream:
             data = np.frombuffer(value.data, np.uint8).view(to_dtype(value.type.element_type))
             result.values[value.array_id] = data.reshape(tuple(value.type.dimensions))
         result.run_s = reply.run_s
+        result.traces = tuple(reply.traces)
         error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
         if error is not None and not result.is_followed:
             self._failed.append(result)

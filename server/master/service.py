@@ -388,6 +388,8 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             case "done":
                 done = event.done
                 error = wire.error_from_proto(done.error) if done.HasField("error") else None
+                for trace in done.traces:
+                    trace.node = self._master.state.formation.connections.get(number, 0)
                 self._master.happened(
                     ev.CommandDone(
                         connection=number,
