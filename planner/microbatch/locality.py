@@ -129,7 +129,7 @@ def _factors(instruction: Instruction) -> Iterator[Factor]:
         return
     looked_up = _looked_up(instruction)
     for each in rule.factors:
-        if each.reduction != "gather" and not looked_up(each):
+        if each.reduction != "gather" and not looked_up(each) and not _repeats(instruction, each):
             yield each
     extra = _BATCHED.get(instruction.opcode)
     if extra is not None:
@@ -143,6 +143,11 @@ def _looked_up(instruction: Instruction) -> Callable[[Factor], bool]:
     if instruction.opcode == "scatter":
         return lambda each: each.operands[-1] is None
     return lambda each: False
+
+
+def _repeats(instruction: Instruction, each: Factor) -> bool:
+    """Whether what is scattered into would count in every micro-batch."""
+    return instruction.opcode == "scatter" and each.reduction not in (None, "add", "maximum", "minimum")
 
 
 def _keeps(instruction: Instruction, each: Factor, outer: int) -> bool:

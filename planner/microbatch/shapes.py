@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shardwright.hlo import ArrayShape, Attribute, Instruction, format_shape
+from shardwright.hlo import ArrayShape, Attribute, Instruction
 from shardwright.planner.rewrites import edit
 
 
@@ -56,20 +57,50 @@ def _gather(instruction: Instruction, operands: Sequence[Instruction], result: A
 
 
 def _convolution(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    """Where a kernel's image dimension is cut (it is an image, in a kernel's gradient) the window is as large."""
-    window = instruction.get("window")
-    if window is None:
-        return []
-    kernel = _dims(operands[1])
-    sizes = tuple(kernel[dim] for dim in instruction.get("dim_labels").kernel_spatial)
-    return [] if sizes == window.sizes else [edit.window(replace(window, sizes=sizes))]
+    """As large a window as the kernel (an image may be one, in a kernel's gradient), and as many groups as are left."""
+    labels, window = instruction.get("dim_labels"), instruction.get("window")
+    before, now = _dims(instruction.operands[0]), _dims(operands[0])
+    found = []
+    for name, dim in (("feature_group_count", labels.input_feature), ("batch_group_count", labels.input_batch)):
+        groups = instruction.get(name, 1)
+        if groups > 1 and now[dim] < before[dim]:
+            found.append(edit.attribute(name, str(groups * now[dim] // before[dim])))
+    if window is not None:
+        sizes = tuple(_dims(operands[1])[dim] for dim in labels.kernel_spatial)
+        if sizes != window.sizes:
+            found.append(edit.window(replace(window, sizes=sizes)))
+    return found
+
+
+_CONSTRAINED = re.compile(r"\[([0-9,]*)\]")
+_RULE_DIMS = re.compile(r"\[([^\]]*)\]")
 
 
 def _custom_call(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    if "operand_layout_constraints" not in instruction.attributes:
-        return []
-    shapes = ", ".join(format_shape(operand.shape) for operand in operands)
-    return [edit.attribute("operand_layout_constraints", f"{{{shapes}}}")]
+    """Layouts that a call asks for name its operands' sizes, and so does Shardy's rule for it."""
+    found = []
+    if "operand_layout_constraints" in instruction.attributes:
+        leaves = iter([leaf for operand in operands for leaf in operand.shape.leaves])
+        text = instruction.attributes["operand_layout_constraints"].text
+        local = _CONSTRAINED.sub(lambda _: f"[{','.join(map(str, next(leaves).dimensions))}]", text)
+        found.append(edit.attribute("operand_layout_constraints", local))
+    if _RULE in instruction.get("frontend_attributes", {}):
+        found.append(_shardy_rule(instruction, operands))
+    return found
+
+
+_RULE = "xla.sdy.sharding_rule"
+
+
+def _shardy_rule(instruction: Instruction, operands: Sequence[Instruction]) -> Attribute:
+    """`#sdy.op_sharding_rule<([i, j])->([i, k]) {i=4, …}>` with the sizes of the operands as they are now."""
+    attribute = instruction.attributes["frontend_attributes"]
+    rule = attribute.value[_RULE]
+    sizes: dict[str, int] = {}
+    for operand, names in zip(operands, _RULE_DIMS.findall(rule), strict=False):
+        sizes |= zip([name.strip() for name in names.split(",")], _dims(operand), strict=False)
+    local = re.sub(r"\b([a-z]+(?:_\d+)?)=(\d+)", lambda m: f"{m[1]}={sizes.get(m[1], m[2])}", rule)
+    return edit.attribute("frontend_attributes", attribute.text.replace(rule, local))
 
 
 _REWRITTEN: dict[str, _Rewrite] = {

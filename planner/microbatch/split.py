@@ -93,12 +93,12 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
         refused: list[tuple[bool, int, MicroBatchError]] = []
         order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}
         for batch in candidates(flow, options):
-            labeller, labels = _labelled(module, batch)
+            labeller, labels = labelled(module, batch)
             if labels.conflicts:
                 is_usual = all(along.dim == 0 for along in batch.values())
                 refused.append((is_usual, order[labels.conflicts[0]], refusal(module, labeller, labels)))
                 continue
-            found = _split(module, batch, labeller, labels)
+            found = cut(module, batch, labeller, labels)
             if any(MICRO in parts for parts in found.parts.values()):
                 return found
     if not refused:
@@ -110,7 +110,8 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
     raise max(refused, key=lambda found: found[:2])[2]  # of the guess that went furthest
 
 
-def _labelled(module: Module, batch: Mapping[int, Along]) -> tuple[Labeller, Labels]:
+def labelled(module: Module, batch: Mapping[int, Along]) -> tuple[Labeller, Labels]:
+    """The kinds of all values where these flat arguments carry the batch."""
     kinds: dict[Instruction, tuple[Kind, ...]] = {}
     number, most = 0, 0
     for parameter in sorted(module.entry.parameters, key=lambda p: p.index):
@@ -122,7 +123,8 @@ def _labelled(module: Module, batch: Mapping[int, Along]) -> tuple[Labeller, Lab
     return labeller, labeller.entry(module.entry, kinds)
 
 
-def _split(module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: Labels) -> StepSplit:
+def cut(module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: Labels) -> StepSplit:
+    """The step cut as labelled. `labels` are changed: what costs nothing to finish early becomes done."""
     _finish_early(labels)
     root = module.entry.root
     once = Demand(labels, labeller, tuple((root, leaf, DONE) for leaf in range(len(root.shape.leaves))))
