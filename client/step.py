@@ -65,23 +65,41 @@ class Step:
         Does not wait for the result: an error of the step is raised where a result is read, or by
         the next call. Arguments: pytrees of handles, numpy and JAX arrays, numbers.
         """
-        return self._run(args, kwargs)
+        return self._run(args, kwargs)[1]
 
     def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, MeasuredStep]:
         """A call whose tasks are measured, and waited for: its result, and when each task of each stage ran.
 
         Tasks wait for their results one by one, so that the step is a little slower than others.
         """
+        return self._measured(args, kwargs)[1:]
+
+    def trace(self, path: str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
+        """A call that is measured, and written to `path` as a trace, which ui.perfetto.dev shows: what the plan
+        predicted above what was measured, with a track per device. Returns the call's result.
+        """
+        from shardwright.report.plan_trace import plan_trace
+        from shardwright.report.trace import write_trace
+
+        program, result, measured = self._measured(args, kwargs)
+        node_of = {device: node.index for node in self._session.info.nodes for device in node.devices}
+        trace = plan_trace(
+            program.plan, measured=measured.tasks, measured_s=measured.run_s, node_of=node_of.__getitem__
+        )
+        write_trace(path, trace)
+        return result
+
+    def _measured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Any, MeasuredStep]:
         from shardwright.client.measured import MeasuredStep
 
-        result = self._run(args, kwargs, is_traced=True)
+        program, result = self._run(args, kwargs, is_traced=True)
         done = next((leaf._result for leaf in jax.tree.leaves(result) if leaf._result is not None), None)
         if done is None:
-            return result, MeasuredStep(run_s=0.0, tasks=(), live=())
+            return program, result, MeasuredStep(run_s=0.0, tasks=(), live=())
         done.wait()
-        return result, MeasuredStep.of(done.traces, done.run_s)
+        return program, result, MeasuredStep.of(done.traces, done.run_s)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
         signature, leaves, dynamic = self._describe(args, kwargs)
         program = self._fitting(signature, leaves)
         if program is None:
@@ -91,7 +109,7 @@ class Step:
         self._check_donated(program, leaves, donated)
         results = self._session.run(program, leaves, is_traced=is_traced)
         self._pass_on(program, leaves, donated, results)
-        return jax.tree.unflatten(program.lowered.result_tree, results)
+        return program, jax.tree.unflatten(program.lowered.result_tree, results)
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers and laid out as this step wants its arguments.

@@ -1,4 +1,4 @@
-"""The trace of a plan: its predicted timeline, above what a step of it measured."""
+"""The trace of a plan: its predicted timeline above what a step of it measured."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from shardwright.plans import Plan
 from shardwright.report.trace import DevicePlace, MeasuredTask, step_trace
 from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
 
+#: Where the program stands in the graph of a plan of one program, behind `input`.
+_POSITION = 1
+
 
 def plan_trace(
     plan: Plan | PipelinePlan,
     *,
     measured: Sequence[MeasuredTask] = (),
+    measured_s: float | None = None,
     node_of: Callable[[int], int] = lambda device: 0,
 ) -> dict[str, Any]:
     """The step of a plan as a trace for Perfetto, as data for JSON (`trace.write_trace`).
 
-    measured: what a step of the plan measured. node_of: node of each device of the cluster, which says where what was
-    measured on a node is shown.
+    measured: the tasks of a pipeline's step, as measured; measured_s: seconds of a step of one program. node_of: node
+    of each device of the cluster, which says where what was measured on a node is shown.
     """
     if isinstance(plan, PipelinePlan):
         graph, ranges = plan.tasks, [stage.devices for stage in plan.stages]
     else:
         graph, ranges = _one_program(plan), [range(plan.mesh.device_count)]
+        if measured_s is not None:
+            measured = [
+                MeasuredTask(node=node, stage=0, position=_POSITION, begin_s=0.0, end_s=measured_s)
+                for node in sorted({node_of(device) for device in ranges[0]})
+            ]
     return step_trace(
         graph,
         simulate(graph),

@@ -9,6 +9,7 @@ stage holds. Both clocks begin with the step.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ class _Track(NamedTuple):
     node: int | None  # None: of all nodes
 
 
-def write_trace(path: str, trace: Mapping[str, Any]) -> None:
+def write_trace(path: str | os.PathLike[str], trace: Mapping[str, Any]) -> None:
     """Write what `step_trace` made, so that Perfetto opens it."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(trace, file, separators=(",", ":"))
