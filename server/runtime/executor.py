@@ -72,6 +72,10 @@ class _Executable(Protocol):
         """The results to wait for: once they are ready, the step has run on this node."""
         ...
 
+    def close(self) -> None:
+        """No step will ask for it any more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SpmdExecutable:
@@ -95,6 +99,9 @@ class _SpmdExecutable:
     def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """One: results of one program are ready together."""
         return tuple(sorted(results, key=lambda value: value.size)[:1])
+
+    def close(self) -> None:
+        """It has nothing but its program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +171,7 @@ class Executor:
         elif kind == "load_pipeline":
             self._load_pipeline(command.load_pipeline)
         elif kind == "unload":
-            self._executables.pop((command.unload.session_id, command.unload.executable_id), None)
+            self._drop((command.unload.session_id, command.unload.executable_id))
         elif kind == "release":
             release = command.release
             why = wire.error_from_proto(release.error) if release.HasField("error") else None
@@ -172,10 +179,15 @@ class Executor:
 
     def _close(self, session_id: str) -> None:
         for key in [key for key in self._executables if key[0] == session_id]:
-            del self._executables[key]
+            self._drop(key)
         if self._checkpoints is not None:
             self._checkpoints.forget(session_id)
         self._store.close(session_id)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        executable = self._executables.pop(key, None)
+        if executable is not None:
+            executable.close()
 
     def _load(self, load: worker_pb2.LoadProgram) -> None:
         payload = b"".join(self._chunks.pop(load.executable_id, []))

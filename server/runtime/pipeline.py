@@ -76,6 +76,10 @@ class PipelineExecutable:
         """All of them: they come from many programs."""
         return tuple(results)
 
+    def close(self) -> None:
+        """End the threads of its stages."""
+        self.runner.close()
+
 
 def load_pipeline(
     message: worker_pb2.LoadPipeline, payload_of: Callable[[str], bytes], transport_to: TransportTo

@@ -232,6 +232,10 @@ class TaskRunner:
             raise stop.error
         return {stage: future.result() for stage, future in done.items()}
 
+    def close(self) -> None:
+        """End the threads; nothing may run any more."""
+        self._threads.shutdown(wait=False)
+
 
 def _device_bytes(array: jax.Array) -> int:
     return int(array.addressable_data(0).nbytes)
