@@ -10,7 +10,7 @@ gpipe         all forward cells, then all backward cells (Huang et al. 2019).
 kFkB          1f1b over groups of k micro-batches: transfers of a group run beside the group's computing, for k times
               the activations (Ada-Grouper, Wang et al. 2023).
 interleaved   several chunks a stage, chunk c on stage c mod S, in groups of S micro-batches; idle time shrinks with the
-              chunks (Megatron-LM, Narayanan et al. 2021). A last group that is not full keeps the order of a full one.
+              chunks (Megatron-LM, Narayanan et al. 2021). Groups that are not full keep the order of full ones.
 zero-bubble   1f1b whose gradients of variables wait until the stage would be idle: up to S micro-batches in flight on
               every stage (ZB-H1, Qi et al. 2023). Needs `weight` pieces; where there are none it is 1f1b.
 """
@@ -159,15 +159,21 @@ def _zero_bubble(stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
 
 
 def _interleaved(chunks: Sequence[int], stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
-    """Made for whole groups of S micro-batches; cells of micro-batches that do not exist are then left out."""
+    """Made for whole groups of S micro-batches; cells of those that do not exist, spread evenly, are then left out."""
     rounds = -(-micro_batches // stages)
+    whole = rounds * stages
+    real = {i * whole // micro_batches: i for i in range(micro_batches)}
     steps = [(number, place) for number in range(rounds) for place in range(len(chunks))]
-    forward = [(chunks[p], n * stages + i) for n, p in steps for i in range(stages)]
-    backward = [(chunks[-1 - p], n * stages + i) for n, p in steps for i in range(stages)]
+    forward = [(chunks[p], real.get(n * stages + i)) for n, p in steps for i in range(stages)]
+    backward = [(chunks[-1 - p], real.get(n * stages + i)) for n, p in steps for i in range(stages)]
     ahead = min(2 * (stages - stage - 1) + (len(chunks) - 1) * stages, len(forward))
     for place in range(len(forward) + ahead):
-        if place < len(forward) and forward[place][1] < micro_batches:
-            yield Cell("forward", *forward[place])
-        if place >= ahead and backward[place - ahead][1] < micro_batches:
-            yield Cell("backward", *backward[place - ahead])
-            yield Cell("weight", *backward[place - ahead])
+        if place < len(forward):
+            chunk, number = forward[place]
+            if number is not None:
+                yield Cell("forward", chunk, number)
+        if place >= ahead:
+            chunk, number = backward[place - ahead]
+            if number is not None:
+                yield Cell("backward", chunk, number)
+                yield Cell("weight", chunk, number)
