@@ -145,10 +145,12 @@ class _Cut:
     def _replaced(
         self, output: int, place: Place, contents: Mapping[Place, tuple[Sequence[Instruction], Sequence[Instruction]]]
     ) -> int | None:
-        """The argument whose buffer an output may take: read here for the last time, and kept by this stage."""
+        """The argument whose buffer an output may take: kept by this stage, and read here for the last time."""
         number = self._step.aliases.get(output)
         if number is None or self._owners.keeps[number] != place.stage:
             return None
+        if any(value == argument_value(number) for value, _ in self._outputs):
+            return None  # handed out as it came, too
         reading = [at for at, (_, inputs) in contents.items() for each in inputs if self._argument(each) == number]
         here = [at for at in reading if at.stage == place.stage]
         return number if here and max(here) == place and place in here else None

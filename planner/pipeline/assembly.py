@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shardwright.errors import InternalError
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape, format_shape
 from shardwright.hlo.shapes import without_layout
-from shardwright.planner.pipeline.layouts import StageLayouts
+from shardwright.planner.pipeline.layouts import StageLayouts, leaves_before
 from shardwright.planner.rewrites.edit import attribute, consistent, copy_of
 from shardwright.planner.verify import CALLING
 from shardwright.plans import InstructionPlan, TensorSharding, ValueSharding, VariablePlan
@@ -285,13 +285,6 @@ def _bodies(
         branches = [computation for name in CALLING[opcode] for computation in called.get(name, ())]
         for branch, operand in zip(branches, entry.operands[1:], strict=True):
             yield branch, (operand,), entry.result
-
-
-def leaves_before(element: Instruction) -> int:
-    """Array leaves of a tuple ahead of the element that a get-tuple-element takes."""
-    shape = element.operands[0].shape
-    assert isinstance(shape, TupleShape)
-    return sum(len(each.leaves) for each in shape.elements[: element.index])
 
 
 def grouped(instruction: Instruction, leaves: ValueSharding) -> tuple[ValueSharding, ...]:

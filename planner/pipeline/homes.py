@@ -46,6 +46,10 @@ class Homes:
         """Whether there is a backward pass at all."""
         return any(home.is_backward for home in self.of.values() if home.chunk < self.chunks - 1) or self.chunks == 1
 
+    def without(self, taken: Collection[Instruction]) -> Homes:
+        """The homes of all others."""
+        return Homes(of={each: home for each, home in self.of.items() if each not in taken}, chunks=self.chunks)
+
     def programs(self) -> list[Home]:
         """Every program that computes anything: forward in order, then backward in reverse, then what is delayed."""
         found = sorted(set(self.of.values()))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from shardwright.hlo import ArrayShape, Instruction, Module
+from shardwright.hlo import ArrayShape, Instruction, Module, TupleShape
 from shardwright.planner.microbatch import Shared, StepSplit
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, ValueSharding
 
@@ -66,7 +66,12 @@ class StageLayouts:
 
     def made(self, value: Instruction) -> TensorSharding:
         """How an array lies where it is made; it may be a partial sum."""
-        return self.entry(value, "").result[0]
+        if value.opcode != "get-tuple-element":
+            return self.entry(value, "").result[0]
+        first, maker = leaves_before(value), value.operands[0]
+        while maker.opcode == "get-tuple-element":
+            first, maker = first + leaves_before(maker), maker.operands[0]
+        return self.entry(maker, "").result[first]
 
     def between(self, value: Instruction) -> TensorSharding:
         """How an array lies that one program hands to another: reduced."""
@@ -97,6 +102,13 @@ class StageLayouts:
 
 def replicated(shape: ArrayShape) -> TensorSharding:
     return TensorSharding.replicated(shape.rank)
+
+
+def leaves_before(element: Instruction) -> int:
+    """Array leaves of a tuple ahead of the element that a get-tuple-element takes."""
+    shape = element.operands[0].shape
+    assert isinstance(shape, TupleShape)
+    return sum(len(each.leaves) for each in shape.elements[: element.index])
 
 
 def _whole(value: Instruction) -> ValueSharding:

@@ -34,6 +34,7 @@ from shardwright.planner.pipeline.homes import homes_of
 from shardwright.planner.pipeline.layouts import StageLayouts
 from shardwright.planner.pipeline.pricing import Pricing
 from shardwright.planner.pipeline.step import Step
+from shardwright.planner.pipeline.tails import Parts, summed_once
 from shardwright.planner.pipeline.values import device_bytes, task_piece, task_values, values_of
 from shardwright.planner.search import plan as plan_step
 from shardwright.plans import MemorySummary, Mesh, Plan
@@ -46,6 +47,10 @@ from shardwright.tasks import (
     simulate,
     task_graph,
 )
+
+
+#: More bytes than any device has: what a stage takes is the search's business.
+_ALL = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,19 +153,20 @@ class _Maker:
     def _step(self) -> Step:
         choice = self._choice
         split = split_step(choice.module, self._options)
-        micro = micro_module(split, choice.micro_batches)
+        parts = Parts(micro=micro_module(split, choice.micro_batches), once=once_module(split))
         stage_count = len(choice.groups)
         chunks = stage_count * choice.chunks
-        index = [
-            parameter for parameter in micro.module.entry.parameters if isinstance(micro.inputs[parameter.index], Index)
-        ]
-        homes = homes_of(micro.module.entry, choice.chunk_of, chunks, index)
+        entry = parts.micro.module.entry
+        index = [each for each in entry.parameters if isinstance(parts.micro.inputs[each.index], Index)]
+        homes = homes_of(entry, choice.chunk_of, chunks, index)
+        parts = summed_once(split, parts, homes.of)
+        homes = homes.without(parts.moved)
         if Schedule.parse(choice.schedule).has_weight:
-            homes = delayed(homes, micro.module.entry)
+            homes = delayed(homes, parts.micro.module.entry)
         return Step(
             split=split,
-            micro=micro,
-            once=once_module(split),
+            micro=parts.micro,
+            once=parts.once,
             micro_batches=choice.micro_batches,
             homes=homes,
             stage_of_chunk=tuple(chunk % stage_count for chunk in range(chunks)),
@@ -170,20 +176,27 @@ class _Maker:
     def _layouts(self, split: StepSplit) -> tuple[StageLayouts, ...]:
         """Layouts of every stage; equal stages share them."""
         module = accumulated(split, self._choice.micro_batches)
-        text = module.to_text()
         known: dict[object, StageLayouts] = {}
         found = []
         for stage, group in enumerate(self._choice.groups):
             given = self._choice.plans[stage] if self._choice.plans else None
             key = id(given) if given is not None else self._kind_of(group)
             if key not in known:
-                known[key] = StageLayouts(given or self._planned(text, group), module, split)
+                known[key] = StageLayouts(given or self._planned(group), module, split)
             found.append(known[key])
         return tuple(found)
 
-    def _planned(self, text: str, group: Group) -> Plan:
-        options = replace(self._options, mesh=group.mesh.sizes, rewrites="none")
-        return plan_step(text, self._cluster.part(group.first_device, group.mesh.device_count), options)
+    def _planned(self, group: Group) -> Plan:
+        options = replace(
+            self._options,
+            mesh=group.mesh.sizes,
+            micro_batches=self._choice.micro_batches,
+            rewrites="none",
+            memory_budget=_ALL,
+            memory_fraction=None,
+        )
+        part = self._cluster.part(group.first_device, group.mesh.device_count)
+        return plan_step(self._choice.module.to_text(), part, options)
 
     def _kind_of(self, group: Group) -> tuple[Mesh, tuple[int, ...]]:
         """Equal for groups on which everything costs the same."""
