@@ -48,7 +48,6 @@ from shardwright.tasks import (
     task_graph,
 )
 
-
 #: More bytes than any device has: what a stage takes is the search's business.
 _ALL = 1 << 60
 

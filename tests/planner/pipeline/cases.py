@@ -207,3 +207,64 @@ def moe(chunks: int = 2, layers: int = 2, experts: int = 4, batch: int = 8, leng
     return training(
         loss, params, normal(60, batch, length, width, scale=1.0), normal(61, batch, length, width, scale=1.0)
     )
+
+
+def scanned(layers: int = 4, batch: int = 8, width: int = 8) -> Case:
+    """Rematerialised layers in a scan; the loop has to be split before its rows can be in two chunks."""
+    params = {
+        "in": normal(0, width, width), "head": normal(3, width, width),
+        "layers": {"w": normal(1, layers, width, 2 * width), "v": normal(2, layers, 2 * width, width)},
+    }  # fmt: skip
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        with jax.named_scope("chunk0"):
+            x = x @ p["in"]
+
+        def layer(h: Any, q: Any) -> Any:
+            h = sw.annotate(h, {0: "data"})
+            return h + jnp.tanh(h @ q["w"]) @ q["v"], None
+
+        x, _ = jax.lax.scan(jax.checkpoint(layer), x, p["layers"])
+        with jax.named_scope("chunk1"):
+            return jnp.mean((x @ p["head"] - y) ** 2)
+
+    return training(loss, params, normal(5, batch, width), normal(6, batch, width), optimizer=optax.adam(1e-2))
+
+
+def passed_on(batch: int = 16, width: int = 8) -> Case:
+    """Outputs of every kind: updates, the loss, one per example, one of all examples, an argument as it came."""
+    params = [normal(i, width, width) for i in range(2)]
+
+    def step(p: Any, x: Any, y: Any, scale: Any) -> Any:
+        def loss(p: Any) -> Any:
+            h = x
+            for i in range(2):
+                with jax.named_scope(f"chunk{i}"):
+                    h = sw.annotate(jnp.tanh(h @ p[i]), {0: "data"})
+            with jax.named_scope("chunk1"):
+                return jnp.mean((h - y) ** 2), h
+
+        (value, h), gradients = jax.value_and_grad(loss, has_aux=True)(p)
+        updated = jax.tree.map(lambda w, g: w - scale * g, p, gradients)
+        return updated, value, h, jnp.sort(h.sum(1)), p[0]
+
+    return step, (params, normal(3, batch, width), normal(4, batch, width), np.float32(0.1)), (0,)
+
+
+def tied(chunks: int = 2, vocabulary: int = 64, width: int = 8, length: int = 4, batch: int = 8) -> Case:
+    """A tied embedding with little between its ends, dropout, and updates that a norm over all gradients scales."""
+    params = {"table": normal(1, vocabulary, width), "w": [normal(2 + i, width, width) for i in range(chunks)]}
+
+    def loss(p: Any, tokens: Any, key: Any) -> Any:
+        with jax.named_scope("chunk0"):
+            x = p["table"][tokens[:, :-1]]
+        for i, w in enumerate(p["w"]):
+            with jax.named_scope(f"chunk{i}"):
+                kept = jax.random.bernoulli(jax.random.fold_in(key, i), 0.8, x.shape)
+                x = x + jnp.where(kept, jnp.tanh(x @ w), 0) / 0.8
+        with jax.named_scope(f"chunk{chunks - 1}"):
+            return optax.softmax_cross_entropy_with_integer_labels(x @ p["table"].T, tokens[:, 1:]).mean()
+
+    tokens = np.random.default_rng(0).integers(0, vocabulary, (batch, length + 1)).astype(np.int32)
+    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1))
+    return training(loss, params, tokens, jax.random.PRNGKey(7), optimizer=clipped)

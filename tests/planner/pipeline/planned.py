@@ -1,0 +1,64 @@
+"""Pipelines of the cases, and their steps beside JAX's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwright.client.annotate import annotations_kept
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.hlo import Module, parse
+from shardwright.pipelines import PipelinePlan
+from shardwright.planner.inlining import inline_calls
+from shardwright.planner.pipeline import Choice, Group, make_pipeline
+from shardwright.plans import Mesh
+from tests.planner.pipeline.cases import Case, chunk_of
+from tests.planner.pipeline.executor import Executor
+
+
+def lowered(case: Case) -> tuple[str, Module]:
+    """HLO text of a case, and its module with calls written out."""
+    step, arguments, donated = case
+
+    def function(*arguments: Any) -> Any:  # new each time: JAX caches by function, annotations or not
+        return step(*arguments)
+
+    with annotations_kept():
+        made = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments)
+    text = made.as_text("hlo", debug_info=True)
+    return text, inline_calls(parse(text))
+
+
+def pipeline(
+    case: Case, *, stages: int, micro_batches: int, schedule: str, devices: int = 1, chunks: int = 1
+) -> PipelinePlan:
+    """A plan that cuts a case where its scopes say; every stage has a mesh `data` of so many devices."""
+    text, module = lowered(case)
+    choice = Choice(
+        module=module,
+        groups=tuple(Group(first_device=s * devices, mesh=Mesh.of({"data": devices})) for s in range(stages)),
+        chunk_of=chunk_of(module),
+        micro_batches=micro_batches,
+        schedule=schedule,
+        chunks=chunks,
+    )
+    return make_pipeline(text, Cluster.local(stages * devices), PlanOptions(), choice)
+
+
+def assert_follows_jax(case: Case, plan: PipelinePlan, steps: int = 3) -> None:
+    """Every output of every step is JAX's, within 1e-5 of its norm; donated arguments are replaced by outputs."""
+    step, arguments, donated = case
+    reference = jax.jit(step)
+    flat = jax.tree.leaves(arguments)
+    state = len(jax.tree.leaves(arguments[: len(donated)]))
+    executor, ours, theirs = Executor(plan), list(flat), arguments
+    for _ in range(steps):
+        made, expected = executor.step(ours), reference(*theirs)
+        for a, b in zip(made, jax.tree.leaves(expected), strict=True):
+            assert a.shape == b.shape
+            assert np.linalg.norm(a - np.asarray(b)) <= 1e-5 * max(1e-3, np.linalg.norm(b))
+        ours = made[:state] + flat[state:]
+        theirs = (*expected[: len(donated)], *arguments[len(donated) :]) if isinstance(expected, tuple) else arguments
