@@ -92,7 +92,7 @@ def options_key(options: PlanOptions) -> str:
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
     limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
-    ways = (options.effort, options.rewrites, options.mode)
+    ways = (options.effort, options.rewrites, options.remat, options.mode)
     pipeline = (options.stages, options.schedule, options.micro_batches, options.micro_batch_inexact)
     return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways, pipeline))
 

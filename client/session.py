@@ -129,6 +129,7 @@ class Session:
         deadline: float | None = None,
         effort: str | None = None,
         rewrites: str | None = None,
+        remat: str | None = None,
         mode: str | None = None,
         stages: int | None = None,
         micro_batches: int | None = None,
@@ -149,6 +150,8 @@ class Session:
           deadline: seconds after which the best plan found so far is taken.
           effort: "fast", "default" or "best": how hard the planner searches where no deadline says it.
           rewrites: "auto" (default) or "none": plan the program as it stands.
+          remat: what the backward pass finds computed again instead of kept: "auto" (default) as much as the memory
+            makes necessary, "none", or "full".
           mode: "search" (default), or "propagate": follow the annotations and search nothing.
           micro_batches: parts of the batch that are computed one after the other, their gradients added up: less
             memory for the same result. Default: as the planner sees fit; 1: the batch at once.
@@ -164,7 +167,7 @@ class Session:
 
         options = plan_options(
             mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
-            mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
+            remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
             micro_batch_inexact=micro_batch_inexact,
         )  # fmt: skip
         function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)

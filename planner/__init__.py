@@ -11,7 +11,8 @@
     preference  what to choose where costs are equal
     solve       exact reductions (pbqp), a bound by message passing (dual), an integer program (ilp)
     bound       what no plan costs less than, every repeat deciding for itself
-    budget      memory as a price per byte; exact_fit: as rows of the integer program
+    budget      memory as a price per byte; fitting: the price at which a plan fits; exact_fit: as rows of the ILP
+    recompute   what to compute again where memory binds; relief: whether that gives a faster plan that fits
     rule_mode   instead of a search: the pins propagated
     assemble    the chosen strategies as a Plan: instructions, collectives (causes: why), variables
     verify      a checker that knows nothing of the search

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.causes import Causes
-from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node
+from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Leaf, Node
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.strategies import Border, Strategy, local_results
 from shardwright.plans import (
@@ -356,12 +356,11 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
     crossing = decisions.graph.layout.crossing
     flow = decisions.graph.flow
     found = []
-    ends = (*decisions.graph.layout.segments.cuts, None)
-    for number, (instance, end) in enumerate(zip(chain.instances, ends, strict=True)):
+    for number, instance in enumerate(chain.instances):
         handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
         found.append(
             SegmentPlan(
-                name=_segment_name(flow, number, end),
+                name=segment_name(decisions, number),
                 kind=instance.kind,
                 instructions=len(instance.nodes),
                 boundary=tuple((flow.nodes[leaf[0]].instruction.name, decisions.result(leaf)) for leaf in handed),
@@ -370,9 +369,10 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
     return tuple(found)
 
 
-def _segment_name(flow: Dataflow, number: int, end: int | None) -> str:
+def segment_name(decisions: Decisions, number: int) -> str:
     """`segment 2, to model.py:93`: the line of the critical node that ends it."""
-    line = flow.module.source(flow.nodes[end].instruction) if end is not None else None
+    flow, cuts = decisions.graph.flow, decisions.graph.layout.segments.cuts
+    line = flow.module.source(flow.nodes[cuts[number]].instruction) if number < len(cuts) else None
     return f"segment {number}, to {PurePath(line.file).name}:{line.line}" if line else f"segment {number}"
 
 

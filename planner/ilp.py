@@ -33,6 +33,9 @@ from shardwright.errors import PlanError
 from shardwright.planner.local_search import incumbent
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
 
+#: Relative gap of what counts as optimal.
+EXACT = 1e-9
+
 #: Objective value that the incumbent is scaled to.
 _SCALE = 1e4
 
@@ -58,11 +61,17 @@ class Row:
 
 
 def solve(
-    problem: Problem, *, time_limit_s: float, rows: Sequence[Row] = (), forbidden: Sequence[IntArray] = ()
+    problem: Problem,
+    *,
+    time_limit_s: float,
+    gap: float = EXACT,
+    rows: Sequence[Row] = (),
+    forbidden: Sequence[IntArray] = (),
 ) -> Solution:
     """Best assignment found within the limit, with a certified bound. PlanError where none is finite.
 
-    rows: sums that are limited. forbidden: assignments that may not be chosen.
+    gap: relative distance from the bound at which to stop. rows: sums that are limited. forbidden: assignments that
+    may not be chosen.
     """
     if not problem.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
@@ -76,7 +85,7 @@ def solve(
         _row(program, row, x)
     for states in forbidden:
         _forbid(program, states, x)
-    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=1e-9)
+    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap)
     status = program.solve(solver)
     if status == pulp.LpStatusInfeasible:
         raise PlanError("no combination of strategies satisfies all pins and forced shardings")

@@ -168,6 +168,7 @@ class Relabelling:
                         boundary=tuple([(self._name(name), sharding) for name, sharding in each.boundary]))
                 for each in plan.segments
             ]),
+            recomputed=tuple([replace(each, name=self.sentence(each.name)) for each in plan.recomputed]),
             notes=tuple([self.sentence(note) for note in plan.notes]),
         )  # fmt: skip
         return relabelled, planned

@@ -6,6 +6,7 @@ Nothing here depends on a mesh.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import copy
 
 from shardwright.config import PlanOptions
 from shardwright.cost import HardwareProfile
@@ -14,13 +15,14 @@ from shardwright.hlo import Module, parse
 from shardwright.options import name_matches
 from shardwright.planner.annotations import collect
 from shardwright.planner.budget import Memory
-from shardwright.planner.dataflow import Leaf, build_dataflow
+from shardwright.planner.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.force import state_arguments
 from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
-from shardwright.planner.microbatch import StepSplit, accumulated, split_step
+from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import Requirement
+from shardwright.planner.recompute import Recomputation, rematerialized
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
 
@@ -31,20 +33,39 @@ class Program:
     module / text: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
     original / original_text: as it was given. arguments / outputs: their names.
     batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
-    pins: requirements by node. state: nodes of arguments kept between steps; arriving: of all others.
+    pins: requirements by node. twins: nodes that compute again what another one does, and which.
+    state: nodes of arguments kept between steps; arriving: of all others.
     """
 
     def __init__(self, hlo: str | Module, options: PlanOptions) -> None:
         self.options = options
-        given = hlo if isinstance(hlo, Module) else parse(hlo)
         self.original_text = hlo if isinstance(hlo, str) else hlo.to_text()
-        self.original = given
-        split = _split(given, options)
-        cut = accumulated(split, options.micro_batches or 1) if split else inline_calls(given)
+        self.original = hlo if isinstance(hlo, Module) else parse(hlo)
+        self._read(None, options.micro_batches or 1)
+
+    def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
+        """The same program computing values again, and so many parts of the batch one after the other.
+
+        Raises MicroBatchError where it does not split.
+        """
+        made = copy(self)
+        made._read(again, micro_batches)
+        return made
+
+    def _read(self, again: Recomputation | None, micro_batches: int) -> None:
+        options, module, twins = self.options, inline_calls(self.original), dict[str, str]()
+        if again is not None:
+            made = rematerialized(module, again)
+            module, twins = made.module, dict(made.twins)
+        split = split_step(module, options) if micro_batches > 1 else None
+        if split is not None:
+            module = accumulated(split, micro_batches)
+        self.micro_batches = micro_batches
         self.batch = {number: along.dim + 1 for number, along in split.batch.items()} if split else None
-        self.rewritten = rewrite_for(cut, options, _named(given, options).difference(self.batch or ()), given)
+        named = _named(self.original, options).difference(self.batch or ())
+        self.rewritten = rewrite_for(module, options, named, self.original)
         self.module = self.rewritten.module
-        self.text = self.original_text if self.module is given else self.module.to_text()
+        self.text = self.original_text if self.module is self.original else self.module.to_text()
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
         self.arguments = argument_names(self.flow, options.argument_names)
@@ -53,6 +74,7 @@ class Program:
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
         self.arriving = frozenset(self.flow.parameters) - self.state
+        self.twins = _nodes_of(self.flow, twins)
         self._liveness: Liveness | None = None
         self._structures: dict[Hashable, Structure] = {}
 
@@ -81,7 +103,7 @@ class Structure:
     def __init__(self, program: Program, pinned: Mapping[int, Hashable], extra: Mapping[int, Hashable]) -> None:
         flow = program.flow
         self.free = free_nodes(flow, pinned)
-        self.segments = find_segments(flow, self.free, program.state)
+        self.segments = find_segments(flow, self.free, program.state, program.twins)
         keys = dict.fromkeys(program.arriving, ("arriving",))
         for node, what in extra.items():
             keys[node] = (*keys.get(node, ()), what)
@@ -92,9 +114,12 @@ class Structure:
         self.runs: tuple[Run, ...] = find_runs(self.instances)
 
 
-def _split(module: Module, options: PlanOptions) -> StepSplit | None:
-    """The step cut into micro-batches, where that is asked for."""
-    return split_step(module, options) if options.micro_batches not in (None, 1) else None
+def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
+    """Pairs of instructions as pairs of the nodes that they are."""
+    nodes: dict[str, list[int]] = {}
+    for node in flow.nodes if twins else ():
+        nodes.setdefault(node.instruction.name, []).append(node.index)
+    return {i: nodes[old][0] for new, old in twins.items() if old in nodes for i in nodes.get(new, ())}
 
 
 def _named(module: Module, options: PlanOptions) -> set[int]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, memory, required_bytes
-from shardwright.cost.memory import shard_bytes
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
@@ -26,19 +27,20 @@ from shardwright.planner.assemble import (
     variables,
 )
 from shardwright.planner.bound import lower_bound
-from shardwright.planner.budget import Memory, Peak, Price, breakdown
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend
-from shardwright.planner.exact_fit import fit_exactly
+from shardwright.planner.fitting import fitted
 from shardwright.planner.force import Forced, check_force, forced, origin
-from shardwright.planner.graph import Graph, Variable, free_nodes, with_views
+from shardwright.planner.graph import Graph, free_nodes, with_views
 from shardwright.planner.meshes import given_mesh, meshes_to_search, refines
 from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import MOST, Preference
 from shardwright.planner.prices import Prices
 from shardwright.planner.program import Program
+from shardwright.planner.recompute import Recomputation
+from shardwright.planner.relief import relieved
 from shardwright.planner.rewrites import without_idle_views
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.rule_mode import propagated
@@ -74,13 +76,6 @@ DESCENTS = 4
 #: parallelism: less is no difference that the cost model could tell.
 LEAST_GAIN = 1e-3
 
-#: The first price of a byte that is tried, as a part of what the plan's own bytes would cost at its own time; then
-#: prices that are tried where memory binds, and the ratio of two at which they are close enough.
-LEAST_PRICE = 1e-3
-MOST_PRICES = 14
-CLOSE_PRICES = 1.3
-
-
 Listener = Callable[[PlanProgress], None]
 
 
@@ -109,41 +104,67 @@ class Search:
     ) -> None:
         self._start = time.perf_counter()
         self._progress = progress
-        self._best: _Found | None = None
+        self._best: Found | None = None
         self._incumbent_s = 0.0
         check_force(options)
         given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
-        self._report("parse")
+        self.report("parse")
         self.cluster = cluster
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options)
         self.flow = self.program.flow
+        self.recomputation: Recomputation | None = None
 
     def run(self) -> Plan:
+        outcome = relieved(self.outcome())
+        return outcome.search.finish(outcome)
+
+    def of(self, program: Program, recomputation: Recomputation) -> Search:
+        """The same call, for the program computing some values again."""
+        made = copy(self)
+        made.program, made.flow, made.recomputation = program, program.flow, recomputation
+        return made
+
+    def outcome(self) -> Outcome:
+        """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
         tried, refusals = self._try_meshes()
         if not tried:
             raise next(iter(refusals.values()), PlanError("no mesh can be planned"))
         tried += self._finer(tried)
-        found = self.choose(tried, refusals)
-        coarser = self._coarser(found)
+        return Outcome(search=self, tried=tried, refusals=refusals)
+
+    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        """Look for the fastest plan that fits the memory; whether there is one.
+
+        at_once: only among the fastest of each mesh. below_s: a plan that takes as long is no use.
+        """
+        found = self._choose(outcome, at_once, below_s)
+        coarser = self._coarser(found) if found is not None else None
         if coarser is not None:
-            tried.append(self.on_mesh(coarser))
-            found = self.choose(tried, refusals)
-        self._best = self._bounded(found)
-        self._report("check", str(self._best.mesh))
-        made = self._assemble(self._best, self._candidates(tried, refusals))
+            outcome.tried.append(self.on_mesh(coarser))
+            found = self._choose(outcome, at_once, below_s)
+        outcome.found = found
+        return found is not None
+
+    def finish(self, outcome: Outcome) -> Plan:
+        """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
+        if outcome.found is None:
+            raise outcome.refusal or PlanError("no mesh can be planned")
+        self._best = self._bounded(outcome.found)
+        self.report("check", str(self._best.mesh))
+        made = self._assemble(self._best, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
         module, made = without_idle_views(self.program.module, made)
         check_plan(module, made)
         return replace(made, planning_s=time.perf_counter() - self._start)
 
-    def _try_meshes(self) -> tuple[list[_Tried], dict[Mesh, PlanError | AnnotationError]]:
+    def _try_meshes(self) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
         """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
-        tried: list[_Tried] = []
+        tried: list[Tried] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
         for mesh in self._meshes():
-            if tried and self._is_late():
+            if tried and self.is_late():
                 refusals[mesh] = PlanError("not tried: the deadline has passed")
                 continue
             try:
@@ -152,10 +173,10 @@ class Search:
                 refusals[mesh] = error
                 continue
             self._incumbent_s = min(each.step_s for each in tried)
-            self._report("search", str(mesh))
+            self.report("search", str(mesh))
         return tried, refusals
 
-    def _finer(self, tried: Sequence[_Tried]) -> list[_Tried]:
+    def _finer(self, tried: Sequence[Tried]) -> list[Tried]:
         """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others.
 
         Where the program is large, one. Not where axes have roles or names, which would have to
@@ -176,45 +197,47 @@ class Search:
             if refines(mesh, start.mesh) and (len(start.mesh.axes) == SEARCHED_AXES or start is fastest)
         ]
         pairs.sort(key=lambda pair: pair[0] is not fastest)
-        found: dict[Mesh, _Tried] = {}
+        found: dict[Mesh, Tried] = {}
         for start, mesh in pairs[: 1 if len(self.flow.nodes) > EXPERT_NODES else DESCENTS]:
-            if self._is_late():
+            if self.is_late():
                 break
-            self._report("search", str(mesh))
+            self.report("search", str(mesh))
             descended = self._descended(start, mesh)
             if mesh not in found or descended.step_s < found[mesh].step_s:
                 found[mesh] = descended
                 self._incumbent_s = min(self._incumbent_s, descended.step_s)
         return list(found.values())
 
-    def _descended(self, start: _Tried, mesh: Mesh) -> _Tried:
+    def _descended(self, start: Tried, mesh: Mesh) -> Tried:
         prices = Prices(mesh, self.cluster, self.profile)
         fine = replace(start.chain.graph, prices=prices, builder=StrategyBuilder(prices), _sets={})
-        chain, solved = descend(start.chain, start.solved.states, fine, self._time_limit_s())
+        chain, solved = descend(start.chain, start.solved.states, fine, self.time_limit_s())
         free_s = start.step_s - start.solved.value
         return replace(start, mesh=mesh, step_s=solved.value + free_s, chain=chain, solved=solved, start=start)
 
-    def choose(self, tried: Sequence[_Tried], refusals: dict[Mesh, PlanError | AnnotationError]) -> _Found:
-        """The fastest plan that fits the memory. MemoryBudgetError, of the mesh that needs least, where none does."""
-        best: _Found | None = None
-        refusal: MemoryBudgetError | None = None
+    def _choose(self, outcome: Outcome, at_once: bool, below_s: float) -> Found | None:
+        best: Found | None = None
+        tried = outcome.tried
         for each in sorted(tried, key=lambda each: each.step_s * (1 + LEAST_GAIN * tried.index(each))):
-            if best is not None and each.step_s >= best.cost.step_s * (1 - LEAST_GAIN):
+            limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - LEAST_GAIN))
+            if each.step_s >= limit_s:
                 break
-            try:
-                found = replace(self._fitted(self.found(each.chain, each.solved, each.notes)), start=each.start)
-            except MemoryBudgetError as error:
-                refusals[each.mesh] = error
-                refusal = refusal or error
-                continue
-            if best is None or found.cost.step_s < best.cost.step_s * (1 - LEAST_GAIN):
+            found = replace(self.found(each.chain, each.solved, each.notes), start=each.start)
+            if self.needed_bytes(found) > self.limit_bytes:
+                if at_once:
+                    continue
+                try:
+                    found = replace(fitted(self, found, limit_s), start=each.start)
+                except MemoryBudgetError as error:
+                    outcome.refusals[each.mesh] = error
+                    outcome.refusal = outcome.refusal or error
+                    continue
+            if found.cost.step_s < limit_s:
                 best = found
-        if best is None:
-            raise refusal or PlanError("no mesh can be planned")
         return best
 
     def _candidates(
-        self, tried: Sequence[_Tried], refusals: Mapping[Mesh, PlanError | AnnotationError]
+        self, tried: Sequence[Tried], refusals: Mapping[Mesh, PlanError | AnnotationError]
     ) -> tuple[Candidate, ...]:
         """What was tried, with its price; and the plans that experts write, where the program is small enough."""
         name = origin(self.options)
@@ -230,7 +253,7 @@ class Search:
 
     def _experts(self) -> tuple[Candidate, ...]:
         """The plans that are written by hand, priced by the same model."""
-        if self.options.force is not None or self.options.mode != "search" or self._is_late():
+        if self.options.force is not None or self.options.mode != "search" or self.is_late():
             return ()
         if len(self.flow.nodes) > EXPERT_NODES and self.options.effort != "best":
             return ()
@@ -246,7 +269,7 @@ class Search:
             return found
         return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
 
-    def _coarser(self, found: _Found) -> Mesh | None:
+    def _coarser(self, found: Found) -> Mesh | None:
         """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
         if len(found.mesh.axes) != SEARCHED_AXES or len(self.flow.nodes) <= EXPERT_NODES or self.options.force:
             return None
@@ -261,18 +284,18 @@ class Search:
         meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
         return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
 
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
         deadline_s = self.options.deadline_s
         return deadline_s is not None and time.perf_counter() - self._start > deadline_s
 
-    def _time_limit_s(self) -> float:
+    def time_limit_s(self) -> float:
         """Seconds that the integer program may take now."""
         deadline_s = self.options.deadline_s
         if deadline_s is None:
             return TIME_LIMIT_S
         return min(TIME_LIMIT_S, max(deadline_s - (time.perf_counter() - self._start), LEAST_TIME_LIMIT_S))
 
-    def _report(self, phase: str, detail: str = "") -> None:
+    def report(self, phase: str, detail: str = "") -> None:
         best = self._best
         if self._progress is not None:
             self._progress(
@@ -286,13 +309,13 @@ class Search:
             )
 
     # ---- one mesh ------------------------------------------------------------
-    def on_mesh(self, mesh: Mesh) -> _Tried:
+    def on_mesh(self, mesh: Mesh) -> Tried:
         """The fastest plan on one mesh, memory aside."""
-        self._report("rules", str(mesh))
+        self.report("rules", str(mesh))
         force = forced(self.flow, self.program.arguments, self.options, mesh, self.program.batch)
         notes = list(self.flow.notes)
         chain = self.chain(mesh, force, force.in_place)
-        self._report("search", str(mesh))
+        self.report("search", str(mesh))
         try:
             solved = self._solved(chain)
         except PlanError:
@@ -304,14 +327,14 @@ class Search:
         if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
             notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
         step_s = solved.value + chain.graph.least_of_free_s()
-        return _Tried(mesh=mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
+        return Tried(mesh=mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
 
     def _solved(self, chain: Chain) -> SolvedChain:
         if self.options.mode == "propagate":
             return propagated(chain)
-        return chain.solve(self._time_limit_s())
+        return chain.solve(self.time_limit_s())
 
-    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> _Found:
+    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> Found:
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
@@ -319,7 +342,7 @@ class Search:
         communication_s += arrival_time_s(decisions)
         instructions = instruction_plans(decisions)
         parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
-        return _Found(
+        return Found(
             mesh=mesh,
             chain=chain,
             solved=solved,
@@ -333,80 +356,9 @@ class Search:
             price_bound_s=price_bound_s,
         )
 
-    # ---- memory ----------------------------------------------------------------
-    def _fitted(self, found: _Found) -> _Found:
-        """`found`, or the fastest plan that fits: the price of a byte is raised until one does, then lowered again.
-
-        Raises MemoryBudgetError where none does.
-        """
-        if self.needed_bytes(found) <= self.limit_bytes:
-            return found
-        model = self.program.memory(self.profile, found.chain.graph.layout.hubs)
-        peaks = [model.peak(found.decisions)]
-        low, high, best, least = 0.0, 0.0, None, found
-        bound_s = 0.0
-        price = LEAST_PRICE * found.cost.step_s / found.memory.peak_bytes
-        for _ in range(MOST_PRICES):
-            terms = Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
-            chain = found.chain.with_price(terms)
-            solved = chain.solve(self._time_limit_s())
-            bound_s = max(bound_s, solved.rolled_bound - price * self.limit_bytes)
-            tried = self.found(found.chain, solved, found.notes, bound_s)
-            least = min(least, tried, key=self.needed_bytes)
-            if self.needed_bytes(tried) <= self.limit_bytes:
-                best = tried if best is None or tried.cost.step_s < best.cost.step_s else best
-                high = price
-            else:
-                low = price
-                peak = model.peak(tried.decisions)
-                peaks = [*peaks[-2:], peak] if peak not in peaks else peaks
-            if high and high < low * CLOSE_PRICES:
-                break
-            price = (low * high) ** 0.5 if low and high else (high / 8 if high else low * 8)
-        exact = self._fitted_exactly(found, model, peaks)
-        if exact is not None:
-            return exact
-        if best is None:
-            raise self._too_large(least)
-        return replace(best, price_bound_s=bound_s)
-
-    def needed_bytes(self, found: _Found) -> int:
+    def needed_bytes(self, found: Found) -> int:
         """What a device must have for a plan: the predicted peak and what the prediction may miss."""
         return required_bytes(found.memory, self.profile)
-
-    def _fitted_exactly(self, found: _Found, model: Memory, peaks: Sequence[Peak]) -> _Found | None:
-        """The fastest plan that fits, where the program is small enough to solve whole. Else, or if none fits, None."""
-
-        def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
-            tried = self.found(found.chain, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), found.notes)
-            return self.needed_bytes(tried) <= self.limit_bytes, model.peak(tried.decisions)
-
-        solved = fit_exactly(found.chain, self.limit_bytes, peaks, judge, self._time_limit_s())
-        return None if solved is None else self.found(found.chain, solved, found.notes, solved.rolled_bound)
-
-    def _too_large(self, least: _Found) -> MemoryBudgetError:
-        """What is needed, what dominates, and what would help."""
-        needed, limit = self.needed_bytes(least), self.limit_bytes
-        state = sum(
-            shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
-            for v in least.parameters
-            if v.alias is not None
-        )
-        parts = breakdown(
-            {
-                "state": state,
-                "other arguments and results": least.memory.arguments_bytes - state + least.memory.outputs_bytes,
-            },
-            least.memory.temporaries_bytes,
-        )
-        devices = self.cluster.device_count
-        enough = -(-devices * needed // limit)
-        return MemoryBudgetError(
-            f"no plan over {least.mesh} fits {limit / 2**30:.2f} GiB a device: the least that was found needs "
-            f"{needed / 2**30:.2f} GiB ({parts}), at {least.cost.step_s * 1e3:.3g} ms a step",
-            where="memory_budget",
-            remedy=f"allow {needed / 2**30:.2f} GiB, use about {enough} devices, or make the batch smaller",
-        )
 
     def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
@@ -455,17 +407,17 @@ class Search:
         instruction = flow.nodes[index].instruction
         return instruction.op_name or instruction.name
 
-    def _bounded(self, found: _Found) -> _Found:
+    def _bounded(self, found: Found) -> Found:
         """The same with a lower bound on what any plan on its mesh costs."""
         cost = found.cost
         if self.options.mode == "propagate":
             return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
         if found.start is None:
             bound_s = self._bound_s(found.chain, found.solved, found.price_bound_s)
-            scope = _scope(found.chain, self.options, len(self.flow.nodes))
+            scope = self._scope(found.chain)
         else:
             bound_s = self._bound_s(found.start.chain, found.start.solved)
-            scope = _scope(found.start.chain, self.options, len(self.flow.nodes)) + (
+            scope = self._scope(found.start.chain) + (
                 f"; this plan divides its axes further, which that bound (of {bound_s * 1e3:.4g} ms) does not cover: "
                 'effort="best" searches three axes outright'
             )
@@ -474,10 +426,21 @@ class Search:
     def _bound_s(self, chain: Chain, solved: SolvedChain, price_bound_s: float = 0.0) -> float:
         bound_s = price_bound_s or solved.rolled_bound
         if chain.runs and not price_bound_s:
-            bound_s = lower_bound(chain, self._time_limit_s())
+            bound_s = lower_bound(chain, self.time_limit_s())
         return bound_s + chain.graph.least_of_free_s() - MOST * chain.graph.least_s()
 
-    def _assemble(self, found: _Found, candidates: tuple[Candidate, ...]) -> Plan:
+    def _scope(self, chain: Chain) -> str:
+        """What the bound is of: no plan within this scope is cheaper, by this cost model."""
+        forced_by = f" that {origin(self.options).removeprefix('forced: ')} leaves" if self.options.force else ""
+        again = f"these {len(self.recomputation.instructions)} values computed again, " if self.recomputation else ""
+        return (
+            f"on mesh {chain.graph.prices.mesh}, {again}one factor or none per axis and instruction{forced_by}, "
+            f"{len(self.flow.nodes)} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums "
+            "are reduced before the next product, a value has one layout for its readers besides the one it is made "
+            "in, nothing overlaps"
+        )
+
+    def _assemble(self, found: Found, candidates: tuple[Candidate, ...]) -> Plan:
         decisions, program = found.decisions, self.program
         made = Plan(
             module_name=program.module.name,
@@ -493,6 +456,7 @@ class Search:
             memory=found.memory,
             candidates=candidates,
             segments=segment_plans(decisions, found.chain),
+            recomputed=self.recomputation.segments if self.recomputation else (),
             notes=(*found.notes, *_replicated_notes(found.instructions)),
             hlo_text=program.text,
         )
@@ -500,8 +464,38 @@ class Search:
         return plan_with_views(made, program.rewritten, program.original, original)
 
 
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What planning one program on every mesh gave; a plan that fits, or why there is none.
+
+    others: what planning the same program otherwise gave.
+    """
+
+    search: Search
+    tried: list[Tried]
+    refusals: dict[Mesh, PlanError | AnnotationError]
+    found: Found | None = None
+    refusal: MemoryBudgetError | None = None
+    others: list[Candidate] = field(default_factory=list)
+
+    def summary(self) -> Iterator[Candidate]:
+        """The plan that fits, as something else was chosen; or that none does."""
+        what = self.search.recomputation
+        note = f"computes {len(what.instructions)} values again" if what else "computes nothing again"
+        if self.found is not None:
+            yield Candidate(mesh=self.found.mesh, step_s=self.found.cost.step_s, name="search", note=note)
+        elif self.refusal is not None:
+            mesh = next(iter(self.refusals))
+            yield Candidate(mesh=mesh, step_s=None, name="search", note=f"{note}: {self.refusal.message}")
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a step of the plan that fits."""
+        return math.inf if self.found is None else self.found.cost.step_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
+class Tried:
     """The fastest plan on one mesh: its states, and what it costs but for what is made anew for readers.
 
     start: the plan on a coarser mesh from which it was descended, if it was.
@@ -512,11 +506,11 @@ class _Tried:
     chain: Chain
     solved: SolvedChain
     notes: tuple[str, ...]
-    start: _Tried | None = None
+    start: Tried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class Found:
     """A plan on one mesh, before it is bounded and written down."""
 
     mesh: Mesh
@@ -530,7 +524,7 @@ class _Found:
     outputs: tuple[VariablePlan, ...]
     memory: MemorySummary
     price_bound_s: float = 0.0
-    start: _Tried | None = None
+    start: Tried | None = None
 
 
 def expert_candidates(search: Search, name: str, force: str) -> Iterator[Candidate]:
@@ -557,16 +551,6 @@ def expert_candidates(search: Search, name: str, force: str) -> Iterator[Candida
                 continue
             yield Candidate(mesh=mesh, step_s=value, name=name)
             break
-
-
-def _scope(chain: Chain, options: PlanOptions, nodes: int) -> str:
-    """What the bound is of: no plan within this scope is cheaper, by this cost model."""
-    forced_by = "" if options.force is None else f" that {origin(options).removeprefix('forced: ')} leaves"
-    return (
-        f"on mesh {chain.graph.prices.mesh}, one factor or none per axis and instruction{forced_by}, "
-        f"{nodes} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums are reduced before "
-        "the next product, a value has one layout for its readers besides the one it is made in, nothing overlaps"
-    )
 
 
 #: Forced strategies that promise to compute along the batch.

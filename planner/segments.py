@@ -34,15 +34,17 @@ class Segments:
     cuts: tuple[int, ...]
 
 
-def find_segments(flow: Dataflow, free: Sequence[bool], state: frozenset[int]) -> Segments:
+def find_segments(
+    flow: Dataflow, free: Sequence[bool], state: frozenset[int], twins: Mapping[int, int] | None = None
+) -> Segments:
     """Cut `flow` at its critical nodes.
 
     free: nodes that are made anew for each reader. state: nodes of arguments that are parameters or
-    optimizer state.
+    optimizer state. twins: nodes that compute again what a node of the forward pass computes, and belong where it does.
     """
     forward = forward_nodes(flow, free, state)
     cuts = _cuts(flow, forward)
-    of = _assign(flow, free, forward, cuts)
+    of = _assign(flow, free, forward, cuts, twins or {})
     return Segments(of=tuple(of), count=len(cuts) + 1, cuts=tuple(cuts))
 
 
@@ -117,8 +119,11 @@ def _cuts(flow: Dataflow, forward: list[int]) -> list[int]:
     return found
 
 
-def _assign(flow: Dataflow, free: Sequence[bool], forward: list[int], cuts: list[int]) -> list[int]:
-    """Segment per node: forward ones by the cuts, the others by the earliest segment among what they read."""
+def _assign(
+    flow: Dataflow, free: Sequence[bool], forward: list[int], cuts: list[int], twins: Mapping[int, int]
+) -> list[int]:
+    """Segment per node: forward ones by the cuts, twins like what they repeat, the others by the earliest segment
+    among what they read."""
     unknown = len(cuts) + 1
     of = [unknown] * len(flow.nodes)
     number = 0
@@ -134,9 +139,13 @@ def _assign(flow: Dataflow, free: Sequence[bool], forward: list[int], cuts: list
     for node in flow.nodes:  # backward and optimizer: what they read was saved, or made, by their segment
         if of[node.index] < unknown or node.index in arguments:
             continue
+        if node.index in twins and of[twins[node.index]] < unknown:
+            of[node.index] = of[twins[node.index]]
+            continue
         read = [of[use.source[0]] for use in node.uses if not free[use.source[0]] and not shared[use.source[0]]]
         of[node.index] = min(read, default=unknown)
-    _pull(flow, of, free, is_forward, unknown)
+    is_settled = [forward or i in twins for i, forward in enumerate(is_forward)]
+    _pull(flow, of, free, is_settled, unknown)
     for index in flow.parameters:  # state that no forward instruction reads: where it is updated
         if of[index] == unknown:
             of[index] = min((of[use.source[0]] for use in flow.nodes[index].uses), default=unknown)
@@ -148,7 +157,7 @@ def _assign(flow: Dataflow, free: Sequence[bool], forward: list[int], cuts: list
     return [-1 if free[i] else min(segment, len(cuts)) for i, segment in enumerate(of)]
 
 
-def _pull(flow: Dataflow, of: list[int], free: Sequence[bool], is_forward: list[bool], unknown: int) -> None:
+def _pull(flow: Dataflow, of: list[int], free: Sequence[bool], is_settled: list[bool], unknown: int) -> None:
     """Move what only updates state of an earlier segment, and is made of what that reads anyway, into it (in
     place): a bias gradient is a sum over the gradient that the next layer hands on."""
     arguments = set(flow.parameters)
@@ -160,7 +169,7 @@ def _pull(flow: Dataflow, of: list[int], free: Sequence[bool], is_forward: list[
     for node in flow.nodes:
         i = node.index
         target = leads[i]
-        if free[i] or is_forward[i] or i in arguments or not 0 <= target < of[i]:
+        if free[i] or is_settled[i] or i in arguments or not 0 <= target < of[i]:
             continue
         read = [use.source[0] for use in node.uses if not free[use.source[0]]]
         if all(of[j] <= target or of[j] == unknown or target in read_in[j] for j in read):

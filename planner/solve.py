@@ -48,7 +48,7 @@ def _solve_core(core: Problem, time_limit_s: float, good_enough: float) -> Solut
     if known.value - known.lower_bound <= close * abs(known.value):
         return known
     rest = pbqp.reduce(core.restricted(bounded.kept))
-    solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
+    solved = ilp.solve(rest.core, time_limit_s=time_limit_s, gap=good_enough or ilp.EXACT)
     value = rest.constant + solved.value
     bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
     if value >= known.value:

@@ -30,6 +30,10 @@ EFFORTS = ("fast", "default", "best")
 #: Whether the planner may plan a rewritten program: `auto` where that pays, `none` the program as it stands.
 REWRITES = ("auto", "none")
 
+#: What the forward pass does not keep, but is computed again for the backward pass: `auto` what memory needs, `none`
+#: nothing that the program keeps, `full` all but what segments hand on.
+REMATS = ("auto", "none", "full")
+
 #: `search` looks for the fastest plan; `propagate` follows the annotations and searches nothing.
 MODES = ("search", "propagate")
 
@@ -58,7 +62,7 @@ class PlanOptions:
     micro_batch_inexact: cut also what needs the whole batch (statistics over it): each micro-batch then uses its own.
     stages: stages of a pipeline, 1 for none; schedule: how its micro-batches follow each other
         (`tasks.SCHEDULE_NAMES`). None: the planner chooses.
-    effort: one of `EFFORTS`. rewrites: one of `REWRITES`. mode: one of `MODES`.
+    effort: one of `EFFORTS`. rewrites: one of `REWRITES`. remat: one of `REMATS`. mode: one of `MODES`.
     argument_names / output_names: pytree paths for messages and reports.
     """
 
@@ -75,6 +79,7 @@ class PlanOptions:
     micro_batch_inexact: bool = False
     effort: str = "default"
     rewrites: str = "auto"
+    remat: str = "auto"
     mode: str = "search"
     stages: int | None = None
     schedule: str | None = None

@@ -25,6 +25,7 @@ def plan(
     deadline: float | None = None,
     effort: str | None = None,
     rewrites: str | None = None,
+    remat: str | None = None,
     mode: str | None = None,
     stages: int | None = None,
     micro_batches: int | None = None,
@@ -50,7 +51,7 @@ def plan(
 
     options = plan_options(
         mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
-        mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
+        remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
         micro_batch_inexact=micro_batch_inexact,
     )  # fmt: skip
     store = default_store("plans") if cache else None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardwright.config import EFFORTS, FORCED_STRATEGIES, MAX_MESH_AXES, MODES, REWRITES, Pin, PlanOptions
+from shardwright.config import EFFORTS, FORCED_STRATEGIES, MAX_MESH_AXES, MODES, REMATS, REWRITES, Pin, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.tasks.schedules import Schedule
 
@@ -34,6 +34,7 @@ def plan_options(
     deadline: float | None = None,
     effort: str | None = None,
     rewrites: str | None = None,
+    remat: str | None = None,
     mode: str | None = None,
     micro_batches: int | None = None,
     micro_batch_inexact: bool = False,
@@ -66,6 +67,7 @@ def plan_options(
         deadline_s=deadline,
         effort="default" if effort is None else effort,
         rewrites="auto" if rewrites is None else rewrites,
+        remat="auto" if remat is None else remat,
         mode="search" if mode is None else mode,
         micro_batches=micro_batches,
         micro_batch_inexact=micro_batch_inexact,
@@ -77,9 +79,10 @@ def plan_options(
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError for a budget, deadline, effort, mode or rewrites that mean nothing."""
+    """Raises OptionError for a budget, deadline, effort, mode, rewrites or remat that mean nothing."""
     _one_of("effort", options.effort, EFFORTS)
     _one_of("rewrites", options.rewrites, REWRITES)
+    _one_of("remat", options.remat, REMATS)
     _one_of("mode", options.mode, MODES)
     stages = options.stages
     if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):

@@ -7,7 +7,8 @@ value's leaves), `computations`, `opcodes` and `reasons`. A row of `instructions
 
 Reading accepts any minor version of the format's major number; keys that are not
 known are refused, except from a later minor version. Version 1.1 added `segments`,
-the `name` of candidates, and `rewritten` and `view_of` for plans of rewritten programs.
+the `name` of candidates, and `rewritten` and `view_of` for plans of rewritten programs; 1.3 `recomputed` and
+`micro_batches`.
 
 A plan of a rewritten program carries that program's text, since nobody but the planner has it.
 """
@@ -20,6 +21,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -37,6 +39,7 @@ from shardwright.plans import (
     MeshAxis,
     Plan,
     PlannedCollective,
+    RecomputedSegment,
     SegmentPlan,
     TensorSharding,
     ValueSharding,
@@ -118,6 +121,8 @@ def encode(plan: Plan) -> dict[str, Any]:
             for candidate in plan.candidates
         ],
         "segments": segments,
+        "recomputed": [asdict(segment) for segment in plan.recomputed],
+        "micro_batches": plan.micro_batches,
         "notes": list(plan.notes),
         "parameters": parameters,
         "outputs": outputs,
@@ -209,8 +214,8 @@ def read_json(text: str) -> Any:
 def decode_data(data: Any, hlo_text: str | None = None) -> Plan:
     """`decode` of what the JSON holds."""
     version = _read_version(data)
-    if version < (1, 1):
-        _add_fields_of_1_1(data)
+    if version < (1, 3):
+        _add_later_fields(data)
     reader = Reader(data, "plan", refuse_unknown=version <= version_of(PLAN_FORMAT))
     digest = reader.text("hlo_sha256")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
@@ -257,8 +262,10 @@ def _unpack(row: Reader) -> str:
     return text
 
 
-def _add_fields_of_1_1(data: dict[str, Any]) -> None:
+def _add_later_fields(data: dict[str, Any]) -> None:
     data.setdefault("segments", [])
+    data.setdefault("recomputed", [])
+    data.setdefault("micro_batches", 1)
     candidates = data.get("candidates")
     for candidate in candidates if isinstance(candidates, list) else ():
         if isinstance(candidate, dict):
@@ -294,6 +301,8 @@ def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None)
         ),
         candidates=reader.objects("candidates", _read_candidate),
         segments=reader.objects("segments", lambda row: _read_segment(row, shardings)),
+        recomputed=reader.objects("recomputed", _read_recomputed),
+        micro_batches=reader.integer("micro_batches", least=1),
         notes=reader.texts("notes"),
         original_sha256=original,
         hlo_text=hlo_text,
@@ -450,6 +459,16 @@ def _read_candidate(row: Reader) -> Candidate:
         mesh=read_mesh(row, "mesh"),
         step_s=None if step_s is None else row.number("step_s"),
         note=row.text("note"),
+    )
+
+
+def _read_recomputed(row: Reader) -> RecomputedSegment:
+    return RecomputedSegment(
+        name=row.text("name"),
+        repeats=row.integer("repeats", least=1),
+        values=row.integer("values"),
+        time_s=row.number("time_s"),
+        saved_bytes=row.integer("saved_bytes"),
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.2"
+PLAN_FORMAT = "1.3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +323,22 @@ class SegmentPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputedSegment:
+    """What a segment of the forward pass does not keep for the backward pass, but computes again for it.
+
+    name: the segment's, in the program as it was before. repeats: how many equal segments this entry stands for.
+    values: how many instructions each computes again. time_s: seconds a step, saved_bytes: what one device need not
+    keep, both of all repeats and predicted by the plan that was too large.
+    """
+
+    name: str
+    repeats: int
+    values: int
+    time_s: float
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A checked parallelization of one HLO module over one mesh.
 
@@ -330,6 +346,8 @@ class Plan:
     (it may be absent in a plan read back without it; `emit` then needs it).
     `original_sha256` is set where the planned program is a rewritten one: the hash of the text it was
     rewritten from. `hlo_text` and `hlo_sha256` are then the rewritten program's, which travels in the JSON.
+    `recomputed` is what it computes again to save memory; `micro_batches` how many parts of the batch it goes
+    through one after another, accumulating gradients.
     """
 
     module_name: str
@@ -345,6 +363,8 @@ class Plan:
     memory: MemorySummary
     candidates: tuple[Candidate, ...] = ()
     segments: tuple[SegmentPlan, ...] = ()
+    recomputed: tuple[RecomputedSegment, ...] = ()
+    micro_batches: int = 1
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     original_sha256: str = ""
@@ -352,9 +372,10 @@ class Plan:
 
     @property
     def portable(self) -> bool:
-        """Whether every variable has the dimensions of the user's program, so that the user's own
-        `jax.jit` can take `shardings()`."""
-        return all(variable.view_of is None for variable in (*self.parameters, *self.outputs))
+        """Whether the user's own `jax.jit` does what is planned when it takes `shardings()`: every variable has the
+        dimensions of the user's program, and nothing is computed otherwise than there to save memory."""
+        has_views = any(variable.view_of is not None for variable in (*self.parameters, *self.outputs))
+        return not has_views and not self.recomputed and self.micro_batches == 1
 
     # ---- serialization -------------------------------------------------
     def to_json(self, *, indent: int | None = None) -> str:
@@ -422,6 +443,13 @@ class Plan:
         return named_shardings(self, devices)
 
     def _require_portable(self) -> None:
+        if self.recomputed or self.micro_batches > 1:
+            raise PlanError(
+                "the plan fits the memory because its program computes otherwise than the function itself: "
+                + ("some values again" if self.recomputed else f"in {self.micro_batches} micro-batches"),
+                where=self.module_name,
+                remedy='plan with remat="none" and micro_batches=1, or compile plan.emit()',
+            )
         for variable in (*self.parameters, *self.outputs):
             if variable.view_of is not None:
                 raise PlanError(

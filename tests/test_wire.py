@@ -67,7 +67,7 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
     [
         {"memory_budget": 1 << 40, "deadline_s": 0.5},
         {"micro_batches": 4, "micro_batch_inexact": True},
-        {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "mode": "propagate"},
+        {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "remat": "full", "mode": "propagate"},
     ],
 )
 def test_limits_of_a_plan_come_back(limits: dict[str, object]) -> None:
@@ -92,6 +92,7 @@ def test_progress_comes_back() -> None:
         {"mode": "guess"},
         {"micro_batches": -1},
         {"rewrites": "some"},
+        {"remat": "some"},
         {"memory_budget_bytes": -1},
         {"memory_fraction": 2.0},
         {"memory_budget_bytes": 1, "memory_fraction": 0.5},

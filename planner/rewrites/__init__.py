@@ -1,12 +1,13 @@
 """Equal programs that shard better or need less memory: rewrites from HLO to HLO, before the search."""
 
 from shardwright.planner.rewrites.classes import Required
-from shardwright.planner.rewrites.remat import forward_pass, rematerialize
+from shardwright.planner.rewrites.remat import Rematerialized, forward_pass, rematerialize
 from shardwright.planner.rewrites.settle import without_idle_views
 from shardwright.planner.rewrites.split_dims import Rewritten, rewrite
 from shardwright.planner.rewrites.variables import rewrite_for, with_views
 
 __all__ = [
+    "Rematerialized",
     "Required",
     "Rewritten",
     "forward_pass",

@@ -8,7 +8,8 @@ value of the backward pass, so that no clone is computed before the backward pas
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from networkx.utils import UnionFind
 
@@ -23,13 +24,28 @@ _ONCE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "send
 _BACKWARD_MARK, _FORWARD_MARK = "transpose(", "jvp("
 
 
-def rematerialize(module: Module, *, keep: Set[str], recompute: Set[str]) -> Module:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rematerialized:
+    """twins: added instruction → the one of `recompute` that it is a clone of, or belongs to clones of."""
+
+    module: Module
+    twins: Mapping[str, str]
+
+
+def rematerialize(
+    module: Module, *, keep: Set[str], recompute: Set[str], stages: Mapping[str, int] | None = None
+) -> Rematerialized:
     """The program with clones of the instructions in `recompute`, read by the backward pass.
 
     keep, recompute: names of instructions of the entry computation, together its forward pass; everything else
         is the backward pass, but for arguments, constants and what is made of these alone. For the backward
         pass only values in `keep` are held, besides those. Values of `recompute` that hang together are one
-        segment, computed again as far as the backward pass reads it.
+        segment, computed again as far as the backward pass reads it. From then on the backward pass reads arguments
+        behind the segment's barrier too: weights gathered for the forward pass can be gathered anew.
+
+    stages: numbers of values of the forward pass, in the order that the forward pass goes through them. The
+        backward pass goes through them in reverse: what reads early stages is left for late. Without them it keeps
+        the order of the text, in which JAX puts factors that are made of the forward pass alone first.
 
     Numbers are those of the original program, bit for bit where XLA compiles both alike. `module` is not
     changed; it is given back where the backward pass reads nothing in `recompute`.
@@ -39,7 +55,9 @@ def rematerialize(module: Module, *, keep: Set[str], recompute: Set[str]) -> Mod
     by_name = {instruction.name: instruction for instruction in module.entry}
     _check(by_name, keep, recompute)
     with edit.uncollected():
-        return _Rematerializer(module, {by_name[name] for name in keep}, {by_name[name] for name in recompute}).run()
+        kept, again = {by_name[name] for name in keep}, {by_name[name] for name in recompute}
+        numbers = {by_name[name]: number for name, number in (stages or {}).items() if name in by_name}
+        return _Rematerializer(module, kept, again, numbers).run()
 
 
 def forward_pass(module: Module) -> list[str]:
@@ -53,7 +71,7 @@ def forward_pass(module: Module) -> list[str]:
     for instruction in module.entry:
         if _BACKWARD_MARK in instruction.op_name or any(operand in backward for operand in instruction.operands):
             backward.add(instruction)
-    left_out = backward | _fixed(module)
+    left_out = backward | fixed_values(module)
     forward: set[Instruction] = set()
     for instruction in reversed(module.entry.instructions):
         if instruction not in left_out and (instruction in forward or _FORWARD_MARK in instruction.op_name):
@@ -70,16 +88,20 @@ def _check(by_name: dict[str, Instruction], keep: Set[str], recompute: Set[str])
             )
     for name in sorted(recompute):
         instruction = by_name[name]
-        has_effect = instruction.get("custom_call_has_side_effect", False)
         if name in keep:
             raise PlanError(f"{name!r} is to be kept and to be computed again", where=name)
-        if instruction.opcode in _ONCE or has_effect:
+        if runs_once(instruction):
             raise PlanError(
                 f"{instruction.opcode} {name!r} must not run twice", where=name, remedy="keep its result instead"
             )
 
 
-def _fixed(module: Module) -> set[Instruction]:
+def runs_once(instruction: Instruction) -> bool:
+    """Whether a second run gives or does something else."""
+    return instruction.opcode in _ONCE or bool(instruction.get("custom_call_has_side_effect", False))
+
+
+def fixed_values(module: Module) -> set[Instruction]:
     """Arguments, and what is made of constants alone: there at any time, at no cost worth a clone."""
     found: set[Instruction] = set()
     for instruction in module.entry:
@@ -92,19 +114,41 @@ def _fixed(module: Module) -> set[Instruction]:
     return found
 
 
+def in_reverse(backward: Sequence[Instruction], stages: Mapping[Instruction, int]) -> list[Instruction]:
+    """The backward pass from the last stage to the first, then what updates state, each in program order."""
+    if not stages:
+        return list(backward)
+    last = max(stages.values())
+    stage: dict[Instruction, int] = dict(stages)
+    for instruction in backward:
+        stage[instruction] = min((stage.get(operand, last) for operand in instruction.operands), default=last)
+    needed: set[Instruction] = set()
+    for instruction in reversed(backward):
+        if _BACKWARD_MARK in instruction.op_name or instruction in needed:
+            needed.add(instruction)
+            needed.update(instruction.operands)
+    return sorted(backward, key=lambda i: -stage[i] if i in needed else 1)
+
+
 class _Rematerializer:
     """Rewrites the entry computation: one group of clones per segment, where the backward pass first reads it."""
 
-    def __init__(self, module: Module, keep: set[Instruction], recompute: set[Instruction]) -> None:
+    def __init__(
+        self,
+        module: Module,
+        keep: set[Instruction],
+        recompute: set[Instruction],
+        stages: Mapping[Instruction, int],
+    ) -> None:
         self.module = module
         self.root = module.entry.root
         self.recompute = recompute
         self.names = edit.Names(module)
-        self.fixed = _fixed(module)
+        self.fixed = fixed_values(module)
         others = keep | recompute | self.fixed
         # The text may have the passes interleaved. Forward first is an order too, and one in which "before" means it.
         forward = [instruction for instruction in module.entry if instruction in others]
-        self.backward = {instruction: None for instruction in module.entry if instruction not in others}
+        self.backward = dict.fromkeys(in_reverse([i for i in module.entry if i not in others], stages))
         self.in_order = [*forward, *self.backward]
         self.order = {instruction: number for number, instruction in enumerate(self.in_order)}
         self.readers: dict[Instruction, list[Instruction]] = {}  # value to compute again → who of the backward reads it
@@ -114,26 +158,34 @@ class _Rematerializer:
                     self.readers.setdefault(operand, []).append(user)
         self.made: dict[Instruction, Instruction] = {}  # original → its copy
         self.clones: dict[Instruction, Instruction] = {}  # original → what the backward pass reads in its place
+        self.arguments: dict[Instruction, Instruction] = {}  # argument → how it came out of the last barrier
+        self.twins: dict[str, str] = {}
         self.out: list[Instruction] = []
 
-    def run(self) -> Module:
+    def run(self) -> Rematerialized:
         self._check_passes()
         due = self._segments_by_first_reader()
         if not due:
-            return self.module
+            return Rematerialized(module=self.module, twins={})
         for old in self.in_order:
             for segment in due.get(old, ()):
                 self._clone(segment, old)
-            # The forward pass is over before the first clone is made; what the program hands out is the original.
-            operands = [
-                self.clones[operand] if operand in self.clones and old is not self.root else self.made[operand]
-                for operand in old.operands
-            ]
-            self.made[old] = edit.copy_of(old, operands)
+            self.made[old] = edit.copy_of(old, [self._read_by(old, operand) for operand in old.operands])
             self.out.append(self.made[old])
         entry = self.module.entry
         edited = edit.computation_of(entry, self.out, self.made[self.root])
-        return edit.module_of(self.module, [edited if c is entry else c for c in self.module.computations])
+        module = edit.module_of(self.module, [edited if c is entry else c for c in self.module.computations])
+        return Rematerialized(module=module, twins=self.twins)
+
+    def _read_by(self, old: Instruction, operand: Instruction) -> Instruction:
+        """What stands for an operand of an original. The forward pass is over before the first clone is made; what
+        the program hands out is the original."""
+        if old is not self.root:
+            if operand in self.clones:
+                return self.clones[operand]
+            if operand in self.arguments and _BACKWARD_MARK in old.op_name:
+                return self.arguments[operand]
+        return self.made[operand]
 
     def _check_passes(self) -> None:
         for instruction, number in self.order.items():
@@ -186,10 +238,14 @@ class _Rematerializer:
             for operand in value.operands
             if operand not in self.recompute and (operand not in self.fixed or operand.opcode == "parameter")
         )
+        first = len(self.out)
         held = self._behind_barrier(list(inputs), self._trigger(segment, reader), segment[0].name)
+        self.twins.update({added.name: segment[-1].name for added in self.out[first:]})
+        self.arguments.update({value: held[value] for value in inputs if value.opcode == "parameter"})
         for value in segment:
             operands = [self._read_by_clone(operand, held) for operand in value.operands]
             clone = edit.copy_of(value, operands, name=self.names.like(value.name, "remat"))
+            self.twins[clone.name] = value.name
             self.clones[value] = clone
             self.out.append(clone)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.cluster import Cluster
-from shardwright.config import EFFORTS, FORCED_STRATEGIES, MODES, REWRITES, Pin, Pins, PlanOptions
+from shardwright.config import EFFORTS, FORCED_STRATEGIES, MODES, REMATS, REWRITES, Pin, Pins, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.options import plan_options
 
@@ -49,6 +49,9 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rewrites", choices=REWRITES, help="plan a rewritten program where that pays, or none (default: auto)"
     )
+    parser.add_argument(
+        "--remat", choices=REMATS, help="compute values again for the backward pass to save memory (default: auto)"
+    )
 
 
 def add_cluster_option(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -74,6 +77,7 @@ def planning_options(arguments: argparse.Namespace) -> PlanOptions:
         deadline=arguments.deadline,
         effort=arguments.effort,
         rewrites=arguments.rewrites,
+        remat=arguments.remat,
         mode=arguments.mode,
         micro_batches=arguments.micro_batches,
         micro_batch_inexact=arguments.micro_batch_inexact,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardwright.plans import Candidate, CostSummary, Plan, SegmentPlan
 from shardwright.report.tables import plain_table, title
-from shardwright.report.units import format_seconds
+from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
 
 #: Candidates, kinds of segments and values at a boundary that are shown before the rest is counted.
@@ -71,6 +71,24 @@ def _price(candidate: Candidate, plan: Plan) -> tuple[str, str]:
         return "left out", ""
     slower = candidate.step_s / plan.cost.step_s - 1 if plan.cost.step_s > 0 else 0.0
     return format_seconds(candidate.step_s), "" if abs(slower) < 5e-5 else f"{slower:+.1%}".replace("%", " %")
+
+
+# ---- memory for time ------------------------------------------------------------
+
+
+def recomputed_section(plan: Plan) -> list[RenderableType]:
+    """A row per kind of segment that computes values again; nothing where all that is needed is kept."""
+    if not plan.recomputed:
+        return []
+    columns = [("segment", "left"), ("equal ones", "right"), ("values of each", "right"), ("adds to a step", "right")]
+    table = plain_table([*columns, ("need not be kept", "right")], fold=("segment",))
+    for segment in plan.recomputed:
+        cells = (str(segment.repeats), str(segment.values), format_seconds(segment.time_s))
+        table.add_row(Wrapped(segment.name), *(Text(cell) for cell in (*cells, format_bytes(segment.saved_bytes))))
+    seconds = format_seconds(sum(segment.time_s for segment in plan.recomputed))
+    saved = format_bytes(sum(segment.saved_bytes for segment in plan.recomputed))
+    heading = title(f"Computed again for the backward pass: {seconds} a step for {saved} of a device")
+    return [heading, Padding(table, (0, 0, 1, 2))]
 
 
 # ---- segments ------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -13,7 +14,7 @@ from rich.text import Text
 from shardwright.cost.memory import shard_bytes
 from shardwright.plans import Plan, TensorSharding, VariablePlan
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
-from shardwright.report.search import candidates_section, group_segments, segments_section
+from shardwright.report.search import candidates_section, group_segments, recomputed_section, segments_section
 from shardwright.report.summary import state_kinds, summary
 from shardwright.report.tables import plain_table as plain_table
 from shardwright.report.tables import plain_text as plain_text
@@ -43,6 +44,7 @@ def render_plan(plan: Plan) -> Group:
         *_variables("Outputs that are not updates of an argument", _fresh(plan.outputs), plan),
         *_collectives(plan),
         *_memory(plan),
+        *recomputed_section(plan),
         *candidates_section(plan),
         *segments_section(plan),
         *_notes(plan),
@@ -102,6 +104,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             }
             for group in group_segments(plan.segments)
         ],
+        "recomputed": [asdict(segment) for segment in plan.recomputed],
+        "micro_batches": plan.micro_batches,
         "notes": list(plan.notes),
     }
 

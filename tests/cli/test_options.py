@@ -27,16 +27,17 @@ def test_mesh_notations() -> None:
 
 
 def test_limits() -> None:
-    options = parsed("--memory-budget=40GB", "--deadline=2.5", "--effort=best", "--mode=propagate", "--rewrites=none")
+    ways = ("--effort=best", "--mode=propagate", "--rewrites=none", "--remat=full")
+    options = parsed("--memory-budget=40GB", "--deadline=2.5", *ways)
     assert (options.memory_budget, options.deadline_s) == (40 * 10**9, 2.5)
-    assert (options.effort, options.mode, options.rewrites) == ("best", "propagate", "none")
+    assert (options.effort, options.mode, options.rewrites, options.remat) == ("best", "propagate", "none", "full")
     assert parsed("--memory-budget=50%").memory_fraction == 0.5
     cut = parsed("--micro-batches=4", "--micro-batch-inexact")
     assert (cut.micro_batches, cut.micro_batch_inexact) == (4, True)
     plain = parsed()
     assert (plain.micro_batches, plain.micro_batch_inexact) == (None, False)
     assert (plain.memory_budget, plain.memory_fraction, plain.deadline_s) == (None, None, None)
-    assert (plain.effort, plain.mode, plain.rewrites) == ("default", "search", "auto")
+    assert (plain.effort, plain.mode, plain.rewrites, plain.remat) == ("default", "search", "auto", "auto")
 
 
 @pytest.mark.parametrize("text", ["", "x", "2x", "2x2x2x2", "a=1,a=2", "a=b", "2,4", "-1", "a=2,", "a b=2"])

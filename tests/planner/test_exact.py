@@ -144,7 +144,10 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
                 search.run()
             continue
         limited += 1
-        found = search.choose([search.on_mesh(mesh)], {})
+        outcome = search.outcome()
+        assert search.fit(outcome)
+        assert outcome.found is not None
+        found = outcome.found
         assert search.needed_bytes(found) <= limit
         assert found.solved.value == pytest.approx(min(fitting), rel=TIES), text
     assert limited

@@ -32,7 +32,7 @@ def test_peak_falls_and_numbers_stay() -> None:
     program = deep()
     module = parse(lower(program))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep)
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
     arguments = jax.tree.leaves(program[1])
     before, after = (compiled(m.to_text()) for m in (module, made))
     for expected, found in zip(run(before, arguments), run(after, arguments), strict=True):
@@ -44,7 +44,7 @@ def test_xla_on_cpu_undoes_rematerialization_by_default() -> None:
     """Fails once XLA:CPU keeps barriers until equal instructions are merged: then `LEFT_OUT_PASSES` can go."""
     module = parse(lower(deep()))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep)
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
     before, after = (compiled(m.to_text(), every_pass=True) for m in (module, made))
     assert temporaries_bytes(after) > 0.9 * temporaries_bytes(before)
 
@@ -53,7 +53,7 @@ def test_attention_is_computed_again() -> None:
     program = gpt2(layers=1)
     module = parse(lower(program))
     keep = residuals(module, 8, 16, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep)
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
     private.canonical_hlo(made.to_text())
     arguments = jax.tree.leaves(program[1])
     for expected, found in zip(run(module.to_text(), arguments), run(made.to_text(), arguments), strict=True):
@@ -64,7 +64,7 @@ def test_only_the_backward_pass_reads_clones_and_it_reads_nothing_else() -> None
     module = parse(lower(deep(layers=3)))
     forward = set(forward_pass(module))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=forward - keep)
+    made = rematerialize(module, keep=keep, recompute=forward - keep).module
     originals = {instruction.name for instruction in module.entry}
     clones = {i.name for i in made.entry if i.name.endswith(".remat")}
     assert {name.removesuffix(".remat") for name in clones} <= forward - keep
@@ -83,7 +83,7 @@ def test_every_segment_waits_for_a_value_of_the_backward_pass_that_is_read_behin
     """XLA drops what comes out of a barrier and is not read, and then computes the clones early."""
     module = parse(lower(deep(layers=3)))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).entry
+    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module.entry
     waiting = 0
     for barrier in (i for i in made if i.opcode == "opt-barrier"):
         elements = [i for i in made if i.opcode == "get-tuple-element" and i.operands == (barrier,)]
@@ -111,7 +111,7 @@ def test_forward_pass_is_what_the_loss_is_made_of_and_what_is_made_for_the_backw
 
 def test_nothing_to_compute_again_gives_the_module_back() -> None:
     module = parse(lower(deep(layers=1)))
-    assert rematerialize(module, keep=set(forward_pass(module)), recompute=set()) is module
+    assert rematerialize(module, keep=set(forward_pass(module)), recompute=set()).module is module
     assert forward_pass(parse(str(jax.jit(lambda x: x + 1).lower(np.ones(3)).as_text("hlo")))) == []
 
 

@@ -1,0 +1,126 @@
+"""Making a plan fit the memory: the price of a byte is raised until a plan does, then lowered again.
+
+`budget` has the idea and its bound. Where the program is small, `exact_fit` takes over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardwright.cost.memory import shard_bytes
+from shardwright.errors import MemoryBudgetError
+from shardwright.planner.budget import Memory, Peak, Price, breakdown
+from shardwright.planner.chain import SolvedChain
+from shardwright.planner.exact_fit import fit_exactly
+from shardwright.planner.graph import Variable
+
+if TYPE_CHECKING:
+    from shardwright.planner.search import Found, Search
+
+#: The first price of a byte that is tried, and the highest, as parts of what the plan's own bytes would cost at its own
+#: time; then how many prices are tried, and the ratio of two at which they are close enough.
+LEAST_PRICE = 1e-3
+HIGHEST_PRICE = 1e2
+MOST_PRICES = 14
+CLOSE_PRICES = 1.3
+
+#: Relative gap to which the program is solved at each price; the last one that fits is solved to the end.
+CLOSE = 1e-3
+
+
+def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
+    """`found`, or the fastest plan that fits.
+
+    below_s: a plan that takes as long is no use. Raises MemoryBudgetError where none fits, or none below that.
+    """
+    if search.needed_bytes(found) <= search.limit_bytes:
+        return found
+    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    peaks = [model.peak(found.decisions)]
+    low, high, best, least = 0.0, 0.0, None, found
+    bound_s, free_s = 0.0, found.chain.graph.least_of_free_s()
+    unit = found.cost.step_s / found.memory.peak_bytes
+
+    def at(price: float, close: float = 0.0) -> Found:
+        nonlocal bound_s
+        terms = Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
+        solved = found.chain.with_price(terms).solve(search.time_limit_s(), close)
+        bound_s = max(bound_s, solved.rolled_bound - price * search.limit_bytes)
+        return search.found(found.chain, solved, found.notes, bound_s)
+
+    price = LEAST_PRICE * unit
+    for _ in range(MOST_PRICES):
+        tried = at(price, CLOSE)
+        if bound_s + free_s >= below_s:
+            raise _too_slow(found, bound_s + free_s)
+        least = min(least, tried, key=search.needed_bytes)
+        if search.needed_bytes(tried) <= search.limit_bytes:
+            best = _faster(best, tried)
+            high = price
+        else:
+            low = price
+            peak = model.peak(tried.decisions)
+            peaks = [*peaks[-2:], peak] if peak not in peaks else peaks
+        if (high and high < low * CLOSE_PRICES) or low > HIGHEST_PRICE * unit:
+            break
+        price = (low * high) ** 0.5 if low and high else (high / 8 if high else low * 8)
+    exact = _exactly(search, found, model, peaks)
+    if exact is not None:
+        return exact
+    if best is None:
+        raise too_large(search, least)
+    tried = at(high)
+    if search.needed_bytes(tried) <= search.limit_bytes:
+        best = _faster(best, tried)
+    return replace(best, price_bound_s=bound_s)
+
+
+def _faster(best: Found | None, tried: Found) -> Found:
+    return tried if best is None or tried.cost.step_s < best.cost.step_s else best
+
+
+def _too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
+    return MemoryBudgetError(
+        f"what fits over {found.mesh} takes {bound_s * 1e3:.3g} ms a step or more", where="memory_budget"
+    )
+
+
+def _exactly(search: Search, found: Found, model: Memory, peaks: Sequence[Peak]) -> Found | None:
+    """The fastest plan that fits, where the program is small enough to solve whole. Else, or if none fits, None."""
+
+    def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
+        solved = SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0)
+        tried = search.found(found.chain, solved, found.notes)
+        return search.needed_bytes(tried) <= search.limit_bytes, model.peak(tried.decisions)
+
+    best = fit_exactly(found.chain, search.limit_bytes, peaks, judge, search.time_limit_s())
+    return None if best is None else search.found(found.chain, best, found.notes, best.rolled_bound)
+
+
+def too_large(search: Search, least: Found) -> MemoryBudgetError:
+    """What is needed, what dominates, and what would help."""
+    needed, limit = search.needed_bytes(least), search.limit_bytes
+    state = sum(
+        shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
+        for v in least.parameters
+        if v.alias is not None
+    )
+    parts = breakdown(
+        {
+            "state": state,
+            "other arguments and results": least.memory.arguments_bytes - state + least.memory.outputs_bytes,
+        },
+        least.memory.temporaries_bytes,
+    )
+    enough = -(-search.cluster.device_count * needed // limit)
+    again = search.recomputation
+    although = f", though {len(again.instructions)} values are computed again" if again else ""
+    return MemoryBudgetError(
+        f"no plan over {least.mesh} fits {limit / 2**30:.2f} GiB a device: the least that was found needs "
+        f"{needed / 2**30:.2f} GiB ({parts}), at {least.cost.step_s * 1e3:.3g} ms a step{although}",
+        where="memory_budget",
+        remedy=f"allow {needed / 2**30:.2f} GiB, use about {enough} devices, or make the batch smaller",
+    )
