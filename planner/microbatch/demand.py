@@ -158,7 +158,7 @@ class Demand:
             return self._unsplit(instruction, kind), None
         elif kind == natural:
             return self._natural(instruction), None
-        if natural != WHOLE:
+        if natural != WHOLE and instruction not in self.labels.cheap:
             raise InternalError(f"{instruction.name} is {natural} and needed as {kind}")
         if isinstance(kind, Term):
             return Recipe(how=How.FIRST, results=(version,)), whole

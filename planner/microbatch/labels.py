@@ -31,8 +31,7 @@ class Labels:
 
     kinds: per instruction, its result leaves. readings: how micro-batches compute what they can compute.
     regions: of control flow, the labels of what it runs (condition and body; the branches).
-    done: instructions made once though none of their operands is, with the innermost reason: themselves, or what no
-        micro-batch can compute inside them.
+    done: instructions made once though none of their operands is.
     cheap: instructions of terms and parts that may be computed for the whole batch too, ahead of the micro-batches.
     collecting: what is done and made of parts of the batch, put together again.
     conflicts: instructions that read parts of the batch beside something that only the whole batch gives, and
@@ -43,7 +42,7 @@ class Labels:
     kinds: dict[Instruction, tuple[Kind, ...]] = field(default_factory=dict)
     readings: dict[Instruction, Reading] = field(default_factory=dict)
     regions: dict[Instruction, tuple[Labels, ...]] = field(default_factory=dict)
-    done: dict[Instruction, Instruction] = field(default_factory=dict)
+    done: dict[Instruction, None] = field(default_factory=dict)
     cheap: set[Instruction] = field(default_factory=set)
     collecting: set[Instruction] = field(default_factory=set)
     conflicts: list[Instruction] = field(default_factory=list)
@@ -63,6 +62,20 @@ def first_leaf(instruction: Instruction) -> int:
     shape = instruction.operands[0].shape
     assert isinstance(shape, TupleShape)
     return sum(len(element.leaves) for element in shape.elements[: instruction.index])
+
+
+def cause(labels: Labels, reader: Instruction) -> Instruction:
+    """What needs the whole batch, so that a reader of it does: what sums over the batch, or takes all of it."""
+    current = reader
+    while True:
+        beside = [
+            operand
+            for operand in current.operands
+            if operand not in labels.cheap and any(isinstance(kind, Term | Done) for kind in labels.kinds[operand])
+        ]
+        if not beside:
+            return current
+        current = beside[0]
 
 
 def branches(instruction: Instruction) -> list[Computation]:
@@ -106,7 +119,7 @@ class Labeller:
             carried = now
         tested = self.region(condition, carried, adds_whole=False)
         if tested.root != (WHOLE,):
-            self._reasons[loop] = next(iter(tested.done.values()), condition.root)
+            self._reasons[loop] = cause(tested, next(iter(tested.done), condition.root))
             return None
         return carried, (tested, labels)
 
@@ -135,7 +148,8 @@ class Labeller:
         """Whether what control flow runs needs the whole batch; the reason is kept."""
         fails = bool(labels.done) or _unfinished(kinds)
         if fails:
-            self._reasons[caller] = next(iter(labels.done.values()), region.root)
+            found = cause(labels, next(iter(labels.done), region.root))
+            self._reasons[caller] = self._reasons.get(found, found)
         return fails
 
     def is_early(self, labels: Labels, instruction: Instruction) -> bool:
@@ -250,7 +264,7 @@ class _Region:
         if self._is_conflict(instruction, kinds):
             labels.conflicts.append(instruction)
         if DONE not in kinds:
-            labels.done[instruction] = self._labeller.reason(instruction)
+            labels.done[instruction] = None
         if self._reads_parts(instruction) or self._reads_collected(instruction):
             labels.collecting.add(instruction)
         return (DONE,) * len(instruction.shape.leaves)

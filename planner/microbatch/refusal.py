@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from shardwright.errors import MicroBatchError
-from shardwright.hlo import Instruction, Module
-from shardwright.planner.microbatch.kinds import Done, Term
-from shardwright.planner.microbatch.labels import Labeller, Labels
+from shardwright.hlo import Instruction, Module, SourceLocation
+from shardwright.planner.microbatch.labels import Labeller, Labels, cause
 
 
 def refusal(module: Module, labeller: Labeller, labels: Labels) -> MicroBatchError:
     """The error for the first conflict of `labels`: what needs the whole batch, and what of the model reads it."""
     reader = labels.conflicts[0]
-    cause = labeller.reason(_cause(labels, reader))
-    line = module.source(cause)
-    where = f"{cause.name}, {line}" if line else cause.name
-    reads = "" if cause is reader else f", which {_named(module, reader)} reads for each micro-batch"
+    found = labeller.reason(cause(labels, reader))
+    line = _line(module, found)
+    where = f"{found.name}, {line}" if line else found.name
+    reads = "" if found is reader else f", which {_named(module, reader)} reads for each micro-batch"
     return MicroBatchError(
-        f"{cause.opcode} {cause.name} needs the whole batch{reads}", where=where, remedy=_remedy(cause)
+        f"{found.opcode} {found.name} needs the whole batch{reads}", where=where, remedy=_remedy(found)
     )
 
 
@@ -25,19 +24,17 @@ def _named(module: Module, instruction: Instruction) -> str:
     return f"{instruction.opcode} {instruction.name}" + (f" ({line})" if line else "")
 
 
-def _cause(labels: Labels, reader: Instruction) -> Instruction:
-    """Where what a reader must not read was made: what summed over the batch, or needed all of it."""
-    current = reader
-    while current not in labels.done or current is reader:
-        beside = [operand for operand in current.operands if _is_beside(labels, operand)]
-        if not beside:
-            return current
-        current = beside[0]
-    return current
-
-
-def _is_beside(labels: Labels, operand: Instruction) -> bool:
-    return operand not in labels.cheap and any(isinstance(kind, Term | Done) for kind in labels.kinds[operand])
+def _line(module: Module, instruction: Instruction) -> SourceLocation | None:
+    """The user's line of an instruction; of what reads it first, where a library's function left none."""
+    (computation,) = [each for each in module.computations if instruction in each.instructions]
+    following = {instruction}
+    for each in computation.instructions:
+        if each in following or not following.isdisjoint(each.operands):
+            following.add(each)
+            line = module.source(each)
+            if line is not None:
+                return line
+    return None
 
 
 def _remedy(cause: Instruction) -> str:

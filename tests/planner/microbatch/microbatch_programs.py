@@ -64,6 +64,18 @@ def masked() -> Program:
     return descent(loss, params, normal(2, BATCH, LENGTH, WIDTH), np.array([1, 2, 6, 5], np.int32))
 
 
+def weighted() -> Program:
+    """Inputs normalised by their own statistics, labels weighted by their frequency in the batch."""
+    params = {"w": normal(1, WIDTH, 3)}
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        weights = 1 / jnp.maximum(jnp.sum(jax.nn.one_hot(y, 3), axis=0), 1.0)
+        logits = ((x - x.mean(0)) / x.std(0)) @ p["w"]
+        return -jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(y, 3) * weights)
+
+    return descent(loss, params, normal(2, BATCH, WIDTH), integers(3, 3, BATCH))
+
+
 def time_major() -> Program:
     """The batch second, merged with time and parted again."""
     params = {"w": normal(1, WIDTH, WIDTH), "u": normal(2, WIDTH, WIDTH)}
@@ -152,6 +164,7 @@ EXACT: dict[str, Callable[[], Program]] = {
     "dropout": dropout,
     "dropout rbg": lambda: dropout("rbg"),
     "masked": masked,
+    "weighted": weighted,
     "time major": time_major,
     "clipped": clipped,
     "rematerialised": rematerialised,
