@@ -48,6 +48,10 @@ quickstart: $(VENV)/.stamp-run ## Train a small GPT-2 on 8 CPU devices and print
 test: $(VENV)/.stamp-dev ## Run every test.
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+.PHONY: golden
+golden: $(VENV)/.stamp-dev ## Write the golden plans of the benchmark's models anew; git diff shows what changed.
+	@$(BIN)/python -m tests.planner.golden_plans
+
 .PHONY: check
 check: $(VENV)/.stamp-dev ## Lint, format, types, import layers, generated code.
 	@echo "ruff check" && $(BIN)/ruff check .
@@ -92,6 +96,8 @@ plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples f
 bench-runtime: $(VENV)/.stamp-dev ## What the task runner adds to a step; simulated steps of pipelines against measured ones (5 minutes); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.overhead --json build/overhead.json
 	@$(BIN)/python -m benchmarks.runtime.prediction --json build/prediction.json
+bench-runtime: $(VENV)/.stamp-dev ## Hold simulated steps of pipelines against measured ones (5 minutes); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.prediction --json build/prediction.json
 
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
