@@ -96,8 +96,6 @@ plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples f
 bench-runtime: $(VENV)/.stamp-dev ## What the task runner adds to a step; simulated steps of pipelines against measured ones (5 minutes); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.overhead --json build/overhead.json
 	@$(BIN)/python -m benchmarks.runtime.prediction --json build/prediction.json
-bench-runtime: $(VENV)/.stamp-dev ## Hold simulated steps of pipelines against measured ones (5 minutes); JSON in build/.
-	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.prediction --json build/prediction.json
 
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
