@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import NamedTuple
 
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape
@@ -24,8 +24,17 @@ from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
 #: An instruction's result, or one element of a loop's.
 Value = tuple[Instruction, int]
 
-#: Rows at which stacks are cut, the first 0 and the last their number.
-Boundaries = tuple[int, ...]
+
+class Rows(NamedTuple):
+    """Rows start … stop-1 of a stack; label: what the caller calls them."""
+
+    start: int
+    stop: int
+    label: int = 0
+
+
+#: A stack's rows in parts, in order.
+Parts = tuple[Rows, ...]
 
 #: The name in an instruction's metadata, up to its closing quote.
 _OP_NAME = re.compile(r'(op_name="(?:[^"\\]|\\.)*)"')
@@ -46,54 +55,55 @@ class Piece:
 class SplitLoops:
     """A program with its loops split. arguments, outputs: what each array leaf of it is of the original program's.
 
-    part_of: part of the layers (from 0) that instructions made for one belong to, by name.
+    label_of: of the part of the layers that an entry instruction was made for, by name.
     """
 
     module: Module
     arguments: tuple[Piece, ...]
     outputs: tuple[Piece, ...]
-    part_of: Mapping[str, int]
+    label_of: Mapping[str, int]
 
 
-def split_loops(module: Module, boundaries: Mapping[str, Boundaries]) -> SplitLoops:
+def split_loops(module: Module, parts: Mapping[str, Parts]) -> SplitLoops:
     """Cut loops of the entry computation between trips.
 
-    boundaries: by a loop's name, the rows at which its stacks are cut; loops over the same stacks at the same ones.
+    parts: by a loop's name, the parts of its stacks; loops over the same stacks have the same ones.
 
-    Raises PlanError where a name is no loop over stacks, boundaries are not rising from 0 to the number of its rows,
-    or loops over one stack are cut at different rows.
+    Raises PlanError where a name is no loop over stacks, its parts do not follow one another through all its rows, or
+    loops over one stack have different ones.
     """
     loops = {}
-    for name, cuts in boundaries.items():
+    for name, wanted in parts.items():
         found = next((i for i in module.entry if i.name == name and i.opcode == "while"), None)
         stacked = None if found is None else stacked_loop(found)
         if found is None or stacked is None:
             raise PlanError(f"{name} is no loop over stacked arrays", where=name)
-        if cuts[0] != 0 or cuts[-1] != stacked.rows or any(a >= b for a, b in pairwise(cuts)):
-            raise PlanError(f"{name} has {stacked.rows} rows and cannot be cut at {list(cuts)}", where=name)
-        if len(cuts) > 2:
+        ends = [0, *(rows.stop for rows in wanted)]
+        if [rows.start for rows in wanted] != ends[:-1] or sorted(set(ends)) != ends or ends[-1] != stacked.rows:
+            raise PlanError(f"{name} has {stacked.rows} rows and cannot be cut at {ends}", where=name)
+        if len(wanted) > 1:
             loops[found] = stacked
     if not loops:
         counts = [sum(len(p.shape.leaves) for p in module.entry.parameters), len(module.entry.root.shape.leaves)]
         arguments, outputs = (tuple(Piece(number=i) for i in range(count)) for count in counts)
-        return SplitLoops(module=module, arguments=arguments, outputs=outputs, part_of={})
+        return SplitLoops(module=module, arguments=arguments, outputs=outputs, label_of={})
     with edit.uncollected():
-        return _Splitter(module, loops, {loop: boundaries[loop.name] for loop in loops}).run()
+        return _Splitter(module, loops, {loop: parts[loop.name] for loop in loops}).run()
 
 
 @dataclass(slots=True, eq=False)
 class _Splitter:
     source: Module
     loops: Mapping[Instruction, StackedLoop]
-    cuts: Mapping[Instruction, Boundaries]
+    cuts: Mapping[Instruction, Parts]
     names: edit.Names = field(init=False)
-    rows: dict[Value, Boundaries] = field(default_factory=dict)  # values that are made in parts
+    rows: dict[Value, Parts] = field(default_factory=dict)  # values that are made in parts
     ties: dict[Instruction, RowWise] = field(default_factory=dict)
     whole: dict[Value, Instruction] = field(default_factory=dict)
     parts: dict[Value, tuple[Instruction, ...]] = field(default_factory=dict)
     out: list[Instruction] = field(default_factory=list)
     callees: list[Computation] = field(default_factory=list)
-    part_of: dict[str, int] = field(default_factory=dict)
+    label_of: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = edit.Names(self.source)
@@ -113,7 +123,7 @@ class _Splitter:
         kept = [c for c in self.source.computations if not c.is_entry]
         made = edit.module_of(self.source, [*_reached(computation, [*kept, *self.callees]), computation])
         self._aliases(made, numbers)
-        return SplitLoops(module=made, arguments=arguments, outputs=outputs, part_of=self.part_of)
+        return SplitLoops(module=made, arguments=arguments, outputs=outputs, label_of=self.label_of)
 
     # ---- which values are made in parts -------------------------------------------
     def _flood(self) -> None:
@@ -127,7 +137,7 @@ class _Splitter:
                 for operand in found.operands:
                     users.setdefault(self._value(instruction.operands[operand]), []).append(instruction)
         aliased = self._aliased()
-        todo: list[tuple[Value, Boundaries]] = []
+        todo: list[tuple[Value, Parts]] = []
         for loop, stacked in self.loops.items():
             for element in (*stacked.reads, *stacked.writes):
                 todo.append((self._value(loop.operands[0].operands[element]), self.cuts[loop]))
@@ -137,7 +147,7 @@ class _Splitter:
             known = self.rows.setdefault(value, cuts)
             if known != cuts:
                 raise PlanError(
-                    f"{value[0].name} would be cut at {list(known)} and at {list(cuts)}", where=value[0].name
+                    f"{value[0].name} would be cut at {_ends(known)} and at {_ends(cuts)}", where=value[0].name
                 )
             for instruction in (*users.get(value, ()), value[0]):
                 tie = self.ties.get(instruction)
@@ -170,12 +180,12 @@ class _Splitter:
         flat = count = 0
         for parameter in sorted(self.source.entry.parameters, key=lambda p: p.index):
             cuts = self.rows.get((parameter, 0)) if isinstance(parameter.shape, ArrayShape) else None
-            ranges = [None] if cuts is None else list(pairwise(cuts))
+            ranges: Sequence[Rows | None] = cuts or [None]
             made = []
-            for part, rows in enumerate(ranges):
+            for rows in ranges:
                 new = edit.copy_of(parameter, (), index=count)
                 if rows is not None:
-                    self._in_part(new, part, rows)
+                    self._in_part(new, rows)
                     new.attributes = _named_rows(parameter.attributes, rows)
                 self.out.append(new)
                 made.append(new)
@@ -203,8 +213,8 @@ class _Splitter:
                 operands.append(self._get(value))
                 pieces += [Piece(number=flat + leaf) for leaf in range(len(operand.shape.leaves))]
             else:
-                operands += [self._part(value, part) for part in range(len(cuts) - 1)]
-                pieces += [Piece(number=flat, start=a, stop=b) for a, b in pairwise(cuts)]
+                operands += [self._part(value, part) for part in range(len(cuts))]
+                pieces += [Piece(number=flat, start=rows.start, stop=rows.stop) for rows in cuts]
             flat += len(operand.shape.leaves)
         made = edit.copy_of(root, operands, shape=TupleShape(tuple(o.shape for o in operands)), is_root=True)
         self.out.append(made)
@@ -227,7 +237,7 @@ class _Splitter:
         """Elements of the new root that stand for one of the old root's."""
         start, found = 0, []
         for i, operand in enumerate(self.source.entry.root.operands):
-            count = len(self.rows.get(self._value(operand), (0, 0))) - 1
+            count = len(self.rows.get(self._value(operand), (None,)))
             found = list(range(start, start + count))
             if i == position:
                 break
@@ -254,17 +264,17 @@ class _Splitter:
         """One instruction a part; partial reductions over the rows are joined."""
         cuts = self.rows[self._value(source.operands[tie.operands[0]]) if tie.operands else (source, 0)]
         made = []
-        for part, rows in enumerate(pairwise(cuts)):
+        for part, rows in enumerate(cuts):
             operands = [
                 self._part(self._value(operand), part) if k in tie.operands else self._get(self._value(operand))
                 for k, operand in enumerate(source.operands)
             ]
             new = edit.copy_of(source, operands)
             if tie.reduction is None:
-                self._in_part(new, part, rows)
+                self._in_part(new, rows)
             else:
                 new.name = self.names.like(source.name, f"rows{rows[0]}_{rows[1]}")
-                self.part_of[new.name] = part
+                self.label_of[new.name] = rows.label
             self.out.append(new)
             made.append(new)
         if tie.reduction is None:
@@ -284,16 +294,16 @@ class _Splitter:
         operands = [self._value(operand) for operand in source.operands[0].operands]
         carried = {k: self._get(operands[k]) for k in (*stacked.threaded, *stacked.fixed)}
         written: dict[int, dict[int, Instruction]] = {k: {} for k in stacked.writes}
-        parts = list(enumerate(pairwise(cuts)))
+        parts = list(enumerate(cuts))
         made = source
         for part, rows in reversed(parts) if stacked.is_descending else parts:
-            begin, end = stacked.trips(*rows)
+            begin, end = stacked.trips(rows.start, rows.stop)
             values = dict(carried)
-            values[stacked.counter] = self._constant(source, stacked.counter, begin, part, rows)
+            values[stacked.counter] = self._constant(source, stacked.counter, begin, rows)
             values |= {k: self._part(operands[k], part) for k in (*stacked.reads, *stacked.writes)}
-            made = self._part_of_loop(source, stacked, [values[k] for k in range(len(operands))], part, rows, end)
+            made = self._part_of_loop(source, stacked, [values[k] for k in range(len(operands))], rows, end)
             for k in (*stacked.threaded, *stacked.writes):
-                element = self._element(made, k, part)
+                element = self._element(made, k, rows)
                 if k in written:
                     written[k][part] = element
                 else:
@@ -304,20 +314,20 @@ class _Splitter:
             self.parts[source, k] = tuple(self._part(operands[k], part) for part, _ in parts)
         for k, value in carried.items():
             self.whole[source, k] = value
-        last = 0 if stacked.is_descending else len(parts) - 1
+        last = cuts[0] if stacked.is_descending else cuts[-1]
         self.whole[source, stacked.counter] = self._element(made, stacked.counter, last)
 
-    def _constant(self, loop: Instruction, element: int, value: int, part: int, rows: tuple[int, int]) -> Instruction:
+    def _constant(self, loop: Instruction, element: int, value: int, rows: Rows) -> Instruction:
         shape = loop.shape.leaves[element]
         name = self.names.like(loop.name, f"first{rows[0]}_{rows[1]}")
         made = Instruction(name, "constant", shape, payload=str(value), line=loop.line)
-        self.part_of[name] = part
+        self.label_of[name] = rows.label
         self.out.append(made)
         return made
 
-    def _element(self, loop: Instruction, element: int, part: int) -> Instruction:
+    def _element(self, loop: Instruction, element: int, rows: Rows) -> Instruction:
         made = _taken(self.names.like(loop.name, f"element{element}"), loop, element)
-        self.part_of[made.name] = part
+        self.label_of[made.name] = rows.label
         self.out.append(made)
         return made
 
@@ -326,8 +336,7 @@ class _Splitter:
         source: Instruction,
         stacked: StackedLoop,
         values: Sequence[Instruction],
-        part: int,
-        rows: tuple[int, int],
+        rows: Rows,
         end: int,
     ) -> Instruction:
         suffix = f"rows{rows[0]}_{rows[1]}"
@@ -343,7 +352,7 @@ class _Splitter:
             made.attributes[which] = edit.attribute(which, f"%{computation.name}")
         made.attributes.pop("backend_config", None)
         self.callees += [condition, *body.made]
-        self.part_of.update({operand.name: part, made.name: part})
+        self.label_of.update({operand.name: rows.label, made.name: rows.label})
         self.out += [operand, made]
         return made
 
@@ -358,12 +367,12 @@ class _Splitter:
         self.out.append(made)
         self.whole[value] = made
 
-    def _in_part(self, made: Instruction, part: int, rows: tuple[int, int]) -> None:
+    def _in_part(self, made: Instruction, rows: Rows) -> None:
         """An instruction for some rows: its name and its shape (in place)."""
         assert isinstance(made.shape, ArrayShape)
         made.name = self.names.like(made.name, f"rows{rows[0]}_{rows[1]}")
         made.shape = _with_rows(made.shape, rows[1] - rows[0])
-        self.part_of[made.name] = part
+        self.label_of[made.name] = rows.label
 
     def _get(self, value: Value) -> Instruction:
         """A value as a whole."""
@@ -383,11 +392,11 @@ class _Splitter:
             whole = self.whole[value]
             shape = whole.shape.leaves[0]
             made = []
-            for number, (start, stop) in enumerate(pairwise(self.rows[value])):
+            for rows in self.rows[value]:
                 new = Instruction(whole.name, "slice", shape, (whole,), line=whole.line)
-                self._in_part(new, number, (start, stop))
+                self._in_part(new, rows)
                 rest = [(0, size, 1) for size in shape.dimensions[1:]]
-                new.attributes["slice"] = edit.slice_ranges([(start, stop, 1), *rest])
+                new.attributes["slice"] = edit.slice_ranges([(rows.start, rows.stop, 1), *rest])
                 self.out.append(new)
                 made.append(new)
             self.parts[value] = tuple(made)
@@ -401,7 +410,7 @@ class _Body:
     names: edit.Names
     stacked: StackedLoop
     shape: TupleShape
-    rows: tuple[int, int]
+    rows: Rows
     suffix: str
     made: list[Computation] = field(default_factory=list)
 
@@ -482,6 +491,10 @@ def _until(
     return Computation(name, [parameter, counter, limit, test], test, (parameter,), attributes=source.attributes)
 
 
+def _ends(parts: Parts) -> list[int]:
+    return [rows.stop for rows in parts]
+
+
 def _taken(name: str, value: Instruction, element: int) -> Instruction:
     """An element of a tuple."""
     assert isinstance(value.shape, TupleShape)
@@ -495,7 +508,7 @@ def _with_rows(shape: ArrayShape, rows: int) -> ArrayShape:
     return ArrayShape(shape.element_type, (rows, *shape.dimensions[1:]), layout=shape.layout)
 
 
-def _named_rows(attributes: Mapping[str, Attribute], rows: tuple[int, int]) -> dict[str, Attribute]:
+def _named_rows(attributes: Mapping[str, Attribute], rows: Rows) -> dict[str, Attribute]:
     """An argument's attributes, its name saying which rows it holds."""
     made = dict(attributes)
     metadata = made.get("metadata")

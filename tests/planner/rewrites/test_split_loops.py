@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -14,12 +15,17 @@ import pytest
 from shardwright.errors import PlanError
 from shardwright.hlo import Module, parse
 from shardwright.planner.inlining import inline_calls
-from shardwright.planner.rewrites.split_loops import Piece, SplitLoops, split_loops
+from shardwright.planner.rewrites.split_loops import Parts, Piece, Rows, SplitLoops, split_loops
 from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
 from tests.planner.programs import Program, lower
 from tests.planner.rewrites.rewrite_programs import run
 
 LAYERS, WIDTH, BATCH = 5, 8, 4
+
+
+def at(*ends: int) -> Parts:
+    """Parts of a stack that end at these rows, labelled 10, 11, …"""
+    return tuple(Rows(a, b, 10 + i) for i, (a, b) in enumerate(pairwise((0, *ends))))
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -106,15 +112,15 @@ def assert_equal(module: Module, made: SplitLoops, program: Program) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("remat", "cuts"), [(True, (0, 2, 5)), (False, (0, 1, 2, 3, 4, 5))])
-def test_numbers_stay(remat: bool, cuts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("remat", "cuts"), [(True, at(2, 5)), (False, at(1, 2, 3, 4, 5))])
+def test_numbers_stay(remat: bool, cuts: Parts) -> None:
     program = scanned(remat=remat)
     module = module_of(program)
     loops = loops_of(module)
     assert [loop.is_descending for loop in loops] == [False, True]
     assert all(loop.rows == LAYERS for loop in loops)
     made = split_loops(module, {loop.loop.name: cuts for loop in loops})
-    assert sum(i.opcode == "while" for i in made.module.entry) == 2 * (len(cuts) - 1)
+    assert sum(i.opcode == "while" for i in made.module.entry) == 2 * len(cuts)
     assert not [i.name for i in made.module.entry if i.opcode in ("concatenate", "slice")]
     assert_equal(module, made, program)
 
@@ -122,30 +128,30 @@ def test_numbers_stay(remat: bool, cuts: tuple[int, ...]) -> None:
 def test_stacks_are_stored_in_parts() -> None:
     program = scanned(remat=False)
     module = module_of(program)
-    made = split_loops(module, {loop.loop.name: (0, 2, 5) for loop in loops_of(module)})
+    made = split_loops(module, {loop.loop.name: at(2, 5) for loop in loops_of(module)})
     names = [i.op_name for i in made.module.entry.parameters]
     assert "params['layers']['w'][0:2]" in names
     assert "params['layers']['w'][2:5]" in names
     assert "params['first']" in names
-    at = names.index("params['layers']['w'][2:5]")
-    assert made.module.entry.parameters[at].shape.leaves[0].dimensions == (3, WIDTH, WIDTH)
-    assert made.arguments[at].start == 2
+    position = names.index("params['layers']['w'][2:5]")
+    assert made.module.entry.parameters[position].shape.leaves[0].dimensions == (3, WIDTH, WIDTH)
+    assert made.arguments[position].start == 2
     # what shares a buffer is cut alike, moments of the optimizer too
     for alias in made.module.aliases:
         argument, output = made.arguments[alias.parameter_number], made.outputs[alias.output_index[0]]
         assert (argument.start, argument.stop) == (output.start, output.stop)
     assert sum(piece.start is not None for piece in made.arguments) == 2 * 2 * 3
-    parts = {made.part_of[i.name] for i in made.module.entry if i.opcode == "while"}
-    assert parts == {0, 1}
+    parts = {made.label_of[i.name] for i in made.module.entry if i.opcode == "while"}
+    assert parts == {10, 11}
 
 
-@pytest.mark.parametrize("encoder", [(0, 1, 3), (0, 3)])
-def test_two_stacks_are_cut_apart(encoder: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("encoder", [at(1, 3), at(3)])
+def test_two_stacks_are_cut_apart(encoder: Parts) -> None:
     program = two_stacks()
     module = module_of(program)
-    by_rows = {3: encoder, 4: (0, 3, 4)}
+    by_rows = {3: encoder, 4: at(3, 4)}
     made = split_loops(module, {loop.loop.name: by_rows[loop.rows] for loop in loops_of(module)})
-    assert sum(i.opcode == "while" for i in made.module.entry) == 2 * (len(encoder) - 1) + 4
+    assert sum(i.opcode == "while" for i in made.module.entry) == 2 * len(encoder) + 4
     assert_equal(module, made, program)
 
 
@@ -161,11 +167,11 @@ def test_refusals() -> None:
     module = module_of(scanned(remat=False))
     forward, backward = (loop.loop.name for loop in loops_of(module))
     with pytest.raises(PlanError, match="has 5 rows and cannot be cut"):
-        split_loops(module, {forward: (0, 3, 3, 5)})
+        split_loops(module, {forward: at(3, 3, 5)})
     with pytest.raises(PlanError, match="no loop over stacked arrays"):
-        split_loops(module, {"nowhere": (0, 1)})
+        split_loops(module, {"nowhere": at(1)})
     with pytest.raises(PlanError, match="would be cut at"):
-        split_loops(module, {forward: (0, 2, 5), backward: (0, 3, 5)})
+        split_loops(module, {forward: at(2, 5), backward: at(3, 5)})
 
 
 def test_loops_that_are_not_over_layers() -> None:
