@@ -325,7 +325,11 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
 
 def compute_time_s(decisions: Decisions) -> float:
     """Seconds a step that all instructions compute on one device."""
-    total = 0.0
+    return sum(seconds for _, seconds in node_times_s(decisions))
+
+
+def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
+    """Seconds a step that each instruction computes on one device."""
     prices = decisions.graph.prices
     once: dict[tuple[int, int], float] = {}  # equal instructions share their strategies
     signatures = decisions.graph.layout.signatures
@@ -335,8 +339,7 @@ def compute_time_s(decisions: Decisions) -> float:
             key = (signatures[node.index], id(strategy))
             if key not in once:
                 once[key] = prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
-            total += node.weight * once[key]
-    return total
+            yield node, node.weight * once[key]
 
 
 def arrival_time_s(decisions: Decisions) -> float:

@@ -39,6 +39,15 @@ def memory(
     )
 
 
+def temporaries_bytes(
+    computations: Iterable[Computation], instructions: Iterable[InstructionPlan], mesh: Mesh, profile: HardwareProfile
+) -> tuple[int, ...]:
+    """Predicted peak bytes of intermediate values on one device, in each of some computations of a planned program;
+    what they take and hand on is their callers'."""
+    estimate = _Estimate(mesh, {entry.name: entry for entry in instructions}, profile)
+    return tuple(estimate.peak_bytes(computation) for computation in computations)
+
+
 def required_bytes(summary: MemorySummary, profile: HardwareProfile) -> int:
     """Bytes a device must have for a plan to be called feasible: the predicted peak and, of its temporaries, a margin.
 
