@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf
 
 #: What moves or converts a parameter for its readers: cheap, made anew by each of them.
@@ -53,10 +54,18 @@ class Placing:
         self._ahead = self._readers_ahead()
         self._feed()
         self._behind()
+        self._barriers()
         self._pull()
         self._updates()
         self._variables()
         return self._joined()
+
+    @property
+    def fed(self) -> frozenset[int]:
+        """Nodes that forward instructions read and that are neither arguments nor made anew; after `run`."""
+        arguments = set(self.flow.parameters)
+        read = (i for i, parts in enumerate(self._ahead) if parts and not self._is_anywhere(i))
+        return frozenset(i for i in read if i not in arguments and i not in self.of_forward and i not in self.settled)
 
     def _is_anywhere(self, i: int) -> bool:
         return self.free[i] or i in self._remade
@@ -109,12 +118,12 @@ class Placing:
         )
         for node in flow.nodes:
             i = node.index
-            if of[i] != unknown or i in arguments or i in once or self._is_anywhere(i):
+            if of[i] != unknown or i in arguments or i in once or self._is_anywhere(i) or self._is_barrier(i):
                 continue
             if i in twins:
                 of[i] = of[twins[i]]
                 continue
-            read = [use.source[0] for use in node.uses]
+            read = [self._through(use.source[0]) for use in node.uses]
             gradients = [of[s] for s in read if s not in forward and s not in arguments and not self._is_anywhere(s)]
             last = min((part for part in gradients if part != unknown), default=None)
             saved = [part for s in read if (part := self._differentiated(s, forward, last)) is not None]
@@ -132,6 +141,30 @@ class Placing:
                 return self._of[source]
         allowed = [part for part in parts if last is None or part <= last]
         return max(allowed, default=min(parts, default=None))
+
+    def _is_barrier(self, i: int) -> bool:
+        node = self.flow.nodes[i]
+        return node.is_value and node.instruction.opcode in BARRIERS
+
+    def _through(self, i: int) -> int:
+        """What goes through a barrier, or the node itself."""
+        while self._is_barrier(i):
+            i = self.flow.nodes[i].uses[0].source[0]
+        return i
+
+    def _barriers(self) -> None:
+        """A barrier lies with the first of what reads it."""
+        of, first = self._of, dict[Instruction, int]()
+        for node in reversed(self.flow.nodes):
+            for use in node.uses:
+                if self._is_barrier(source := use.source[0]) and of[node.index] != _NOWHERE:
+                    held = self.flow.nodes[source].instruction
+                    first[held] = min(first.get(held, self.count), of[node.index])
+            if self._is_barrier(node.index):
+                of[node.index] = first.get(node.instruction, self.count)
+        for node in self.flow.nodes:
+            if self._is_barrier(node.index):
+                of[node.index] = first.get(node.instruction, self.count)
 
     def _pull(self) -> None:
         """Sums of gradients go to the part whose variable they are for, where that takes these gradients anyway."""

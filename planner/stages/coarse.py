@@ -33,14 +33,16 @@ class Coarse:
     """A step's entry computation in coarse parts.
 
     flow: the entry, loops being one node each. first: per node the number of its part (of row 0's, in a stack), -1 for
-    what is made anew for each reader. forward: nodes of the forward pass. once: nodes that run once a step.
-    stacks: per node of a loop over layers, how it goes over them. state: nodes of arguments kept between steps.
+    what is made anew for each reader. forward: nodes of the forward pass; fed: others that it reads. once: nodes that
+    run once a step. stacks: per node of a loop over layers, how it goes over them. state: nodes of arguments kept
+    between steps.
     """
 
     flow: Dataflow
     parts: tuple[Part, ...]
     first: tuple[int, ...]
     forward: frozenset[int]
+    fed: frozenset[int]
     once: frozenset[int]
     stacks: Mapping[int, StackedLoop]
     state: frozenset[int]
@@ -68,21 +70,29 @@ def coarse_parts(module: Module, state: Collection[int], once: Collection[str]) 
         flow=flow, free=free, state=kept, of_forward=of_forward, settled=with_forward, once=updates, count=len(heads)
     )
     of, count = placing.run()
-    return _expanded(flow, of, count, frozenset(forward), frozenset(updates), stacks, kept)
+    parts, first, found = _expanded(flow, of, count, forward, stacks)
+    return Coarse(
+        flow=flow,
+        parts=parts,
+        first=first,
+        forward=frozenset(forward),
+        fed=placing.fed,
+        once=frozenset(updates),
+        stacks=found,
+        state=kept,
+    )
 
 
 def _expanded(
     flow: Dataflow,
     of: Sequence[int],
     count: int,
-    forward: frozenset[int],
-    once: frozenset[int],
+    forward: Sequence[int],
     stacks: Mapping[tuple[int, ...], Mapping[int, StackedLoop]],
-    state: frozenset[int],
-) -> Coarse:
+) -> tuple[tuple[Part, ...], tuple[int, ...], dict[int, StackedLoop]]:
     """Parts that hold nothing of the forward pass but a loop over layers become one part a row."""
     ahead: list[list[int]] = [[] for _ in range(count)]
-    for i in sorted(forward):
+    for i in forward:
         ahead[of[i]].append(i)
     loops = {ahead_i: group for group in stacks for ahead_i in group if ahead_i in forward}
     parts: list[Part] = []
@@ -97,15 +107,7 @@ def _expanded(
             kept.update(stacks[group])
             rows = stacks[group][members[0]].rows
         parts += [Part(name=head.op_name or head.name, row=row, rows=rows) for row in range(rows)]
-    return Coarse(
-        flow=flow,
-        parts=tuple(parts),
-        first=tuple(-1 if part < 0 else starts[part] for part in of),
-        forward=forward,
-        once=once,
-        stacks=kept,
-        state=state,
-    )
+    return tuple(parts), tuple(-1 if part < 0 else starts[part] for part in of), kept
 
 
 # ---- the forward pass ---------------------------------------------------------

@@ -1,21 +1,25 @@
 """Cutting a stage graph into stages: the least bytes between them, among cuts that are balanced and fit the memory.
 
 Balance comes first: the time of the slowest chunk decides the time of every micro-batch, bytes mostly run beside it.
-Intervals of the nodes' order (`intervals`) are quick and, where there is no other order, already the best; elsewhere
-the integer program (`cut_ilp`) goes on from them.
+Where the nodes have but one order, intervals of it (`intervals`) are all there is to choose from, and quick; elsewhere
+the integer program (`cut_ilp`) decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.errors import PlanError
+from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.planner.stages import cut_ilp
-from shardwright.planner.stages.intervals import Intervals, is_exact
+from shardwright.planner.stages.intervals import Intervals, has_one_order, is_exact
 from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
 
 #: How much slower than the best balance allows the slowest chunk may be, where nothing else is asked for.
 SLACK = 0.02
+
+#: Nodes times chunks up to which the integer program decides where intervals only miss that chunks of one stage need
+#: send each other nothing.
+MOST_PLACES = 200
 
 
 def cut(
@@ -32,7 +36,8 @@ def cut(
     imbalance: how much longer than the average chunk the slowest one may take, as a part of that; None: 2 % longer
     than in the best balanced cut. time_limit_s: of the integer program; the best cut found by then is taken.
 
-    Raises PlanError where there are fewer nodes than chunks, none fits the memory, or none is as balanced as asked for.
+    Raises PlanError where there are fewer nodes than chunks or no cut is as balanced as asked for, MemoryBudgetError
+    where none fits.
     """
     problem = CutProblem(graph=graph, places=tuple(places), chunks=chunks, micro_batches=micro_batches)
     if len(graph.nodes) < problem.chunk_count:
@@ -44,12 +49,14 @@ def cut(
     intervals = Intervals(problem)
     straight_s = intervals.fastest_s()
     straight = None if straight_s is None else intervals.least_crossing(straight_s)
-    if straight is not None and is_exact(problem):
+    is_large = len(graph.nodes) * problem.chunk_count > MOST_PLACES
+    if straight is not None and (is_exact(problem) or (is_large and has_one_order(problem))):
         limit_s = _limit_s(problem, imbalance, max(straight.chunk_s))
         return intervals.least_crossing(limit_s) or _refuse(problem, imbalance, max(straight.chunk_s))
-    best_s = _faster(straight, cut_ilp.fastest(problem, time_limit_s=time_limit_s / 2))
+    is_hopeless = straight is None and chunks == 1 and is_exact(problem)
+    best_s = None if is_hopeless else _faster(straight, cut_ilp.fastest(problem, time_limit_s=time_limit_s / 2))
     if best_s is None:
-        raise PlanError(
+        raise MemoryBudgetError(
             f"no cut into {len(places)} stages fits the memory of their devices",
             where="stages",
             remedy="use more devices a stage, smaller micro-batches, or a schedule that keeps fewer of them",

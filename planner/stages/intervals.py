@@ -124,14 +124,18 @@ class Intervals:
         return np.asarray(self._is_interval() & (used <= place.memory_bytes))
 
 
-def is_exact(problem: CutProblem) -> bool:
-    """Whether no cut is better than the best intervals: every node hands something to the next one (or gets a gradient
-    back from it), and, where stages have several chunks, nothing to any other."""
+def has_one_order(problem: CutProblem) -> bool:
+    """Whether every node hands something to the next one, or gets a gradient back from it: all cuts are intervals."""
     graph = problem.graph
     pairs = {(min(v.producer, r), max(v.producer, r)) for v in graph.values for r in v.readers}
-    if not all((i, i + 1) in pairs for i in range(len(graph.nodes) - 1)):
+    return all((i, i + 1) in pairs for i in range(len(graph.nodes) - 1))
+
+
+def is_exact(problem: CutProblem) -> bool:
+    """Whether no cut is better than the best intervals: there is one order and, where stages have several chunks,
+    nothing goes further than to the next node."""
+    if not has_one_order(problem):
         return False
-    if problem.chunks == 1:
-        return True
-    saved = {(min(v.producer, r), max(v.producer, r)) for v in graph.values for r in v.saved_by}
-    return not graph.shared and all(j - i <= 1 for i, j in pairs | saved)
+    graph = problem.graph
+    ends = [(v.producer, r) for v in graph.values for r in (*v.readers, *v.saved_by)]
+    return problem.chunks == 1 or (not graph.shared and all(abs(i - j) <= 1 for i, j in ends))

@@ -1,0 +1,411 @@
+"""The joint search: how many stages, which mesh for each, how many micro-batches, which schedule.
+
+For every kind of device group, mesh and number of micro-batches the whole step, accumulated over its micro-batches, is
+planned once as an SPMD program on that group (`measure`); what its instructions take there makes the stage graph, which
+is cut (`cut`), and the cut is priced by simulating its schedule (`priced`). Memory is a constraint of the cut.
+
+What is tried, in order: every number of stages on every mesh at a middle number of micro-batches; other numbers of
+micro-batches for the best of these; every schedule for the best of all. The order of candidates comes from a closed
+form (`roughly_s`), the figures that are compared at the end from simulation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import Topology, hardware_profile
+from shardwright.cost.profiles import memory_limit_bytes
+from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
+from shardwright.planner.budget import Price
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.dataflow import Leaf
+from shardwright.planner.force import state_arguments
+from shardwright.planner.meshes import candidate_meshes, refines
+from shardwright.planner.microbatch import StepSplit, Term, accumulated, split_step
+from shardwright.planner.program import Program
+from shardwright.planner.search import Found, Search
+from shardwright.planner.stages.choice import PipelineCandidate, PipelineChoice, Wanted
+from shardwright.planner.stages.coarse import Coarse, coarse_parts
+from shardwright.planner.stages.contract import contracted
+from shardwright.planner.stages.cut import cut
+from shardwright.planner.stages.graph import stage_graph
+from shardwright.planner.stages.groups import DeviceGroups, device_groups, groupings
+from shardwright.planner.stages.measure import Measured, measure
+from shardwright.planner.stages.priced import held_in, roughly_s, step_pace
+from shardwright.planner.stages.result import chosen
+from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
+from shardwright.plans import Mesh
+from shardwright.tasks import Pace, Schedule
+
+#: Schedules that are tried; others only on request. (GPipe takes as long as 1F1B and keeps more.)
+SCHEDULES = ("1f1b", "interleaved", "2f2b")
+
+#: Parts of the model that each stage gets under the interleaved schedule.
+INTERLEAVED_CHUNKS = 2
+
+#: Micro-batches that are looked at, per stage: a middle number first.
+MICRO_BATCHES_PER_STAGE = (4, 8, 2, 16)
+
+#: How many of the best candidates are tried with other numbers of micro-batches, and with other schedules.
+MOST_REFINED, MOST_SIMULATED = 3, 3
+
+#: Plans of one step on one mesh that are looked at: the fastest one, then with prices of a byte, each so many times the
+#: one before, the first a part of what the fastest plan's bytes cost at its own time.
+MOST_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
+
+#: Axes of a stage's mesh, and how many meshes of a group are tried.
+STAGE_MESH_AXES, MOST_MESHES = 2, 3
+
+#: Seconds that the integer program of a plan with prices may take.
+PRICED_TIME_LIMIT_S = 3.0
+
+
+def search_pipeline(
+    program: Program, cluster: Cluster, wanted: Wanted, *, whole_s: float | None = None, why_not: str = ""
+) -> PipelineChoice:
+    """The fastest pipeline of a step over a cluster.
+
+    program: the step as it is planned. whole_s: seconds of its best plan without a pipeline; None: there is none, for
+    the reason in `why_not`, or it is of no interest.
+
+    Raises MicroBatchError where the step cannot be split into micro-batches, OptionError where what is wanted does not
+    fit the program or the cluster, PlanError where no pipeline fits the devices.
+    """
+    with collector_paused():
+        return _Search(program, cluster, wanted).run(whole_s, why_not)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One candidate: cut and, once simulated, paced."""
+
+    groups: DeviceGroups
+    meshes: tuple[Mesh, ...]  # by kind of group
+    problem: CutProblem
+    cut: StageCut
+    schedule: Schedule
+    roughly_s: float
+    pace: Pace | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        return self.problem.micro_batches
+
+    @property
+    def step_s(self) -> float:
+        return self.roughly_s if self.pace is None else self.pace.step_s
+
+    def candidate(self) -> PipelineCandidate:
+        return PipelineCandidate(
+            stages=self.groups.stages,
+            mesh=self.meshes[0],
+            micro_batches=self.micro_batches,
+            schedule=str(self.schedule),
+            step_s=self.step_s,
+            bubble_fraction=0.0 if self.pace is None else self.pace.bubble_fraction,
+            note="" if self.pace is not None else "estimated",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Plans:
+    """Plans of one program on one mesh that take less and less memory."""
+
+    search: Search
+    mesh: Mesh
+    _found: list[Found] = field(default_factory=list)
+    _refusal: PlanError | AnnotationError | None = None
+
+    def at(self, thrift: int) -> Found:
+        """The fastest plan, or the one at the thrift-th price of a byte. Raises where the mesh cannot be planned on."""
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            while len(self._found) <= thrift:
+                self._found.append(self._next())
+        except (PlanError, AnnotationError) as error:
+            self._refusal = error
+            raise
+        return self._found[thrift]
+
+    def _next(self) -> Found:
+        search = self.search
+        if not self._found:
+            tried = search.on_mesh(self.mesh)
+            return search.found(tried.chain, tried.solved, tried.notes)
+        first = self._found[0]
+        memory = search.program.memory(search.profile, first.chain.graph.layout.hubs)
+        price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
+        peaks = list(dict.fromkeys(memory.peak(each.decisions) for each in self._found[-2:]))
+        chain = first.chain.with_price(Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks)))
+        return search.found(first.chain, chain.solve(PRICED_TIME_LIMIT_S), first.notes)
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    program: Program
+    cluster: Cluster
+    wanted: Wanted
+    split: StepSplit = field(init=False)
+    coarse: Coarse = field(init=False)
+    accumulators: tuple[Leaf, ...] = field(init=False)
+    sums: frozenset[Leaf] = field(init=False)
+    _start: float = field(default_factory=time.perf_counter)
+    _searches: dict[tuple[tuple[int, ...], int], Search] = field(default_factory=dict)
+    _plans: dict[Hashable, _Plans] = field(default_factory=dict)
+    _measured: dict[Hashable, Measured] = field(default_factory=dict)
+    _graphs: dict[tuple[Measured, ...], StageGraph] = field(default_factory=dict)
+    _left_out: list[PipelineCandidate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        options = self.program.options
+        self.split = split_step(self.program.module, options)
+        if self.wanted.micro_batches is not None:
+            self.split.check(self.wanted.micro_batches)
+        state = state_arguments(self.program.flow, options)
+        once = {name for name, parts in self.split.parts.items() if "once" in parts and "micro" not in parts}
+        self.coarse = coarse_parts(self.split.module, state, once)
+        nodes = {n.instruction.name: n.index for n in self.coarse.flow.nodes if not n.is_value}
+        self.accumulators = tuple((nodes[s.name], s.leaf) for s in self.split.accumulators if s.name in nodes)
+        self.sums = frozenset(
+            (nodes[name], leaf)
+            for name, kinds in self.split.kinds.items()
+            for leaf, kind in enumerate(kinds)
+            if isinstance(kind, Term) and name in nodes
+        )
+
+    def run(self, whole_s: float | None, why_not: str) -> PipelineChoice:
+        found = self._refined(self._first())
+        if not found:
+            raise self._nothing()
+        simulated = self._simulated(found)
+        best = min(simulated, key=lambda each: each.step_s)
+        candidates = [each.candidate() for each in sorted([*simulated, *found], key=lambda each: each.step_s)]
+        return chosen(self.coarse, self.split, best, (*candidates, *self._left_out), whole_s, why_not)
+
+    # ---- what is tried -----------------------------------------------------------
+    def _first(self) -> list[Pipeline]:
+        """Every number of stages on every mesh, at one number of micro-batches."""
+        found: list[Pipeline] = []
+        for groups in self._groups():
+            for meshes in self._meshes(groups):
+                micro_batches = self._micro_batches(groups.stages, meshes[0])[0]
+                if self._is_late() and found:
+                    self._leave_out(groups, meshes, micro_batches, "not tried: out of time")
+                    continue
+                tried = self._tried(groups, meshes, micro_batches)
+                found += [] if tried is None else [tried]
+        return found
+
+    def _refined(self, first: list[Pipeline]) -> list[Pipeline]:
+        """The best of them with other numbers of micro-batches."""
+        found = list(first)
+        for best in sorted(first, key=lambda each: each.step_s)[:MOST_REFINED]:
+            for micro_batches in self._micro_batches(best.groups.stages, best.meshes[0])[1:]:
+                if not self._is_late():
+                    tried = self._tried(best.groups, best.meshes, micro_batches)
+                    found += [] if tried is None else [tried]
+        return found
+
+    def _simulated(self, found: list[Pipeline]) -> list[Pipeline]:
+        """The best of all under every schedule."""
+        simulated = []
+        for best in sorted(found, key=lambda each: each.step_s)[:MOST_SIMULATED]:
+            simulated.append(self._paced(best))
+            for schedule in self._schedules()[1:]:
+                if self._is_late():
+                    break
+                tried = self._tried(best.groups, best.meshes, best.micro_batches, schedule)
+                if tried is not None:
+                    simulated.append(self._paced(tried))
+        return simulated
+
+    def _groups(self) -> Sequence[DeviceGroups]:
+        if self.wanted.stages is None:
+            return groupings(self.cluster, len(self.coarse.parts), self.split.divisor)
+        found = device_groups(self.cluster, self.wanted.stages)
+        if found is None:
+            raise OptionError(
+                f"{self.cluster.device_count} devices on {len(self.cluster.workers)} nodes make no "
+                f"{self.wanted.stages} groups of whole nodes of one kind, or of equal parts of nodes",
+                where="stages",
+                remedy="choose a number that divides the nodes, or a multiple of theirs that divides their devices",
+            )
+        return (found,)
+
+    def _micro_batches(self, stages: int, mesh: Mesh) -> tuple[int, ...]:
+        """Numbers of micro-batches to try, the most promising first: each large enough for the mesh's first axis."""
+        if self.wanted.micro_batches is not None:
+            return (self.wanted.micro_batches,)
+        room = max(1, self.split.divisor // mesh.axes[0].size)
+        possible = [count for count in range(1, room + 1) if self.split.divisor % count == 0]
+        near = [min(possible, key=lambda c: (abs(c - stages * each), c)) for each in MICRO_BATCHES_PER_STAGE]
+        return tuple(dict.fromkeys(near))
+
+    def _meshes(self, groups: DeviceGroups) -> Iterator[tuple[Mesh, ...]]:
+        """Meshes of each kind of group; where there are several kinds, the first mesh of each, the second, …"""
+        if self.wanted.mesh is not None:
+            mesh = Mesh.of(self.wanted.mesh)
+            if any(sum(kind) != mesh.device_count for kind in groups.kinds):
+                raise OptionError(
+                    f"mesh {mesh} has {mesh.device_count} devices, a stage {sum(groups.kinds[0])}",
+                    where="mesh",
+                    remedy="give the mesh of one stage",
+                )
+            yield (mesh,) * len(groups.kinds)
+            return
+        found = [self._candidates(groups.part(kind)) for kind in range(len(groups.kinds))]
+        for number in range(max(map(len, found))):
+            yield tuple(meshes[min(number, len(meshes) - 1)] for meshes in found)
+
+    def _candidates(self, part: Cluster) -> tuple[Mesh, ...]:
+        """Meshes of one group, all axes but the first inside nodes: what crosses nodes is split along the batch. Left
+        out are those that another one refines, as it can do whatever they can."""
+        if part.device_count == 1:
+            return (Mesh.of({"data": 1}),)
+        node = part.workers[0].device_count
+        found = candidate_meshes(part, max_axes=STAGE_MESH_AXES)
+        inside = [mesh for mesh in found if node % prod(axis.size for axis in mesh.axes[1:]) == 0]
+        finest = [mesh for mesh in inside if not any(refines(fine, mesh) for fine in inside if fine != mesh)]
+        return tuple(finest[:MOST_MESHES])
+
+    def _schedules(self) -> tuple[Schedule, ...]:
+        names = SCHEDULES if self.wanted.schedule is None else (self.wanted.schedule,)
+        return tuple(Schedule.parse(name) for name in names)
+
+    # ---- one candidate -----------------------------------------------------------
+    def _tried(
+        self, groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int, schedule: Schedule | None = None
+    ) -> Pipeline | None:
+        """The cut of one candidate; None, with a note, where it fits no devices."""
+        schedule = schedule or self._schedules()[0]
+        chunks = INTERLEAVED_CHUNKS if schedule.kind == "interleaved" else 1
+        problem: PlanError | AnnotationError | None = None
+        for thrift in range(MOST_PLANS):
+            try:
+                kinds = [self._measure(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
+                return self._cut(groups, meshes, kinds, schedule, chunks)
+            except MemoryBudgetError as error:
+                problem = error
+                if self._is_late():
+                    break
+            except (PlanError, AnnotationError) as error:
+                problem = error
+                break
+        assert problem is not None
+        self._leave_out(groups, meshes, micro_batches, problem.message, str(schedule))
+        return None
+
+    def _cut(
+        self,
+        groups: DeviceGroups,
+        meshes: tuple[Mesh, ...],
+        kinds: Sequence[Measured],
+        schedule: Schedule,
+        chunks: int,
+    ) -> Pipeline:
+        micro_batches = kinds[0].micro_batches
+        key = tuple(kinds)
+        if key not in self._graphs:
+            margin = hardware_profile(self.cluster.hardware).compiler.temporaries_margin
+            self._graphs[key] = stage_graph(self.coarse, kinds, self.accumulators, sums=self.sums, margin=margin)
+        graph, parts = contracted(self._graphs[key], groups.stages * chunks, micro_batches)
+        held = held_in(schedule, groups.stages, chunks, micro_batches)
+        places = tuple(
+            Place(kind=groups.kind(stage), memory_bytes=self._limit_bytes, in_flight=held[stage])
+            for stage in range(groups.stages)
+        )
+        found = cut(
+            graph,
+            places,
+            chunks=chunks,
+            micro_batches=micro_batches,
+            imbalance=self.wanted.imbalance,
+            time_limit_s=10.0,
+        )
+        problem = CutProblem(graph=self._graphs[key], places=places, chunks=chunks, micro_batches=micro_batches)
+        whole = problem.measured([found.chunk_of[part] for part in parts], is_optimal=found.is_optimal)
+        return Pipeline(
+            groups=groups,
+            meshes=meshes,
+            problem=problem,
+            cut=whole,
+            schedule=schedule,
+            roughly_s=roughly_s(problem, whole),
+        )
+
+    def _paced(self, found: Pipeline) -> Pipeline:
+        topology = Topology.of(self.cluster, hardware_profile(self.cluster.hardware))
+        return replace(found, pace=step_pace(found.problem, found.cut, found.schedule, found.groups, topology))
+
+    def _measure(self, groups: DeviceGroups, kind: int, mesh: Mesh, micro_batches: int, thrift: int) -> Measured:
+        """The fastest plan of the accumulated step on one kind of group; with thrift, where bytes have a price."""
+        key = (groups.kinds[kind], micro_batches, mesh)
+        plans = self._plans.get(key)
+        if plans is None:
+            search = self._search(groups.part(kind), groups.kinds[kind], micro_batches)
+            plans = self._plans[key] = _Plans(search, mesh)
+        found = self._measured.get((key, thrift))
+        if found is None:
+            plan = plans.at(thrift)
+            found = measure(self.coarse.flow, plan.decisions, plan.instructions, plan.parameters, micro_batches)
+            self._measured[key, thrift] = found
+        return found
+
+    def _search(self, part: Cluster, kind: tuple[int, ...], micro_batches: int) -> Search:
+        key = (kind, micro_batches)
+        if key not in self._searches:
+            options = self._part_options()
+            self._searches[key] = Search(accumulated(self.split, micro_batches), part, options)
+        return self._searches[key]
+
+    def _part_options(self) -> PlanOptions:
+        return replace(
+            self.program.options,
+            mesh=None,
+            stages=None,
+            micro_batches=None,
+            rewrites="none",
+            argument_names=tuple(self.program.arguments),
+            output_names=tuple(self.program.outputs),
+        )
+
+    # ---- limits ------------------------------------------------------------------
+    @property
+    def _limit_bytes(self) -> int:
+        return memory_limit_bytes(self.program.options, self.cluster, hardware_profile(self.cluster.hardware))
+
+    def _is_late(self) -> bool:
+        deadline_s = self.program.options.deadline_s
+        return deadline_s is not None and time.perf_counter() - self._start > deadline_s
+
+    def _leave_out(
+        self, groups: DeviceGroups, meshes: Sequence[Mesh], micro_batches: int, why: str, schedule: str = ""
+    ) -> None:
+        self._left_out.append(
+            PipelineCandidate(
+                stages=groups.stages,
+                mesh=meshes[0],
+                micro_batches=micro_batches,
+                schedule=schedule,
+                step_s=None,
+                note=why,
+            )
+        )
+
+    def _nothing(self) -> PlanError:
+        if self._left_out:
+            first = self._left_out[0]
+            return PlanError(
+                f"no pipeline can be planned: {first.stages} stages on {first.mesh}: {first.note}", where="stages"
+            )
+        return PlanError(
+            f"no pipeline can be planned: {len(self.coarse.parts)} parts of the model, "
+            f"{self.cluster.device_count} devices",
+            where="stages",
+        )

@@ -1,0 +1,254 @@
+"""The stage graph of a step: its coarse parts, what each takes on every kind of device group, and what goes between.
+
+A loop over layers is written out here: each row hands on to the next what its loop threads through, reads its row of
+the stacks, and keeps its row of what the forward loop writes for the backward loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from shardwright.planner.dataflow import Leaf
+from shardwright.planner.rewrites.stacked_loops import StackedLoop
+from shardwright.planner.stages.coarse import Coarse
+from shardwright.planner.stages.measure import Measured
+from shardwright.planner.stages.work import SharedState, StageGraph, StageNode, StageValue, Work
+from shardwright.planner.stages.workspace import workspaces
+
+
+def stage_graph(
+    coarse: Coarse,
+    kinds: Sequence[Measured],
+    accumulators: Sequence[Leaf],
+    *,
+    sums: Collection[Leaf] = (),
+    margin: float = 0.0,
+) -> StageGraph:
+    """The graph of a step. kinds: the plan on each kind of device group, all of as many micro-batches.
+
+    accumulators: entry values that are summed over micro-batches and then read. sums: those of which each micro-batch
+    has one term, wherever they are read: what one part adds to another's is sent once a step. margin: part of what is
+    not stored between steps that a device must have beyond it.
+    """
+    builder = _Builder(coarse, kinds[0], frozenset(sums), 1 + margin)
+    builder.run()
+    works = [_works(coarse, measured, accumulators, builder.saved, 1 + margin) for measured in kinds]
+    nodes = tuple(
+        StageNode(name=part.name, works=tuple(kind[i] for kind in works)) for i, part in enumerate(coarse.parts)
+    )
+    return StageGraph(nodes=nodes, values=tuple(builder.values), shared=builder.shared())
+
+
+def _works(
+    coarse: Coarse,
+    measured: Measured,
+    accumulators: Sequence[Leaf],
+    saved: Mapping[Leaf, Sequence[int]],
+    scale: float,
+) -> list[Work]:
+    count, flow = len(coarse.parts), coarse.flow
+    forward, backward, update, state, kept = ([0.0] * count for _ in range(5))
+    for node in flow.nodes:
+        members = coarse.members(node.index)
+        for part in members:
+            seconds = measured.step_s[node.index] / len(members)
+            if node.index in coarse.once:
+                update[part] += seconds
+            else:
+                ahead = node.index in coarse.forward or node.index in coarse.fed
+                (forward if ahead else backward)[part] += seconds / measured.micro_batches
+    for number, node_index in enumerate(flow.parameters):
+        members = coarse.members(node_index)
+        for part in members:
+            state[part] += measured.arguments_bytes[number] / len(members)
+            update[part] += measured.arrivals_s[number] / len(members)
+    # A loop makes its rows' terms of the sums all at once, beside the sums themselves.
+    terms = [(i, leaf) for i, stack in coarse.stacks.items() for leaf in stack.writes if (i, leaf) not in saved]
+    for leaf in (*accumulators, *terms):
+        members = coarse.members(leaf[0])
+        for part in members:
+            state[part] += measured.shard_bytes(leaf) / len(members)
+    for leaf, parts in saved.items():
+        for part in parts:
+            kept[part] += measured.shard_bytes(leaf) / len(parts)
+    workspace = workspaces(coarse, measured, {*saved, *accumulators, *terms})
+    elsewhere_s = measured.elsewhere_s / (sum(state) or 1.0)
+    return [
+        Work(
+            forward_s=forward[i],
+            backward_s=backward[i],
+            update_s=update[i] + elsewhere_s * state[i],
+            state_bytes=state[i],
+            saved_bytes=scale * kept[i],
+            workspace_bytes=scale * workspace[i],
+        )
+        for i in range(count)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Parts that read a value; share: of its bytes that each takes."""
+
+    parts: tuple[int, ...]
+    is_ahead: bool
+    share: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Builder:
+    """Values between parts; saved: forward values that only their own parts' backward passes read, by those parts."""
+
+    coarse: Coarse
+    measured: Measured
+    sums: frozenset[Leaf]
+    scale: float
+    values: list[StageValue] = field(default_factory=list)
+    saved: dict[Leaf, tuple[int, ...]] = field(default_factory=dict)
+    _readings: dict[Leaf, list[_Reading]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        coarse, flow = self.coarse, self.coarse.flow
+        arguments = set(flow.parameters)
+        for node in flow.nodes:
+            if coarse.first[node.index] >= 0 and node.index not in coarse.once and node.index not in arguments:
+                self._reads(node.index)
+        for node in flow.nodes:
+            i = node.index
+            if coarse.first[i] < 0 or i in coarse.once or i in arguments:
+                continue
+            stack = coarse.stacks.get(i)
+            for leaf in range(len(node.shapes)):
+                self._hand_on(i, leaf, stack)
+            if stack is not None:
+                self._thread(i, stack)
+
+    def _is_ahead(self, node: int) -> bool:
+        return node in self.coarse.forward or node in self.coarse.fed
+
+    def _reads(self, i: int) -> None:
+        """Who reads what, with the parts of loops over layers told apart."""
+        coarse = self.coarse
+        node, stack, parts = coarse.flow.nodes[i], coarse.stacks.get(i), tuple(coarse.members(i))
+        for use in node.uses:
+            if stack is None:
+                reading = _Reading(parts[:1], self._is_ahead(i))
+            elif use.position in stack.reads:
+                reading = _Reading(parts, self._is_ahead(i), 1 / len(parts))
+            elif use.position in stack.fixed:
+                reading = _Reading(parts, self._is_ahead(i))
+            elif use.position in stack.threaded:
+                reading = _Reading(parts[-1:] if stack.is_descending else parts[:1], self._is_ahead(i))
+            else:
+                continue
+            for source in self._sources(use.source):
+                self._readings.setdefault(source, []).append(reading)
+
+    def _sources(self, leaf: Leaf) -> Iterator[Leaf]:
+        """The values that a reader of `leaf` needs where what is made anew for it is made by itself."""
+        todo, seen = [leaf], set()
+        while todo:
+            found = todo.pop()
+            if found in seen:
+                continue
+            seen.add(found)
+            if self.coarse.first[found[0]] >= 0:
+                yield found
+            else:
+                todo += [use.source for use in self.coarse.flow.nodes[found[0]].uses]
+
+    def _hand_on(self, i: int, leaf: int, stack: StackedLoop | None) -> None:
+        readings = self._readings.get((i, leaf), ())
+        sizes = self.measured.leaves.get((i, leaf), (0.0, 0.0))
+        parts = tuple(self.coarse.members(i))
+        if not readings or not sizes[0] or (i, leaf) in self.sums:
+            return
+        if stack is None or leaf in stack.threaded or leaf == stack.counter:
+            last = parts[0] if stack is None or stack.is_descending else parts[-1]
+            self._send((i, leaf), last, readings, sizes, 1.0, self._is_ahead(i))
+            return
+        if leaf not in stack.writes:
+            return
+        if all(reading.parts == parts for reading in readings):  # row by row, by the loop behind
+            if self._is_ahead(i):
+                self.saved[i, leaf] = parts
+            return
+        for row, part in enumerate(parts):
+            own = [
+                _Reading((reading.parts[row],) if reading.parts == parts else reading.parts, reading.is_ahead)
+                for reading in readings
+            ]
+            self._send((i, leaf), part, own, sizes, 1 / len(parts), self._is_ahead(i))
+
+    def _send(
+        self,
+        leaf: Leaf,
+        producer: int,
+        readings: Sequence[_Reading],
+        sizes: tuple[float, float],
+        share: float,
+        is_ahead: bool,
+    ) -> None:
+        """A value of one part, for its readers. One read row by row goes to each row for itself."""
+        split = [reading for reading in readings if reading.share < 1]
+        for part in sorted({part for reading in split for part in reading.parts}):
+            mine = [_Reading((part,), reading.is_ahead) for reading in split if part in reading.parts]
+            self._send(leaf, producer, mine, sizes, share * split[0].share, is_ahead)
+        whole = [reading for reading in readings if reading.share == 1]
+        ahead = {part for reading in whole if reading.is_ahead for part in reading.parts} - {producer}
+        behind = {part for reading in whole if not reading.is_ahead for part in reading.parts}
+        if is_ahead and not ahead and behind <= {producer}:
+            if behind and share == 1:
+                self.saved[leaf] = (producer,)
+            return
+        readers = ahead if is_ahead else behind - {producer}
+        if not readers and not (is_ahead and behind):
+            return
+        self.values.append(
+            StageValue(
+                bytes=sizes[0] * share,
+                producer=producer,
+                readers=tuple(sorted(readers)),
+                saved_by=tuple(sorted(behind)) if is_ahead else (),
+                shard_bytes=sizes[1] * share * self.scale,
+                direction="forward" if is_ahead else "backward",
+            )
+        )
+
+    def _thread(self, i: int, stack: StackedLoop) -> None:
+        """What a loop hands from trip to trip."""
+        rows = list(self.coarse.members(i))
+        trips = rows[::-1] if stack.is_descending else rows
+        found = [self.measured.leaves.get((i, leaf), (0.0, 0.0)) for leaf in stack.threaded]
+        whole, shard = sum(size for size, _ in found), sum(size for _, size in found)
+        for row, following in pairwise(trips):
+            self.values.append(
+                StageValue(
+                    bytes=whole,
+                    producer=row,
+                    readers=(following,),
+                    shard_bytes=shard * self.scale,
+                    direction="backward" if stack.is_descending else "forward",
+                )
+            )
+
+    def shared(self) -> tuple[SharedState, ...]:
+        """State that several parts read in every micro-batch."""
+        coarse, found = self.coarse, []
+        for number, i in enumerate(coarse.flow.parameters):
+            if i not in coarse.state:
+                continue
+            whole = [reading for reading in self._readings.get((i, 0), ()) if reading.share == 1]
+            readers = {part for reading in whole for part in reading.parts}
+            owner = coarse.first[i]
+            if readers - {owner}:
+                bytes_of = self.measured.arguments_bytes[number]
+                size = float(coarse.flow.nodes[i].shapes[0].size_bytes)
+                found.append(
+                    SharedState(
+                        bytes=size, owner=owner, readers=tuple(sorted(readers | {owner})), shard_bytes=2 * bytes_of
+                    )
+                )
+        return tuple(found)

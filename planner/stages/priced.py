@@ -1,0 +1,161 @@
+"""What a cut costs: its seconds from the pace of its schedule, with what is sent between its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.cost import Topology
+from shardwright.planner.stages.groups import DeviceGroups
+from shardwright.planner.stages.work import CutProblem, StageCut
+from shardwright.tasks import ChunkEdge, ChunkTime, Pace, Schedule, in_flight, pace
+
+#: Micro-batches per chunk of the model with which a pipeline has been full for a while.
+FULL = 3
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Traffic:
+    """Bytes that one device of the sending stage puts on the link, a micro-batch, per pair of chunks (lower first)."""
+
+    ahead: dict[tuple[int, int], float] = field(default_factory=dict)
+    back: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: CutProblem, chunk_of: tuple[int, ...]) -> Traffic:
+        found, stages = cls(), len(problem.places)
+        for value in problem.graph.values:
+            made = chunk_of[value.producer]
+            reached: dict[int, int] = {}  # stage → the first of its chunks that reads the value
+            for reader in (*value.readers, *value.saved_by):
+                chunk = chunk_of[reader]
+                if chunk % stages != made % stages:
+                    reached[chunk % stages] = min(chunk, reached.get(chunk % stages, chunk))
+            for chunk in reached.values():
+                way = found.ahead if chunk > made else found.back
+                pair = (min(made, chunk), max(made, chunk))
+                way[pair] = way.get(pair, 0.0) + value.shard_bytes
+        return found
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted({*self.ahead, *self.back}))
+
+
+def held_in(
+    schedule: Schedule, stages: int, chunks: int, micro_batches: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """What `in_flight` says; all but GPipe hold no more once the pipeline is full."""
+    enough = micro_batches if schedule.kind == "gpipe" else min(micro_batches, FULL * stages * chunks)
+    return in_flight(schedule, stages=stages, chunks=chunks, micro_batches=enough)
+
+
+def step_pace(problem: CutProblem, cut: StageCut, schedule: Schedule, groups: DeviceGroups, topology: Topology) -> Pace:
+    """Seconds of a step of a cut under a schedule.
+
+    Once a pipeline is full, micro-batches follow at one pace: of many, only the first are simulated.
+    """
+    stages = len(problem.places)
+    less, more = (FULL - 1) * stages * problem.chunks, FULL * stages * problem.chunks
+    if problem.micro_batches <= more:
+        return _pace(problem, cut, schedule, groups, topology, problem.micro_batches)
+    first, second = (_pace(problem, cut, schedule, groups, topology, count) for count in (less, more))
+    rest = (problem.micro_batches - more) / (more - less)
+    return Pace(
+        step_s=second.step_s + rest * (second.step_s - first.step_s),
+        busy_s=tuple(b + rest * (b - a) for a, b in zip(first.busy_s, second.busy_s, strict=True)),
+    )
+
+
+def _pace(
+    problem: CutProblem,
+    cut: StageCut,
+    schedule: Schedule,
+    groups: DeviceGroups,
+    topology: Topology,
+    micro_batches: int,
+) -> Pace:
+    traffic = Traffic.of(problem, cut.chunk_of)
+    stages = len(problem.places)
+    edges = [
+        ChunkEdge(
+            source=low,
+            target=high,
+            forward_s=_sent_s(traffic.ahead, (low, high), groups, topology),
+            backward_s=_sent_s(traffic.back, (low, high), groups, topology),
+        )
+        for low, high in traffic.pairs
+    ]
+    before, after = shared_s(problem, cut, groups, topology)
+    return pace(
+        schedule,
+        stage_of_chunk=tuple(chunk % stages for chunk in range(problem.chunk_count)),
+        micro_batches=micro_batches,
+        chunks=chunk_times(problem, cut),
+        edges=edges,
+        before_s=before,
+        after_s=[a + b for a, b in zip(update_s(problem, cut), after, strict=True)],
+    )
+
+
+def chunk_times(problem: CutProblem, cut: StageCut) -> list[ChunkTime]:
+    """Of each chunk; forward and backward of the last one are one program."""
+    forward, backward = [0.0] * problem.chunk_count, [0.0] * problem.chunk_count
+    for node, chunk in enumerate(cut.chunk_of):
+        work = problem.work(node, chunk)
+        forward[chunk] += work.forward_s
+        backward[chunk] += work.backward_s
+    backward[-1] += forward[-1]
+    last = problem.chunk_count - 1
+    return [
+        ChunkTime(forward_s=None if chunk == last else forward[chunk], backward_s=backward[chunk])
+        for chunk in range(problem.chunk_count)
+    ]
+
+
+def update_s(problem: CutProblem, cut: StageCut) -> list[float]:
+    """Seconds once a step of each stage."""
+    found = [0.0] * len(problem.places)
+    for node, chunk in enumerate(cut.chunk_of):
+        found[chunk % len(found)] += problem.work(node, chunk).update_s
+    return found
+
+
+def shared_s(
+    problem: CutProblem, cut: StageCut, groups: DeviceGroups, topology: Topology
+) -> tuple[list[float], list[float]]:
+    """Seconds that each stage waits for shared variables before a step, and for their gradients after it."""
+    stages = len(problem.places)
+    before, after = [0.0] * stages, [0.0] * stages
+    for shared in problem.graph.shared:
+        owner = cut.chunk_of[shared.owner] % stages
+        for stage in sorted({cut.chunk_of[reader] % stages for reader in shared.readers} - {owner}):
+            seconds = link_s(shared.shard_bytes / 2, stage, owner, groups, topology)
+            before[stage] += seconds
+            after[owner] += seconds
+    return before, after
+
+
+def _sent_s(
+    way: Mapping[tuple[int, int], float], pair: tuple[int, int], groups: DeviceGroups, topology: Topology
+) -> float | None:
+    if pair not in way:
+        return None
+    return link_s(way[pair], pair[0] % groups.stages, pair[1] % groups.stages, groups, topology)
+
+
+def link_s(size_bytes: float, stage: int, other: int, groups: DeviceGroups, topology: Topology) -> float:
+    """Seconds until each device of one stage has sent so many bytes to another one's."""
+    link = topology.intra_node if groups.shares_node(stage, other) else topology.inter_node
+    return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
+
+
+def roughly_s(problem: CutProblem, cut: StageCut) -> float:
+    """A quick estimate of `step_pace`: the slowest stage all the time, the others while it fills and drains."""
+    stages = len(problem.places)
+    busy = [0.0] * stages
+    for node, chunk in enumerate(cut.chunk_of):
+        work = problem.work(node, chunk)
+        busy[chunk % stages] += work.forward_s + work.backward_s
+    slowest = max(busy)
+    return slowest * problem.micro_batches + (sum(busy) - slowest) / problem.chunks + max(update_s(problem, cut))

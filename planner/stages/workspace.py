@@ -1,0 +1,45 @@
+"""What a part of a step needs beside what it stores: values that come and go while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shardwright.planner.dataflow import Leaf
+from shardwright.planner.segments import CHOOSERS
+from shardwright.planner.stages.coarse import Coarse
+from shardwright.planner.stages.measure import Measured
+
+
+def workspaces(coarse: Coarse, measured: Measured, stored: Collection[Leaf]) -> list[float]:
+    """Bytes of one device, per part: the most that is live at once of the values it makes, in the program's order.
+
+    Counted are values that products, loops and the like make or read: the compiler computes others inside the kernels
+    of those. stored: values that are counted elsewhere. A loop takes what is live inside it.
+    """
+    flow = coarse.flow
+    written = {i for i in range(len(flow.nodes)) if flow.nodes[i].instruction.opcode in CHOOSERS}
+    last: dict[Leaf, int] = {}
+    for node in flow.nodes:
+        for use in node.uses:
+            if node.index > use.source[0]:
+                last[use.source] = node.index
+                if node.index in written:
+                    written.add(use.source[0])
+    ends: dict[int, list[tuple[int, float]]] = {}
+    live, most = [0.0] * len(coarse.parts), [0.0] * len(coarse.parts)
+    arguments = set(flow.parameters)
+    for node in flow.nodes:
+        i = node.index
+        part = coarse.first[i]
+        if part >= 0 and i not in coarse.once and i not in arguments:
+            rows = coarse.parts[part].rows
+            inside = measured.inside_bytes.get(i, 0.0)
+            for leaf in range(len(node.shapes)):
+                if i in written and i not in coarse.stacks and (i, leaf) not in stored and (i, leaf) in last:
+                    size = measured.shard_bytes((i, leaf)) / rows
+                    live[part] += size
+                    ends.setdefault(last[i, leaf], []).append((part, size))
+            most[part] = max(most[part], live[part] + inside)
+        for ended, size in ends.pop(i, ()):
+            live[ended] -= size
+    return [most[number - part.row] for number, part in enumerate(coarse.parts)]
