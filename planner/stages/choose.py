@@ -77,6 +77,7 @@ def search_pipeline(
     fit the program or the cluster, PlanError where no pipeline fits the devices.
     """
     with collector_paused():
+        program = program if program.micro_batches == 1 else program.computing(None, 1)
         return _Search(program, cluster, wanted).run(whole_s, why_not)
 
 
@@ -360,8 +361,10 @@ class _Search:
     def _search(self, part: Cluster, kind: tuple[int, ...], micro_batches: int) -> Search:
         key = (kind, micro_batches)
         if key not in self._searches:
-            options = self._part_options()
-            self._searches[key] = Search(accumulated(self.split, micro_batches), part, options)
+            search = Search(accumulated(self.split, micro_batches), part, self._part_options())
+            if micro_batches > 1:  # the batch is behind the dimension of the micro-batches
+                search.program.batch = {number: along.dim + 1 for number, along in self.split.batch.items()}
+            self._searches[key] = search
         return self._searches[key]
 
     def _part_options(self) -> PlanOptions:
