@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from shardwright import trees, wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import ArraySpec, array_type, host_value, spec_of, stored_spec
-from shardwright.client.places import Place
+from shardwright.client.places import Place, parts_of
 from shardwright.client.structure import rebuilt, structure_of
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout
+from shardwright.pieces import chunk_shape
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.proto.v1 import common_pb2, master_pb2
 
@@ -107,12 +107,13 @@ def save(
     if step is None:
         step = max(checkpoints(session, folder), default=-1) + 1
     order = master_pb2.SaveArrays(
-        directory=folder, step=step, names=names, tree_json=trees.to_text(tree), max_to_keep=max_to_keep or 0
+        directory=folder, step=step, tree_json=trees.to_text(tree), max_to_keep=max_to_keep or 0
     )
+    request = master_pb2.RunStepsRequest(save=order)
     temporary: list[int] = []
     try:
-        request = master_pb2.RunStepsRequest(save=order)
-        request.arguments.extend(_array_id(session, leaf, temporary) for leaf in leaves)
+        for name, leaf in zip(names, leaves, strict=True):
+            _add_arguments(session, request, name, leaf, temporary)
         result = session.submit(request, f"save of {folder}/{step}", is_followed=True)
     finally:
         for array_id in temporary:
@@ -168,8 +169,8 @@ class PendingRestore:
     def is_waiting(self, key: int) -> bool:
         return key in self._waiting
 
-    def materialize(self, wanted: Mapping[int, Layout]) -> None:
-        """Reads those of `wanted`, layouts by `id()` of a handle, that wait to be read."""
+    def materialize(self, wanted: Mapping[int, Place]) -> None:
+        """Reads those of `wanted`, places by `id()` of a handle, that wait to be read."""
         with self._lock:
             chosen = []
             for key in wanted.keys() & self._waiting.keys():
@@ -188,16 +189,21 @@ class PendingRestore:
             if key in self._waiting and (handle := self._waiting[key][1]()) is not None:
                 self.materialize({key: _spread(handle.spec, self._session.info.device_count)})
 
-    def _read(self, chosen: Sequence[tuple[str, RemoteArray, Layout]]) -> None:
+    def _read(self, chosen: Sequence[tuple[str, RemoteArray, Place]]) -> None:
         order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
         request = master_pb2.RunStepsRequest(restore=order)
-        for name, _, layout in chosen:
-            request.restore.names.append(name)
-            request.restore.layouts.append(wire.layout_to_proto(layout))
-            request.outputs.append(self._session.new_id())
+        made: list[tuple[int, ...]] = []
+        for name, _, place in chosen:
+            parts = parts_of(place)
+            made.append(tuple(self._session.new_id() for _ in parts))
+            request.outputs.extend(made[-1])
+            request.restore.parts.extend(
+                master_pb2.RestoredPart(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
+                for layout, first_row in parts
+            )
         result = self._session.submit(request, f"restore of {self._directory}/{self._step}")
-        for array_id, (_, handle, layout) in zip(request.outputs, chosen, strict=True):
-            handle._adopt(RemoteArray(self._session, handle.spec, ids=(array_id,), place=layout, result=result))
+        for ids, (_, handle, place) in zip(made, chosen, strict=True):
+            handle._adopt(RemoteArray(self._session, handle.spec, ids=ids, place=place, result=result))
 
 
 class PendingArray:
@@ -208,9 +214,9 @@ class PendingArray:
         self._key = key
 
     def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
-        """Reads it, and whatever else of its checkpoint `wanted` lays out as a whole."""
+        """Reads it, and whatever else of its checkpoint `wanted` gives a place to."""
         if wanted is not None and self._restore.is_waiting(self._key):
-            self._restore.materialize({key: place for key, place in wanted.items() if isinstance(place, Layout)})
+            self._restore.materialize(wanted)
         self._restore.materialize_alone(self._key)
 
 
@@ -224,22 +230,26 @@ def _spec(leaf: Any) -> ArraySpec:
     return leaf.spec if type(leaf) is RemoteArray else spec_of(leaf)
 
 
-def _array_id(session: Session, leaf: Any, temporary: list[int]) -> int:
-    """Id of an array on the servers; what is not there yet is put there for the save."""
+def _add_arguments(
+    session: Session, request: master_pb2.RunStepsRequest, name: str, leaf: Any, temporary: list[int]
+) -> None:
+    """Adds an array of the state to a save; what is not on the servers yet is put there for it."""
+    kind = array_type(name, _spec(leaf))
     if type(leaf) is RemoteArray:
         if leaf._pending is not None:
             leaf._pending.materialize()
-        ids = session.usable_ids(leaf)
-        if len(ids) == 1:
-            return ids[0]
-        spec, value = leaf.spec, np.asarray(leaf)  # kept in parts: Orbax is to see one array
+        ids, place = session.usable_ids(leaf), leaf._place
+        assert place is not None
     else:
-        spec = spec_of(leaf)
-        value = host_value(leaf, spec)
-    kind = array_type("", spec)
-    layout = Layout.replicated(kind.element_type, kind.shape, Mesh.of({"x": 1}))
-    temporary.append(session.upload(value, layout))
-    return temporary[-1]
+        place = Layout.replicated(kind.element_type, kind.shape, Mesh.of({"x": 1}))
+        ids = (session.upload(host_value(leaf, _spec(leaf)), place),)
+        temporary += ids
+    parts = parts_of(place)
+    chunk = chunk_shape(kind.shape, parts)
+    request.arguments.extend(ids)
+    request.save.parts.extend(
+        master_pb2.SavedPart(name=name, shape=kind.shape, chunk=chunk, first_row=first_row) for _, first_row in parts
+    )
 
 
 def _check_leaves(names: Sequence[str], leaves: Sequence[Any]) -> None:

@@ -86,6 +86,13 @@ def _place(entries: list[Entry]) -> Place:
     return Rows(tuple(parts[each] for each in bounds), bounds)
 
 
+def parts_of(place: Place) -> tuple[tuple[Layout, int], ...]:
+    """Layout of each part, and the first of its rows."""
+    if isinstance(place, Rows):
+        return tuple((layout, start) for layout, (start, _) in zip(place.layouts, place.bounds, strict=True))
+    return ((place, 0),)
+
+
 def part_of(value: np.ndarray, entry: Entry) -> np.ndarray:
     """What of an argument's contents the entry holds."""
     return value if entry.rows is None else value[slice(*entry.rows)]

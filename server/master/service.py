@@ -312,14 +312,14 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
 def _files(request: master_pb2.RunStepsRequest) -> ev.FileFacts | None:
     """Of a save or a restore. Raises CheckpointError where its lists do not fit together."""
     if request.HasField("save"):
-        if len(request.save.names) != len(request.arguments) or request.outputs:
+        if len(request.save.parts) != len(request.arguments) or request.outputs:
             raise CheckpointError("a save names each of its arrays, and makes none", where=request.save.directory)
         return ev.FileFacts(is_save=True)
     if request.HasField("restore"):
         restore = request.restore
-        if not len(restore.names) == len(restore.layouts) == len(request.outputs) or request.arguments:
+        if len(restore.parts) != len(request.outputs) or request.arguments:
             raise CheckpointError("a restore names and lays out each of its arrays", where=restore.directory)
-        layouts = [wire.layout_from_proto(layout) for layout in restore.layouts]
+        layouts = [wire.layout_from_proto(part.layout) for part in restore.parts]
         return ev.FileFacts(is_save=False, output_bytes=tuple(layout.size_bytes for layout in layouts))
     return None
 

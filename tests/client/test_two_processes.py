@@ -19,6 +19,7 @@ import pytest
 import shardwright as sw
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import array_spec
+from shardwright.client.places import Place, Rows
 from shardwright.layouts import Layout
 from shardwright.plans import Mesh, TensorSharding
 from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
@@ -116,24 +117,27 @@ def test_a_checkpoint_of_two_processes_is_restored_by_one_and_the_other_way_roun
     assert wrote == ["ocdbt.process_0", "ocdbt.process_1"], "each process wrote its own part"
 
 
-def test_arrays_on_a_part_of_the_cluster_are_saved_and_restored_elsewhere(cluster: sw.Session, tmp_path: Path) -> None:
-    mesh, spec = Mesh.of({"x": 4}), array_spec((8, 6), np.dtype("float32"))
-
-    def on(first_device: int) -> Layout:
-        sharding = TensorSharding((("x",), ()))
+def test_arrays_on_parts_of_the_cluster_are_saved_and_restored_elsewhere(cluster: sw.Session, tmp_path: Path) -> None:
+    def on(first_device: int, rows: int) -> Layout:
+        dims: tuple[tuple[str, ...], ...] = (("x",), ())
         return Layout(
-            element_type="f32", shape=(8, 6), stored_shape=(8, 6), mesh=mesh, sharding=sharding,
-            first_device=first_device,
+            element_type="f32", shape=(rows, 6), stored_shape=(rows, 6), mesh=Mesh.of({"x": 4}),
+            sharding=TensorSharding(dims), first_device=first_device,
         )  # fmt: skip
 
-    value = np.arange(48, dtype=np.float32).reshape(8, 6)
-    for here, there in ((0, 4), (4, 0), (2, 4)):
-        array_id = cluster.upload(value, on(here))
-        handle = RemoteArray(cluster, spec, array_id=array_id, layout=on(here))
+    def apart(first: int, first_rows: int) -> Rows:
+        """The first rows on four devices from `first` on, the others on the other four."""
+        layouts = (on(first, first_rows), on(4 - first, 12 - first_rows))
+        return Rows(layouts, ((0, first_rows), (first_rows, 12)))
+
+    value, spec = np.arange(72, dtype=np.float32).reshape(12, 6), array_spec((12, 6), np.dtype("float32"))
+    places: list[Place] = [on(0, 12), on(4, 12), on(2, 12), apart(0, 4), apart(4, 8)]
+    for here, there in zip(places, [*places[1:], places[0]], strict=True):
+        handle = RemoteArray(cluster, spec, ids=cluster.upload_to(value, here), place=here)
         cluster.save({"stage": handle}, tmp_path).wait()
         restored = cluster.restore(tmp_path)["stage"]
-        restored._pending.materialize(mesh, {id(restored): on(there)})
-        assert restored._layout.first_device == there
+        restored._pending.materialize({id(restored): there})
+        assert restored._place == there
         np.testing.assert_array_equal(np.asarray(restored), value)
 
 

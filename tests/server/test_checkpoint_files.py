@@ -20,7 +20,7 @@ W = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 def halves() -> dict[str, files.Part]:
     blocks = tuple(((slice(0, 4), slice(at, at + 3)), W[:, at : at + 3]) for at in (0, 3))
-    return {"w": files.Part(shape=W.shape, dtype=W.dtype, chunk=(4, 3), blocks=blocks)}
+    return {"w": files.Part(shape=W.shape, chunk=(4, 3), blocks=blocks)}
 
 
 def save(directory: Path, step: int) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints as files, in Orbax's own format: `DIRECTORY/STEP/default`, a PyTree in OCDBT.
 
 Orbax writes and reads the formats, names and commits directories; what is ours is
-which boxes of an array a process writes (`pieces.py`), and that no process waits for
+which boxes of an array a process writes (`shardwright/pieces.py`), and that no process waits for
 another here: the master orders the phases begin → write → commit (or abandon). Plain
 `orbax.checkpoint.CheckpointManager` reads the result. Paths are whatever Orbax takes
 (`gs://…` too); all workers must see the same file system.
@@ -43,14 +43,17 @@ _STEP_METADATA = "_CHECKPOINT_METADATA"
 T = TypeVar("T")
 
 
+#: A box of an array, and its contents.
+Block = tuple[Slices, np.ndarray]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What this process writes of one array: blocks, each a box of `shape` and made of whole chunks."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype
     chunk: tuple[int, ...]
-    blocks: tuple[tuple[Slices, np.ndarray], ...]
+    blocks: tuple[Block, ...]
 
     @property
     def nbytes(self) -> int:
@@ -276,7 +279,7 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
             use_ocdbt=True,
             global_shape=part.shape,
             local_shape=part.chunk,
-            dtype=part.dtype,
+            dtype=part.blocks[0][1].dtype,
             process_index=ocp.multihost.process_index(),
             arg=ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES),
         )

@@ -19,10 +19,10 @@ import numpy as np
 from shardwright import trees, wire
 from shardwright.errors import CheckpointError, SessionError, ShardwrightError
 from shardwright.layouts import Layout, Shard, distinct_shards
+from shardwright.pieces import pieces, shifted
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, assemble, local_positions
 from shardwright.server.runtime.checkpoints import files
-from shardwright.server.runtime.checkpoints.pieces import chunk_shape, pieces
 from shardwright.xla.layouts import mesh_devices
 
 #: Bytes read from files before they are put on the devices.
@@ -65,10 +65,7 @@ class CheckpointWorker:
         if jax.process_index() == 0:
             files.begin(save.directory, save.step, token)
         try:
-            parts = {
-                name: self._part(step.session_id, array_id, number)
-                for number, (array_id, name) in enumerate(zip(step.arguments, save.names, strict=True))
-            }
+            parts = self._parts(step)
         except Exception:
             if jax.process_index() == 0:
                 files.abandon(save.directory, save.step)
@@ -124,16 +121,17 @@ class CheckpointWorker:
         if save.max_to_keep:
             files.keep_latest(save.directory, save.max_to_keep)
 
-    def _part(self, session_id: str, array_id: int, number: int) -> files.Part:
-        stored = self._store.find(session_id, array_id)
-        if stored is None:  # it lies on other nodes only
-            return files.Part(shape=(), dtype=np.dtype(np.uint8), chunk=(), blocks=())
-        layout = stored.layout
-        blocks = []
-        for position in _written_here(layout, number):
-            shard = _shard_at(stored, position)
-            blocks += [(piece.box, shard[piece.within].reshape(piece.shape)) for piece in pieces(layout, position)]
-        return files.Part(shape=layout.user_shape, dtype=layout.dtype, chunk=chunk_shape(layout), blocks=tuple(blocks))
+    def _parts(self, step: master_pb2.RunStepsRequest) -> dict[str, files.Part]:
+        """By name, what this process writes of each array; nothing of those that lie on other nodes only."""
+        blocks: dict[str, list[files.Block]] = {part.name: [] for part in step.save.parts}
+        for number, (array_id, part) in enumerate(zip(step.arguments, step.save.parts, strict=True)):
+            stored = self._store.find(step.session_id, array_id)
+            if stored is not None:
+                blocks[part.name] += _blocks(stored, number, part.first_row)
+        return {
+            part.name: files.Part(shape=tuple(part.shape), chunk=tuple(part.chunk), blocks=tuple(blocks[part.name]))
+            for part in step.save.parts
+        }
 
     # ---- restoring -------------------------------------------------------------------------
 
@@ -141,19 +139,38 @@ class CheckpointWorker:
         """Read this process' shards of the arrays that the step makes, and put them on its devices."""
         order = step.restore
         wanted = [
-            (array_id, name, wire.layout_from_proto(layout))
-            for array_id, name, layout in zip(step.outputs, order.names, order.layouts, strict=True)
+            _Wanted(array_id, part.name, wire.layout_from_proto(part.layout), part.first_row)
+            for array_id, part in zip(step.outputs, order.parts, strict=True)
         ]
         for batch in _batches(wanted):
             boxes = [
-                (name, piece.box)
-                for _, name, layout in batch
-                for shard in _local_shards(layout)
-                for piece in pieces(layout, shard.holders[0])
+                (each.name, shifted(piece.box, each.first_row))
+                for each in batch
+                for shard in _local_shards(each.layout)
+                for piece in pieces(each.layout, shard.holders[0])
             ]
             blocks = iter(files.read(order.directory, order.step, boxes))
-            made = [(array_id, _put(name, layout, blocks)) for array_id, name, layout in batch]
+            made = [(each.array_id, _put(each, blocks)) for each in batch]
             self._store.add(step.session_id, made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An array to make: the rows of `name` in a checkpoint from `first_row` on."""
+
+    array_id: int
+    name: str
+    layout: Layout
+    first_row: int
+
+
+def _blocks(stored: StoredArray, number: int, first_row: int) -> Iterator[files.Block]:
+    """What this process writes of an array, in host memory."""
+    layout = stored.layout
+    for position in _written_here(layout, number):
+        shard = _shard_at(stored, position)
+        for piece in pieces(layout, position):
+            yield shifted(piece.box, first_row), shard[piece.within].reshape(piece.shape)
 
 
 def _abandon(save: _Save) -> None:
@@ -182,17 +199,15 @@ def _local_shards(layout: Layout) -> tuple[Shard, ...]:
     return distinct_shards(layout, local_positions())
 
 
-def _batches(
-    wanted: Sequence[tuple[int, str, Layout]],
-) -> Iterator[list[tuple[int, str, Layout]]]:
+def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
     """Arrays with a shard here, in batches of about READ_AHEAD_BYTES."""
-    batch: list[tuple[int, str, Layout]] = []
+    batch: list[_Wanted] = []
     size_bytes = 0
-    for item in wanted:
-        shards = _local_shards(item[2])
+    for each in wanted:
+        shards = _local_shards(each.layout)
         if shards:
-            batch.append(item)
-            size_bytes += len(shards) * item[2].shard_bytes
+            batch.append(each)
+            size_bytes += len(shards) * each.layout.shard_bytes
         if size_bytes >= READ_AHEAD_BYTES:
             yield batch
             batch, size_bytes = [], 0
@@ -200,16 +215,16 @@ def _batches(
         yield batch
 
 
-def _put(name: str, layout: Layout, blocks: Iterator[np.ndarray]) -> StoredArray:
+def _put(wanted: _Wanted, blocks: Iterator[np.ndarray]) -> StoredArray:
     """The array on this process' devices, from the blocks of its shards in order; padding is zeros."""
-    data, devices = [], []
+    layout, data, devices = wanted.layout, [], []
     positions = local_positions()
     for shard in _local_shards(layout):
         host = np.zeros(layout.shard_shape, layout.dtype)
         for piece in pieces(layout, shard.holders[0]):
             block = next(blocks)
             if block.dtype != layout.dtype:
-                raise CheckpointError(f"{name} is stored as {block.dtype}, not {layout.dtype}")
+                raise CheckpointError(f"{wanted.name} is stored as {block.dtype}, not {layout.dtype}")
             host[piece.within] = block.reshape(host[piece.within].shape)
         data += [host] * len(shard.holders)
         devices += [positions[position] for position in shard.holders]

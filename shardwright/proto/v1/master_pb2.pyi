@@ -286,30 +286,50 @@ class RunStepsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., trace: _Optional[bool] = ...) -> None: ...
 
 class SaveArrays(_message.Message):
-    __slots__ = ("directory", "step", "names", "tree_json", "max_to_keep")
+    __slots__ = ("directory", "step", "parts", "tree_json", "max_to_keep")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     TREE_JSON_FIELD_NUMBER: _ClassVar[int]
     MAX_TO_KEEP_FIELD_NUMBER: _ClassVar[int]
     directory: str
     step: int
-    names: _containers.RepeatedScalarFieldContainer[str]
+    parts: _containers.RepeatedCompositeFieldContainer[SavedPart]
     tree_json: str
     max_to_keep: int
-    def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., tree_json: _Optional[str] = ..., max_to_keep: _Optional[int] = ...) -> None: ...
+    def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[SavedPart, _Mapping]]] = ..., tree_json: _Optional[str] = ..., max_to_keep: _Optional[int] = ...) -> None: ...
+
+class SavedPart(_message.Message):
+    __slots__ = ("name", "shape", "chunk", "first_row")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    chunk: _containers.RepeatedScalarFieldContainer[int]
+    first_row: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., first_row: _Optional[int] = ...) -> None: ...
+
+class RestoredPart(_message.Message):
+    __slots__ = ("name", "layout", "first_row")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    layout: _common_pb2.ArrayLayout
+    first_row: int
+    def __init__(self, name: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., first_row: _Optional[int] = ...) -> None: ...
 
 class RestoreArrays(_message.Message):
-    __slots__ = ("directory", "step", "names", "layouts")
+    __slots__ = ("directory", "step", "parts")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     directory: str
     step: int
-    names: _containers.RepeatedScalarFieldContainer[str]
-    layouts: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
-    def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[RestoredPart]
+    def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[RestoredPart, _Mapping]]] = ...) -> None: ...
 
 class WaitForSaveRequest(_message.Message):
     __slots__ = ("session_id", "number")

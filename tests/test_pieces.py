@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.layouts import Layout, distinct_shards, pad_to_stored, shard_slices
+from shardwright.pieces import Piece, chunk_shape, pieces
 from shardwright.plans import Mesh, TensorSharding
-from shardwright.server.runtime.checkpoints.pieces import Piece, chunk_shape, pieces
 
 MESHES = [Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 4}), Mesh.of({"x": 3, "y": 2})]
 
@@ -66,7 +66,7 @@ def test_pieces_hold_each_element_of_a_shard_once(layout: Layout) -> None:
 @given(layouts())
 def test_no_two_pieces_share_a_chunk(layout: Layout) -> None:
     chunk_of = np.zeros(layout.user_shape, np.int64)
-    for dim, size in enumerate(chunk_shape(layout)):
+    for dim, size in enumerate(chunk_shape(layout.user_shape, ((layout, 0),))):
         along = np.arange(layout.user_shape[dim]) // size
         chunk_of = chunk_of * layout.user_shape[dim] + np.expand_dims(along, tuple(range(1, chunk_of.ndim - dim)))
     owner: dict[int, Piece] = {}
@@ -88,4 +88,28 @@ def test_a_third_of_every_projection_is_three_boxes_of_the_fused_weight() -> Non
     )
     boxes = [piece.box for piece in pieces(layout, 1)]
     assert boxes == [(slice(0, 8), slice(start, start + 2)) for start in (2, 10, 18)]
-    assert chunk_shape(layout) == (8, 2)
+    assert chunk_shape((8, 24), ((layout, 0),)) == (8, 2)
+
+
+def test_padding_does_not_make_chunks_small() -> None:
+    layout = Layout(
+        element_type="f32",
+        shape=(29, 6),
+        mesh=Mesh.of({"x": 4}),
+        sharding=TensorSharding((("x",), ())),
+        stored_shape=(32, 6),
+    )
+    assert chunk_shape((29, 6), ((layout, 0),)) == (8, 6)
+
+
+def test_rows_that_are_kept_apart_do_not_share_a_chunk() -> None:
+    def rows(count: int, first_device: int) -> Layout:
+        sharding = TensorSharding(((), ("model",)))
+        mesh = Mesh.of({"model": 2})
+        return Layout(
+            element_type="f32", shape=(count, 6), stored_shape=(count, 6), mesh=mesh, sharding=sharding,
+            first_device=first_device,
+        )  # fmt: skip
+
+    assert chunk_shape((13, 6), ((rows(8, 0), 0), (rows(5, 2), 8))) == (8, 3)
+    assert chunk_shape((12, 6), ((rows(4, 0), 0), (rows(6, 2), 4), (rows(2, 4), 10))) == (2, 3)

@@ -59,19 +59,26 @@ def pieces(layout: Layout, position: int) -> tuple[Piece, ...]:
 
 
 @lru_cache(maxsize=4096)
-def chunk_shape(layout: Layout) -> tuple[int, ...]:
-    """The largest chunk of the user's array such that every piece of every shard is made of whole chunks.
+def chunk_shape(shape: tuple[int, ...], parts: tuple[tuple[Layout, int], ...]) -> tuple[int, ...]:
+    """The largest chunk of an array such that every piece of every shard of its parts is made of whole chunks.
 
     Then no two writers share a chunk, and none has to read what another wrote.
+    parts: layouts of the rows that are kept together, and where they begin in the first dimension of `shape`.
     """
-    chunk = list(layout.user_shape)
-    for shard in distinct_shards(layout, layout.devices):
-        for piece in pieces(layout, shard.holders[0]):
-            for dim, (part, size) in enumerate(zip(piece.box, layout.user_shape, strict=True)):
-                chunk[dim] = gcd(chunk[dim], part.start)
-                if part.stop != size:
-                    chunk[dim] = gcd(chunk[dim], part.stop)
-    return tuple(chunk)
+    borders = [0] * len(
+        shape
+    )  # the greatest common divisor of where pieces begin and end; the last chunk may be smaller
+    for layout, first_row in parts:
+        for shard in distinct_shards(layout, layout.devices):
+            for piece in pieces(layout, shard.holders[0]):
+                for dim, (part, size) in enumerate(zip(shifted(piece.box, first_row), shape, strict=True)):
+                    borders[dim] = gcd(borders[dim], part.start, part.stop if part.stop != size else 0)
+    return tuple(border or size for border, size in zip(borders, shape, strict=True))
+
+
+def shifted(box: Slices, rows: int) -> Slices:
+    """The box, so many rows further along the first dimension."""
+    return (slice(box[0].start + rows, box[0].stop + rows), *box[1:]) if rows else box
 
 
 def _groups(view: Sequence[int], user: Sequence[int]) -> Iterator[tuple[slice, slice]]:
