@@ -30,6 +30,9 @@ _SWEEPS = 400
 _PATIENCE = 10
 _LEAST_GAIN = 3e-5
 
+#: Relative gap at which the segments outside the runs count as bounded.
+_CLOSE = 5e-4
+
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:
     """Seconds a step that no assignment of the chain's variables is under."""
@@ -80,7 +83,7 @@ def _rest(chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, Floa
             problem.costs[number] = problem.costs[number] + cost
         for (v, w), matrix in edges.items():
             problem.add_edge(numbers[v], numbers[w], matrix)
-    return solve(problem, time_limit_s=time_limit_s).lower_bound if problem.costs else 0.0
+    return solve(problem, time_limit_s=time_limit_s, close=_CLOSE).lower_bound if problem.costs else 0.0
 
 
 #: A core variable of a repeat: offset of its segment in the period, position in the reduction.

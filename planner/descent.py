@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, islice
 
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph, Variable
@@ -27,19 +27,21 @@ CLOSE = 1e-3
 
 
 def descend(
-    coarse: Chain, states: Mapping[Variable, int], fine: Graph, time_limit_s: float
+    coarse: Chain, states: Mapping[Variable, int], fine: Graph, *, time_limit_s: float, most_rounds: int | None = None
 ) -> tuple[Chain, SolvedChain]:
     """The best plan found on the mesh of `fine` from a plan on one that it refines, and the neighbourhood it is in.
 
     coarse / states: that plan. fine: the same program on the finer mesh. time_limit_s: for the integer programs of one
-    round. Raises PlanError where not even the plan itself can be had there.
+    round. most_rounds: None goes on until no axis gains. The first axis that is set free is part of a divided one.
+    Raises PlanError where not even the plan itself can be had there.
     """
-    lift = _Lift(axis_parts(coarse.graph.prices.mesh, fine.prices.mesh))
+    parts = axis_parts(coarse.graph.prices.mesh, fine.prices.mesh)
+    lift = _Lift(parts)
     at = {variable: lift(coarse.graph.set_of(variable).strategies[state]) for variable, state in states.items()}
-    axes = [axis.name for axis in fine.prices.mesh.axes if axis.size > 1]
+    axes = [part for names in sorted(parts.values(), key=len, reverse=True) for part in names]
     best: tuple[Chain, SolvedChain] | None = None
     idle = 0  # rounds since one that gained
-    for name in cycle(axes):
+    for name in islice(cycle(axes), most_rounds):
         chain = _around(coarse, fine, at, frozenset({name}))
         solved = chain.solve(time_limit_s, close=CLOSE)
         gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
@@ -47,9 +49,10 @@ def descend(
         if gains:
             best = chain, solved
             at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in solved.states.items()}
-        if best is not None and idle >= len(axes) - 1:
-            return best
-    raise AssertionError("a mesh that refines another one has axes")
+        if idle >= len(axes) - 1:
+            break
+    assert best is not None, "a mesh that refines another one has axes"
+    return best
 
 
 def axis_parts(coarse: Mesh, fine: Mesh) -> dict[str, tuple[str, ...]]:
@@ -116,5 +119,5 @@ def _around(coarse: Chain, fine: Graph, at: Mapping[Variable, Strategy], free: f
         return kinds.setdefault((instance.kind, what), len(kinds))
 
     instances = tuple(replace(instance, kind=kind(instance)) for instance in coarse.instances)
-    graph = replace(fine, near=near, _sets={})
+    graph = replace(fine, near=near, _sets={}, _least_s={})
     return Chain(graph=graph, instances=instances, runs=coarse.runs)

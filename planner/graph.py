@@ -10,7 +10,7 @@ the sharding its readers want (`Graph.is_free`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -245,6 +245,7 @@ class Graph:
     confinement: Confinement | None = None
     preference: Preference | None = None
     near: Mapping[Variable, Near] = field(default_factory=dict)
+    _least_s: dict[bool, float] = field(default_factory=dict)
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)
 
     @property
@@ -281,22 +282,24 @@ class Graph:
     # ---- the problem of some nodes -------------------------------------------
     def least_s(self) -> float:
         """Seconds a step that no plan can do without: every node that chooses in its cheapest way, no moves."""
-        return self._least(lambda node: not self.is_free[node.index])
+        return self._least(free=False)
 
     def least_of_free_s(self) -> float:
         """The same of what is made anew for its readers."""
-        return self._least(lambda node: self.is_free[node.index])
+        return self._least(free=True)
 
-    def _least(self, counts: Callable[[Node], bool]) -> float:
-        least: dict[int, float] = {}
-        total = 0.0
-        for node in self.flow.nodes:
-            if not node.is_value and counts(node):
-                found = self.set_of((node.index, -1))
-                if id(found) not in least:
-                    least[id(found)] = float(found.time_s.min())
-                total += node.weight * least[id(found)]
-        return total
+    def _least(self, *, free: bool) -> float:
+        if free not in self._least_s:
+            least: dict[int, float] = {}
+            total = 0.0
+            for node in self.flow.nodes:
+                if not node.is_value and self.is_free[node.index] == free:
+                    found = self.set_of((node.index, -1))
+                    if id(found) not in least:
+                        least[id(found)] = float(found.time_s.min())
+                    total += node.weight * least[id(found)]
+            self._least_s[free] = total
+        return self._least_s[free]
 
     def problem(self, nodes: Sequence[int], variables: Sequence[Variable]) -> Problem:
         """Costs of `nodes`: seconds a step of computing, and of moves between them and the hubs they touch."""

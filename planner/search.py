@@ -71,6 +71,10 @@ LEAST_TIME_LIMIT_S = 0.5
 #: axis more is then descended from one of theirs.
 SEARCHED_AXES = 2
 DESCENTS = 4
+ROUNDS_IF_LARGE = 1
+
+#: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
+CLOSE_IF_LARGE = 1e-3
 
 #: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
 #: parallelism: less is no difference that the cost model could tell.
@@ -177,18 +181,12 @@ class Search:
         return tried, refusals
 
     def _finer(self, tried: Sequence[Tried]) -> list[Tried]:
-        """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others.
-
-        Where the program is large, one. Not where axes have roles or names, which would have to
-        be said anew of their parts, nor where three axes were searched outright.
-        """
-        options = self.options
-        if options.force is not None or options.mode != "search" or options.mesh is not None or self.program.pins:
-            return []
-        if options.effort != "default":
+        """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others; one, where
+        the program is large."""
+        if not self._descends:
             return []
         fastest = min(tried, key=lambda each: each.step_s)
-        meshes = [m for m in meshes_to_search(self.cluster, options, {}) if len(m.axes) == SEARCHED_AXES + 1]
+        meshes = [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
         pairs = [
             (start, mesh)
             for mesh in meshes
@@ -198,7 +196,7 @@ class Search:
         ]
         pairs.sort(key=lambda pair: pair[0] is not fastest)
         found: dict[Mesh, Tried] = {}
-        for start, mesh in pairs[: 1 if len(self.flow.nodes) > EXPERT_NODES else DESCENTS]:
+        for start, mesh in pairs[: 1 if self._is_large else DESCENTS]:
             if self.is_late():
                 break
             self.report("search", str(mesh))
@@ -210,8 +208,11 @@ class Search:
 
     def _descended(self, start: Tried, mesh: Mesh) -> Tried:
         prices = Prices(mesh, self.cluster, self.profile)
-        fine = replace(start.chain.graph, prices=prices, builder=StrategyBuilder(prices), _sets={})
-        chain, solved = descend(start.chain, start.solved.states, fine, self.time_limit_s())
+        fine = replace(start.chain.graph, prices=prices, builder=StrategyBuilder(prices), _sets={}, _least_s={})
+        rounds = ROUNDS_IF_LARGE if self._is_large else None
+        chain, solved = descend(
+            start.chain, start.solved.states, fine, time_limit_s=self.time_limit_s(), most_rounds=rounds
+        )
         free_s = start.step_s - start.solved.value
         return replace(start, mesh=mesh, step_s=solved.value + free_s, chain=chain, solved=solved, start=start)
 
@@ -255,7 +256,7 @@ class Search:
         """The plans that are written by hand, priced by the same model."""
         if self.options.force is not None or self.options.mode != "search" or self.is_late():
             return ()
-        if len(self.flow.nodes) > EXPERT_NODES and self.options.effort != "best":
+        if self._is_large and self.options.effort != "best":
             return ()
         return tuple(candidate for name, force in EXPERTS.items() for candidate in expert_candidates(self, name, force))
 
@@ -265,13 +266,13 @@ class Search:
         if self.options.effort == "best":
             return found
         found = tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
-        if self.options.force is not None or len(self.flow.nodes) <= EXPERT_NODES:
+        if self.options.force is not None or not self._is_large:
             return found
         return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
 
     def _coarser(self, found: Found) -> Mesh | None:
         """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
-        if len(found.mesh.axes) != SEARCHED_AXES or len(self.flow.nodes) <= EXPERT_NODES or self.options.force:
+        if len(found.mesh.axes) != SEARCHED_AXES or not self._is_large or self.options.force:
             return None
         joined = {
             frozenset(axes)
@@ -283,6 +284,18 @@ class Search:
             return None
         meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
         return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
+
+    @property
+    def _is_large(self) -> bool:
+        return len(self.flow.nodes) > EXPERT_NODES
+
+    @property
+    def _descends(self) -> bool:
+        """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
+        of their parts, nor where three axes are searched outright."""
+        options = self.options
+        is_free = options.force is None and options.mesh is None and not self.program.pins
+        return is_free and options.mode == "search" and options.effort == "default"
 
     def is_late(self) -> bool:
         deadline_s = self.options.deadline_s
@@ -332,7 +345,8 @@ class Search:
     def _solved(self, chain: Chain) -> SolvedChain:
         if self.options.mode == "propagate":
             return propagated(chain)
-        return chain.solve(self.time_limit_s())
+        close = CLOSE_IF_LARGE if self._is_large and self._descends else 0.0
+        return chain.solve(self.time_limit_s(), close)
 
     def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> Found:
         decisions = decide(chain.graph, solved.states)

@@ -48,7 +48,7 @@ def test_between_the_plan_that_it_starts_from_and_the_best_one(seed: int) -> Non
     """The same plan costs as much on the finer mesh; the best one there is found by searching it outright."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    near, found = descend(coarse, start.states, fine.graph, 20.0)
+    near, found = descend(coarse, start.states, fine.graph, time_limit_s=20.0)
     assert best.value <= found.value * (1 + SLACK)
     assert found.value <= start.value * (1 + SLACK)
     chosen = {v: near.graph.set_of(v).strategies[state] for v, state in found.states.items()}
@@ -63,7 +63,7 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     """Programs whose best plan on three axes beats every one on two: the descent ends there."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    _, found = descend(coarse, start.states, fine.graph, 20.0)
+    _, found = descend(coarse, start.states, fine.graph, time_limit_s=20.0)
     assert best.value < start.value * (1 - SLACK)
     assert found.value <= best.value * (1 + SLACK)
 
