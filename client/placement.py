@@ -99,18 +99,22 @@ def _materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
 
 def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Place]) -> list[RemoteArray]:
     """Copies of `handles` at `places`."""
-    groups: dict[tuple[Mesh, int], list[int]] = {}
+    on_mesh: dict[tuple[Mesh, int], list[int]] = {}
+    between: list[int] = []
     copies: dict[int, RemoteArray] = {}
     for number, (handle, wanted) in enumerate(zip(handles, places, strict=True)):
         mesh = _common_mesh(handle._place, wanted)
         if mesh is not None:
-            groups.setdefault(mesh, []).append(number)
-        else:  # no program spans two meshes: through the client
+            on_mesh.setdefault(mesh, []).append(number)
+        elif _same_shape(handle._place, wanted):
+            between.append(number)
+        else:  # in parts, or viewed in other dimensions: through the client
             ids = session.upload_to(np.asarray(handle), wanted)
             copies[number] = RemoteArray(session, handle.spec, ids=ids, place=wanted)
-    for numbers in groups.values():
+    for numbers in (*on_mesh.values(), between):
         layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
-        moved = _move_on_servers(session, [handles[n] for n in numbers], layouts)
+        chosen = [handles[n] for n in numbers]
+        moved = session.move(chosen, layouts) if numbers is between else _move_on_servers(session, chosen, layouts)
         copies.update(zip(numbers, moved, strict=True))
     return [copies[number] for number in range(len(handles))]
 
@@ -121,6 +125,10 @@ def _common_mesh(here: Place | None, there: Place) -> tuple[Mesh, int] | None:
         return None
     mesh = (here.mesh, here.first_device)
     return mesh if mesh == (there.mesh, there.first_device) else None
+
+
+def _same_shape(here: Place | None, there: Place) -> bool:
+    return isinstance(here, Layout) and isinstance(there, Layout) and here.shape == there.shape
 
 
 def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:

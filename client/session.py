@@ -465,6 +465,25 @@ class Session:
             request.released.extend(self._take_dropped())
             return self._stream.submit(request, name, is_followed=is_followed)
 
+    def move(self, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
+        """Copies of whole arrays that lie as `layouts` say; workers hand the pieces to each other."""
+        if not handles:
+            return []
+        move = master_pb2.MoveArrays()
+        request = master_pb2.RunStepsRequest()
+        for handle, layout in zip(handles, layouts, strict=True):
+            assert isinstance(handle._place, Layout)
+            move.sources.append(wire.layout_to_proto(handle._place))
+            move.targets.append(wire.layout_to_proto(layout))
+            request.arguments.extend(self.usable_ids(handle))
+            request.outputs.append(self.new_id())
+        request.move.CopyFrom(move)
+        result = self.submit(request, f"a move of {len(handles)} arrays")
+        return [
+            RemoteArray(self, handle.spec, ids=(array_id,), place=layout, result=result)
+            for handle, layout, array_id in zip(handles, layouts, request.outputs, strict=True)
+        ]
+
     def new_id(self) -> int:
         """An id for an array that a step makes."""
         return next(self._array_ids)

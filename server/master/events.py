@@ -174,7 +174,7 @@ class FileFacts:
 class StepRequested:
     """A numbered step; `inline` are the (id, bytes) of arrays that ride along, `payload` is the message.
 
-    files: of a save or a restore, which has no executable.
+    files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either.
     """
 
     stream: int
@@ -186,6 +186,7 @@ class StepRequested:
     inline: tuple[tuple[int, int], ...] = ()
     released: tuple[int, ...] = ()
     files: FileFacts | None = None
+    moved_bytes: tuple[int, ...] | None = None
     payload: Any = None
 
 

@@ -151,20 +151,25 @@ def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: For
         outputs=[_stage_entry(entry, stages) for entry in plan.outputs],
         donated=sorted(_donated(plan)),
         tasks=gzip.compress(plan.tasks.to_json().encode(), compresslevel=1),
-        peers=[
-            worker_pb2.Peer(
-                node=node,
-                first_device=devices.start,
-                device_count=len(devices),
-                transfer_address=formation.nodes[node].transfer_address,
-            )
-            for node, devices in formation.devices.items()
-        ],
+        peers=peers_of(formation),
         stages=[
             worker_pb2.StageDevices(first_device=stage.first_device, mesh=wire.mesh_to_proto(stage.mesh))
             for stage in stages
         ],
     )
+
+
+def peers_of(formation: Formation) -> list[worker_pb2.Peer]:
+    """Which node owns which devices, and where its transfer server is."""
+    return [
+        worker_pb2.Peer(
+            node=node,
+            first_device=devices.start,
+            device_count=len(devices),
+            transfer_address=formation.nodes[node].transfer_address,
+        )
+        for node, devices in formation.devices.items()
+    ]
 
 
 def _stage_entry(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStage, ...]) -> worker_pb2.StageEntry:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from shardwright import wire
-from shardwright.errors import CheckpointError, ShardwrightError
+from shardwright.errors import ArrayError, CheckpointError, ShardwrightError
 from shardwright.pipelines import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.master import events as ev
@@ -305,8 +305,19 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         inline=tuple((array.array_id, len(array.data)) for array in request.inline_arguments),
         released=tuple(request.released),
         files=_files(request),
+        moved_bytes=_moved_bytes(request),
         payload=request,
     )
+
+
+def _moved_bytes(request: master_pb2.RunStepsRequest) -> tuple[int, ...] | None:
+    """Of each output of a move. Raises ArrayError where its lists do not fit together."""
+    if not request.HasField("move"):
+        return None
+    move = request.move
+    if not len(move.sources) == len(move.targets) == len(request.arguments) == len(request.outputs):
+        raise ArrayError("a move says of each of its arrays how it lies before and after")
+    return tuple(wire.layout_from_proto(layout).size_bytes for layout in move.targets)
 
 
 def _files(request: master_pb2.RunStepsRequest) -> ev.FileFacts | None:

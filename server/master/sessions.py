@@ -137,14 +137,15 @@ class Session:
         return self._misfit(step, executable.program) or self._over_limit(step, executable.program)
 
     def executable_of(self, step: StepRequested) -> Executable | None:
-        """What the step runs; a save or a restore is an executable of its own, loaded everywhere."""
-        if step.files is None:
+        """What the step runs; a save, a restore or a move is an executable of its own, loaded everywhere."""
+        output_bytes = step.files.output_bytes if step.files is not None else step.moved_bytes
+        if output_bytes is None:
             return self.executables.get(step.executable_id)
         program = ProgramFacts(
             plan_id="",
             argument_count=len(step.arguments),
             donated=frozenset(),
-            output_bytes=step.files.output_bytes,
+            output_bytes=output_bytes,
         )
         return Executable(plan_id="", state="loaded", program=program)
 

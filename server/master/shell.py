@@ -19,7 +19,7 @@ from shardwright.errors import ServerUnavailableError, ShardwrightError
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master.executables import compile_facts, load_orders
+from shardwright.server.master.executables import compile_facts, load_orders, peers_of
 from shardwright.server.master.formation import Identity, Member
 from shardwright.server.master.library import PlanRecord, Shelf
 from shardwright.server.master.planning import PlannerPool
@@ -179,6 +179,8 @@ class Master:
     def _run_on_workers(self, command: ev.RunOnWorkers) -> None:
         message = worker_pb2.ExecutorCommand(sequence=command.sequence)
         message.run.step.CopyFrom(command.step.payload)
+        if command.step.moved_bytes is not None:
+            message.run.peers.extend(peers_of(self.state.formation))
         self._to_workers(message)
 
     def _open_on_workers(self, command: ev.OpenOnWorkers) -> None:

@@ -11,9 +11,9 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -29,11 +29,13 @@ from shardwright.server.runtime.arrays import (
     local_positions,
     whole_to_host,
 )
-from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline
+from shardwright.server.runtime.executables import Executable, SpmdExecutable
+from shardwright.server.runtime.handover import Handover
+from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, places_of
 from shardwright.server.runtime.tasks import StageRecord
-from shardwright.server.runtime.transport import Stop
+from shardwright.server.runtime.transport import Stops, first_number
 from shardwright.xla.layouts import mesh_devices
-from shardwright.xla.runtime import LoadedProgram, load_program
+from shardwright.xla.runtime import load_program
 
 if TYPE_CHECKING:
     from shardwright.server.runtime.checkpoints.worker import CheckpointWorker
@@ -43,65 +45,6 @@ EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 
 #: How jax and XLA say that a later step took an array over between two looks at it.
 _DONATED_PHRASES = ("Array has been deleted", "deleted or donated buffer")
-
-
-class _Executable(Protocol):
-    """What a step runs: one program, or the stages of a pipeline."""
-
-    @property
-    def donated(self) -> frozenset[int]:
-        """Numbers of the arguments whose buffers it reuses."""
-        ...
-
-    @property
-    def arguments_here(self) -> tuple[bool, ...]:
-        """Per argument, whether a part of it is on this node."""
-        ...
-
-    def run(
-        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
-    ) -> list[StoredArray | None]:
-        """Dispatch a step on the arguments that are here; per output its array, or None where it is elsewhere."""
-        ...
-
-    def new_records(self) -> list[StageRecord]:
-        """For what a traced step did, per stage of this node."""
-        ...
-
-    def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """The results to wait for: once they are ready, the step has run on this node."""
-        ...
-
-    def close(self) -> None:
-        """No step will ask for it any more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SpmdExecutable:
-    """One program on a mesh that has devices of this node."""
-
-    loaded: LoadedProgram
-    outputs: tuple[Layout, ...]
-    donated: frozenset[int]
-    arguments_here: tuple[bool, ...]
-
-    def run(
-        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
-    ) -> list[StoredArray | None]:
-        del sequence, stop, records
-        results = self.loaded.run([stored.value for stored in arrays if stored is not None])
-        return [StoredArray(value=value, layout=layout) for value, layout in zip(results, self.outputs, strict=True)]
-
-    def new_records(self) -> list[StageRecord]:
-        return []
-
-    def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """One: results of one program are ready together."""
-        return tuple(sorted(results, key=lambda value: value.size)[:1])
-
-    def close(self) -> None:
-        """It has nothing but its program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +80,9 @@ class Executor:
         self._report = report
         self._read_back_bytes = read_back_bytes
         self._transport_to = transport_to
-        self._stops = _Stops(transfer_wait_s)
-        self._executables: dict[tuple[str, str], _Executable | None] = {}  # None: other nodes run it
+        self._stops = Stops(transfer_wait_s)
+        self._handovers: dict[tuple[Layout, Layout], Handover] = {}  # of moves
+        self._executables: dict[tuple[str, str], Executable | None] = {}  # None: other nodes run it
         self._chunks: dict[str, list[bytes]] = {}
         self._checkpoints: CheckpointWorker | None = None
         self._dispatched: queue.SimpleQueue[_Dispatched] = queue.SimpleQueue()
@@ -148,7 +92,7 @@ class Executor:
         """Carry out one command and report how it went; never raises."""
         kind = command.WhichOneof("kind")
         if kind == "run":
-            self._run(command.sequence, command.run.step)
+            self._run(command.sequence, command.run)
         elif kind in ("write_checkpoint", "finish_checkpoint"):
             self._checkpoint_worker().carry_out(command)
         elif kind == "chunk":  # part of a load, which is what gets answered
@@ -207,7 +151,7 @@ class Executor:
             outputs=[boundary_of(layout) for layout in outputs],
             donated=tuple(load.donated),
         )
-        self._executables[load.session_id, load.executable_id] = _SpmdExecutable(
+        self._executables[load.session_id, load.executable_id] = SpmdExecutable(
             loaded=loaded,
             outputs=outputs,
             donated=frozenset(load.donated),
@@ -226,9 +170,10 @@ class Executor:
         self._stops.abort(sequence, error)
 
     # ---- steps -------------------------------------------------------------
-    def _run(self, sequence: int, step: master_pb2.RunStepsRequest) -> None:
+    def _run(self, sequence: int, order: worker_pb2.RunStep) -> None:
+        step = order.step
         try:
-            self._dispatched.put(self._dispatch(sequence, step))
+            self._dispatched.put(self._dispatch(sequence, order))
         except Exception as caught:
             error = _execution_error(caught, step.number)
             self._store.drop(step.session_id, [array_id for array_id in step.outputs if array_id], error)
@@ -236,9 +181,12 @@ class Executor:
         finally:
             self._stops.ended(sequence)
 
-    def _dispatch(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
+    def _dispatch(self, sequence: int, order: worker_pb2.RunStep) -> _Dispatched:
         started_s = time.perf_counter()
+        step = order.step
         session_id, store = step.session_id, self._store
+        if step.HasField("move"):
+            return self._move_step(sequence, order)
         if step.HasField("save") or step.HasField("restore"):
             return self._file_step(sequence, step)
         if (session_id, step.executable_id) not in self._executables:
@@ -268,7 +216,7 @@ class Executor:
         )
 
     def _run_executable(
-        self, sequence: int, step: master_pb2.RunStepsRequest, executable: _Executable
+        self, sequence: int, step: master_pb2.RunStepsRequest, executable: Executable
     ) -> tuple[list[StoredArray | None], list[StageRecord]]:
         """Dispatch it on the step's arguments; afterwards those that it donates are gone, whether it ran or not."""
         session_id, ids = step.session_id, tuple(step.arguments)
@@ -282,6 +230,47 @@ class Executor:
             if executable.donated:
                 why = ArrayError(f"an array was donated to step {step.number}", remedy="use the step's results instead")
                 self._store.drop(session_id, [ids[number] for number in executable.donated], why)
+
+    def _move_step(self, sequence: int, order: worker_pb2.RunStep) -> _Dispatched:
+        """Copies of arrays that lie otherwise: what is here is sent, what is to be here is received."""
+        started_s = time.perf_counter()
+        step, stop = order.step, self._stops.of(sequence)
+        self._store.drop(step.session_id, step.released)
+        sources = [wire.layout_from_proto(layout) for layout in step.move.sources]
+        targets = [wire.layout_from_proto(layout) for layout in step.move.targets]
+        moves = [self._handover(*ends, order.peers) for ends in zip(sources, targets, strict=True)]
+        for number, (move, array_id, source) in enumerate(zip(moves, step.arguments, sources, strict=True)):
+            if is_here(source):
+                (stored,) = self._store.get_all(step.session_id, [array_id])
+                move.send(first_number(sequence, number), stored.value)
+        arriving = [
+            (array_id, move.receive(first_number(sequence, number)), target)
+            for number, (move, array_id, target) in enumerate(zip(moves, step.outputs, targets, strict=True))
+            if is_here(target)
+        ]
+        made = [(i, StoredArray(value=incoming.wait(stop), layout=target)) for i, incoming, target in arriving]
+        self._store.add(step.session_id, made)
+        return _Dispatched(
+            sequence=sequence,
+            number=step.number,
+            session_id=step.session_id,
+            outputs=tuple(array_id for array_id, _ in made),
+            markers=tuple(stored.value for _, stored in made),
+            started_s=started_s,
+        )
+
+    def _handover(self, source: Layout, target: Layout, peers: Iterable[worker_pb2.Peer]) -> Handover:
+        """The same one whenever arrays move so: peers are those of the generation."""
+        if (source, target) not in self._handovers:
+            nodes, addresses = places_of(peers)
+            self._handovers[source, target] = Handover(
+                source,
+                target,
+                node_of=nodes.__getitem__,
+                devices=local_positions(),
+                transport=self._transport_to(addresses),
+            )
+        return self._handovers[source, target]
 
     def _file_step(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
         """A save or a restore: done when it returns."""
@@ -370,30 +359,6 @@ def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredAr
     """(id, array) of the arguments that rode along and lie on this node."""
     layouts = [(array, wire.layout_from_proto(array.layout)) for array in step.inline_arguments]
     return [(array.array_id, from_host(array.data, layout)) for array, layout in layouts if is_here(layout)]
-
-
-class _Stops:
-    """What ends the waits of each step; an order to stop may come before the step, and after it."""
-
-    def __init__(self, wait_s: float) -> None:
-        self._wait_s = wait_s
-        self._lock = threading.Lock()
-        self._stops: dict[int, Stop] = {}
-        self._ended = 0  # sequence number of the last step that ended
-
-    def of(self, sequence: int) -> Stop:
-        with self._lock:
-            return self._stops.setdefault(sequence, Stop(self._wait_s))
-
-    def abort(self, sequence: int, error: ShardwrightError) -> None:
-        if sequence > self._ended:
-            self.of(sequence).set(error)
-
-    def ended(self, sequence: int) -> None:
-        with self._lock:
-            self._ended = sequence
-            for old in [number for number in self._stops if number <= sequence]:
-                del self._stops[old]
 
 
 def _execution_error(caught: Exception, number: int) -> ShardwrightError:

@@ -97,9 +97,9 @@ def load_pipeline(
         for program in message.programs
         if stages[program.stage].is_here
     }
-    peers = {at: peer for peer in message.peers for at in _devices(peer.first_device, peer.device_count)}
-    transport = transport_to({at: peer.transfer_address for at, peer in peers.items()})
-    handovers = _Handovers(layouts, lambda position: peers[position].node, transport)
+    nodes, addresses = places_of(message.peers)
+    transport = transport_to(addresses)
+    handovers = _Handovers(layouts, nodes.__getitem__, transport)
     runners = [
         StageRunner(number, graph.stages[number], programs, handovers.of(graph.stages[number]), stage.numbers(graph))
         for number, stage in enumerate(stages)
@@ -112,6 +112,13 @@ def load_pipeline(
         outputs=_entries(message.outputs, stages),
         donated=frozenset(message.donated),
     )
+
+
+def places_of(peers: Iterable[worker_pb2.Peer]) -> tuple[dict[int, int], dict[int, str]]:
+    """By device position, its node, and where that node's transfer server is."""
+    owners = {at: peer for peer in peers for at in _devices(peer.first_device, peer.device_count)}
+    nodes = {at: peer.node for at, peer in owners.items()}
+    return nodes, {at: peer.transfer_address for at, peer in owners.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,30 @@ class Stop:
             )
 
 
+class Stops:
+    """What ends the waits of each step; an order to stop may come before the step, and after it."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._stops: dict[int, Stop] = {}
+        self._ended = 0  # sequence number of the last step that ended
+
+    def of(self, sequence: int) -> Stop:
+        with self._lock:
+            return self._stops.setdefault(sequence, Stop(self._wait_s))
+
+    def abort(self, sequence: int, error: ShardwrightError) -> None:
+        if sequence > self._ended:
+            self.of(sequence).set(error)
+
+    def ended(self, sequence: int) -> None:
+        with self._lock:
+            self._ended = sequence
+            for old in [number for number in self._stops if number <= sequence]:
+                del self._stops[old]
+
+
 class Arrival(Protocol):
     """A piece on its way."""
 

@@ -185,6 +185,7 @@ class StepStream:
         read_back: Sequence[int] = (),
         released: Sequence[int] = (),
         inline: Sequence[master_pb2.InlineArray] = (),
+        move: master_pb2.MoveArrays | None = None,
     ) -> None:
         self._requests.put(
             master_pb2.RunStepsRequest(
@@ -196,6 +197,7 @@ class StepStream:
                 read_back=read_back,
                 released=released,
                 inline_arguments=inline,
+                move=move,
             )
         )
 

@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardwright import wire
 from shardwright.config import PlanOptions
 from shardwright.errors import ArrayError, ClusterConfigError
+from shardwright.layouts import Layout
+from shardwright.plans import Mesh, TensorSharding
+from shardwright.proto.v1 import master_pb2
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, inline
 from tests.server.test_processes import cluster_file, connect
@@ -58,10 +62,34 @@ def test_devices_that_the_cluster_lacks_are_refused(client: RawClient) -> None:
         client.ready_program(training_step(), PlanOptions(mesh={"data": 2}), range(3, 5))
 
 
-def _header(client: RawClient, array_id: int, layout: object) -> object:
-    from shardwright import wire
-    from shardwright.proto.v1 import master_pb2
-
+def _header(client: RawClient, array_id: int, layout: Layout) -> master_pb2.PutArrayHeader:
     return master_pb2.PutArrayHeader(
         session_id=client.session_id, array_id=array_id, layout=wire.layout_to_proto(layout), devices=[]
     )
+
+
+@pytest.mark.parametrize(("source", "target"), [(range(2), range(2, 4)), (range(1, 3), range(4)), (range(4), range(1))])
+def test_arrays_move_between_devices_without_the_client(client: RawClient, source: range, target: range) -> None:
+    client.open()
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    layouts = [
+        Layout(
+            element_type="f32", shape=(6, 4), mesh=Mesh.of({"x": len(devices)}), sharding=TensorSharding(dims),
+            stored_shape=stored, first_device=devices.start,
+        )
+        for devices, dims, stored in (
+            (source, (("x",), ()), (-(-6 // len(source)) * len(source), 4)),
+            (target, ((), ("x",)), (6, 4)),
+        )
+    ]  # fmt: skip
+    client.put(1, x, layouts[0])
+    before, after = map(wire.layout_to_proto, layouts)
+    steps = client.steps()
+    for number, made in ((1, 2), (2, 3)):
+        move = master_pb2.MoveArrays(sources=[before], targets=[after])
+        steps.send(number, "", [1], [made], move=move)
+        assert not steps.reply().HasField("error")
+        np.testing.assert_array_equal(client.fetch(made, layouts[1]), x)
+    steps.send(3, "", [9], [10], move=master_pb2.MoveArrays(sources=[before], targets=[after]), released=[1])
+    client.put(9, x, layouts[0])
+    assert not steps.reply().HasField("error"), "it waits for its array like any step"

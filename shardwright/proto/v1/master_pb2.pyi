@@ -260,7 +260,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "trace")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +271,7 @@ class RunStepsRequest(_message.Message):
     READ_BACK_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
@@ -282,8 +283,17 @@ class RunStepsRequest(_message.Message):
     read_back: _containers.RepeatedScalarFieldContainer[int]
     save: SaveArrays
     restore: RestoreArrays
+    move: MoveArrays
     trace: bool
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., trace: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ...) -> None: ...
+
+class MoveArrays(_message.Message):
+    __slots__ = ("sources", "targets")
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    def __init__(self, sources: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ...) -> None: ...
 
 class SaveArrays(_message.Message):
     __slots__ = ("directory", "step", "parts", "tree_json", "max_to_keep")

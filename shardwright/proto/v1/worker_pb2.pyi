@@ -283,10 +283,12 @@ class UnloadProgram(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ...) -> None: ...
 
 class RunStep(_message.Message):
-    __slots__ = ("step",)
+    __slots__ = ("step", "peers")
     STEP_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     step: _master_pb2.RunStepsRequest
-    def __init__(self, step: _Optional[_Union[_master_pb2.RunStepsRequest, _Mapping]] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, step: _Optional[_Union[_master_pb2.RunStepsRequest, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class ReleaseWorkerArrays(_message.Message):
     __slots__ = ("session_id", "array_ids", "error")
