@@ -14,6 +14,7 @@ from made_pieces import step_pieces
 
 from shardwright.errors import OptionError, PlanCheckError, PlanError
 from shardwright.tasks import (
+    MICRO_BATCH,
     Buffer,
     Piece,
     Schedule,
@@ -253,3 +254,39 @@ def test_the_check_finds_stages_that_wait_for_each_other() -> None:
     graph = edited(late)
     with pytest.raises(PlanCheckError, match=r"wait for each other without end: stage 0 in task .* stage 1 in task"):
         graph.check()
+
+
+@pytest.mark.parametrize(("name", "chunks"), KINDS)
+def test_a_step_without_a_backward_part_runs_its_forward_cells(name: str, chunks: int) -> None:
+    """An evaluation: the batch goes through, and what the last chunk makes of each micro-batch is joined."""
+    stages, micro_batches = 3, 5
+    count = stages * chunks
+    values = [
+        Value(name=f"y{chunk}", scope="micro_batch", sizes=dict.fromkeys(range(stages), 1)) for chunk in range(count)
+    ]
+    pieces = [
+        Piece(
+            program=f"f{chunk}", kind="forward", stage=chunk % stages, chunk=chunk,
+            reads=(f"y{chunk - 1}",) if chunk else ("x", MICRO_BATCH), writes=(f"y{chunk}",),
+        )
+        for chunk in range(count)
+    ]  # fmt: skip
+    last = (count - 1) % stages
+    step = StepPieces(
+        micro_batches=micro_batches,
+        stage_of_chunk=tuple(chunk % stages for chunk in range(count)),
+        values=(
+            *values,
+            Value(name="x", scope="step", sizes={0: 1}),
+            Value(name="all", scope="step", sizes={last: micro_batches}),
+        ),
+        pieces=(
+            *pieces,
+            Piece(program="join", kind="apply", stage=last, reads=(f"y{count - 1}",), writes=("all",)),
+        ),
+        arguments=(("x", 0),),
+        outputs=(("all", last),),
+    )
+    graph = task_graph(step, Schedule.parse(name))
+    done = Counter(task.program for _, task in graph.tasks() if task.is_compute)
+    assert done == {**{f"f{chunk}": micro_batches for chunk in range(count)}, "join": 1}
