@@ -32,7 +32,7 @@ STAGES = (1, 2, 4)
 MICRO_BATCHES = (1, 2, 4, 8)
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("2f2b", 1), ("interleaved", 2), ("zero-bubble", 1))
 
-FORWARD_S = 0.02
+FORWARD_S = 0.04
 
 #: Steps that are tried at most. Fewer where one is within the tolerance: nothing makes a sleeping step too fast.
 TRIES = 10

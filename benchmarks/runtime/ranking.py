@@ -1,0 +1,104 @@
+"""Does the planner rank pipelines of a real model as this machine does?
+
+A small GPT-2 on an embedded server, for every number of stages, micro-batches and schedule of a grid: the step that the
+plan predicts from the hardware profile beside the step as measured, and Spearman's rank correlation of the two.
+The profile is one of separate devices, while here the devices of all stages share the machine's cores.
+
+    python -m benchmarks.runtime.ranking --json build/ranking.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+import optax
+
+import shardwright as sw
+from benchmarks.runtime.prediction import rank_correlation
+from examples.gpt2.model import Config, init_params, make_steps
+from shardwright.pipelines import PipelinePlan
+
+CONFIG = Config(layers=4, width=128, context=64, batch=32)
+DEVICES = 4
+STEPS = 7
+
+STAGES = (2, 4)
+MICRO_BATCHES = (2, 4, 8)
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+
+def grid() -> Iterator[dict[str, Any]]:
+    """Keywords of `parallelize`. One stage first: plain, and with gradients accumulated."""
+    for micro_batches in (1, *MICRO_BATCHES):
+        yield {"stages": 1, "micro_batches": micro_batches}
+    for stages in STAGES:
+        for micro_batches in MICRO_BATCHES:
+            for schedule in SCHEDULES:
+                if schedule != "interleaved" or 2 * stages <= CONFIG.layers:
+                    yield {"stages": stages, "micro_batches": micro_batches, "schedule": schedule}
+
+
+def measured(session: sw.Session, how: dict[str, Any]) -> dict[str, Any]:
+    """Predicted and measured seconds of one point."""
+    optimizer = optax.sgd(0.1)
+    _, train_step, _ = make_steps(CONFIG, optimizer)
+    step = session.parallelize(train_step, donate_argnums=(0, 1), **how)
+    params = init_params(CONFIG, jax.random.key(0))
+    state = optimizer.init(params)
+    tokens = np.random.default_rng(0).integers(0, CONFIG.vocabulary, (CONFIG.batch, CONFIG.context + 1), np.int32)
+    seconds = []
+    for _ in range(STEPS):
+        begin_s = time.perf_counter()
+        params, state, loss = step(params, state, tokens)
+        float(loss)
+        seconds.append(time.perf_counter() - begin_s)
+    plan = step.plan
+    predicted_s = plan.step_s if isinstance(plan, PipelinePlan) else plan.cost.step_s
+    return how | {"predicted_s": predicted_s, "measured_s": median(seconds[2:])}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    arguments = parser.parse_args()
+    rows = []
+    with sw.connect(devices=DEVICES) as session:
+        for how in grid():
+            try:
+                row = measured(session, how)
+            except sw.ShardwrightError as error:
+                print(f"{_named(how)}: left out: {str(error).splitlines()[0]}", flush=True)
+                continue
+            rows.append(row)
+            print(
+                f"{_named(how):52} predicted {row['predicted_s'] * 1e3:7.1f} ms, "
+                f"measured {row['measured_s'] * 1e3:7.1f} ms",
+                flush=True,
+            )
+    correlation = rank_correlation(rows)
+    print(f"rank correlation {correlation:.3f} over {len(rows)} plans on {os.cpu_count()} cores")
+    if arguments.json:
+        figures = {"rows": rows, "rank_correlation": correlation, "cores": os.cpu_count()}
+        Path(arguments.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    return 0
+
+
+def _named(how: dict[str, Any]) -> str:
+    stages = "one program" if how["stages"] == 1 else f"{how['stages']} stages"
+    return f"{stages}, {how['micro_batches']} micro-batches{', ' + how['schedule'] if 'schedule' in how else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
