@@ -11,6 +11,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import EFFORTS, FORCED_STRATEGIES, MODES, REMATS, REWRITES, Pin, Pins, PlanOptions
 from shardwright.errors import OptionError
 from shardwright.options import plan_options
+from shardwright.tasks import SCHEDULE_NAMES
 
 
 def add_planning_options(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,12 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         "--deadline", metavar="SECONDS", type=float, help="take the best plan found after so many seconds"
     )
     parser.add_argument("--effort", choices=EFFORTS, help="how hard to search (default: default)")
+    parser.add_argument(
+        "--stages", metavar="S", type=int, help="stages of a pipeline, each on devices of its own (1: no pipeline)"
+    )
+    parser.add_argument(
+        "--schedule", metavar="NAME", help=f"order of a pipeline's micro-batches: {', '.join(SCHEDULE_NAMES)}"
+    )
     parser.add_argument(
         "--micro-batches", metavar="M", type=int, help="parts of the batch, computed one after the other (1: at once)"
     )
@@ -79,6 +86,8 @@ def planning_options(arguments: argparse.Namespace) -> PlanOptions:
         rewrites=arguments.rewrites,
         remat=arguments.remat,
         mode=arguments.mode,
+        stages=arguments.stages,
+        schedule=arguments.schedule,
         micro_batches=arguments.micro_batches,
         micro_batch_inexact=arguments.micro_batch_inexact,
     )
