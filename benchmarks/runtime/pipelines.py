@@ -1,4 +1,4 @@
-"""Made-up pipelines of one device a stage, run by the workers' own task runner in this process."""
+"""Made-up pipelines of one device a stage, run by the workers' own task runner."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from shardwright.tasks import Piece, Schedule, StepPieces, Task, TaskGraph, Valu
 
 #: Elements of every array: one micro-batch's activations.
 WIDTH = 96 * 96
+
+#: Devices of a process.
+DEVICES = 8
 
 #: A step that takes longer has failed.
 WAIT_S = 120.0
@@ -204,50 +207,64 @@ class Sleeping:
 
 
 class Pipeline:
-    """A task graph, ready to run."""
+    """The stages of a task graph that this process has, ready to run.
 
-    def __init__(self, graph: TaskGraph, program_of: Callable[[Task, jax.Array], Program]) -> None:
-        """program_of: what a task runs, given an array on its stage's device."""
+    program_of: what a task runs, given an array on its stage's device. processes: of the job; stage s of S is on
+    process s · processes // S, which has `DEVICES` devices.
+    """
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        program_of: Callable[[Task, jax.Array], Program],
+        *,
+        processes: int = 1,
+        transport: Transport | None = None,
+    ) -> None:
         devices = local_positions()
-        mesh = Mesh.of({"x": 1})
-        lying = [Layout.replicated("f32", (WIDTH,), mesh, stage) for stage in range(len(graph.stages))]
-        arrays = [jax.device_put(np.zeros(WIDTH, np.float32), devices[stage]) for stage in range(len(graph.stages))]
-        transport: Transport = Endpoint(devices, None).transport_to({})
+        count = len(graph.stages)
+        positions = [DEVICES * (stage * processes // count) + stage for stage in range(count)]
+        lying = [Layout.replicated("f32", (WIDTH,), Mesh.of({"x": 1}), position) for position in positions]
+        carrier = transport or Endpoint(devices, None).transport_to({})
         if graph.links:
-            transport = SlowLinks(transport, graph.links)
+            carrier = SlowLinks(carrier, graph.links)
 
         def handover(task: Task) -> Handover:
             assert task.peer is not None
             ends = (task.stage, task.peer) if task.kind == "send" else (task.peer, task.stage)
             return Handover(
-                lying[ends[0]], lying[ends[1]], node_of=lambda position: 0, devices=devices, transport=transport
-            )
+                lying[ends[0]], lying[ends[1]], node_of=lambda position: position // DEVICES, devices=devices,
+                transport=carrier,
+            )  # fmt: skip
 
-        programs: dict[str, Program] = {}
-        for _, task in graph.tasks():
-            if task.is_compute and task.program not in programs:
-                programs[task.program] = program_of(task, arrays[task.stage])
-        self._arguments = {
-            stage: {buffer: arrays[stage] for task in tasks if task.kind == "input" for buffer in task.writes}
-            for stage, tasks in enumerate(graph.stages)
-        }
+        runners = []
+        self._arguments = {}
+        for stage, tasks in enumerate(graph.stages):
+            if positions[stage] not in devices:
+                continue
+            array = jax.device_put(np.zeros(WIDTH, np.float32), devices[positions[stage]])
+            programs: dict[str, Program] = {}
+            for task in tasks:
+                if task.is_compute and task.program not in programs:
+                    programs[task.program] = program_of(task, array)
+            handovers = {task.transfer: handover(task) for task in tasks if task.transfer is not None}
+            runners.append(StageRunner(stage, tasks, programs, handovers, {}))
+            self._arguments[stage] = {buffer: array for task in tasks if task.kind == "input" for buffer in task.writes}
         self._sequence = 0
-        self._runner = TaskRunner(
-            [
-                StageRunner(
-                    stage, tasks, programs, {t.transfer: handover(t) for t in tasks if t.transfer is not None}, {}
-                )
-                for stage, tasks in enumerate(graph.stages)
-            ]
-        )
+        self._runner = TaskRunner(runners)
 
-    def step_s(self) -> float:
-        """Seconds of one step, until its results are computed."""
+    def step(self) -> tuple[float, float]:
+        """Run one step until its results are computed: when it began and ended, by `time.perf_counter`."""
         self._sequence += 1
         begin_s = time.perf_counter()
         results = self._runner.run(self._sequence, Stop(WAIT_S), self._arguments)
         jax.block_until_ready([list(own.values()) for own in results.values()])
-        return time.perf_counter() - begin_s
+        return begin_s, time.perf_counter()
+
+    def step_s(self) -> float:
+        """Seconds of one step."""
+        begin_s, end_s = self.step()
+        return end_s - begin_s
 
     def close(self) -> None:
         self._runner.close()
