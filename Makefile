@@ -125,6 +125,10 @@ verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, fo
 check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
 	@$(BIN)/python benchmarks/check_memory.py
 
+.PHONY: check-programs
+check-programs: $(VENV)/.stamp-dev ## Hold pipelines against single-device JAX in one process: models, schedules, stages (20 minutes).
+	@$(BIN)/python -m benchmarks.check_pipelines --proof
+
 .PHONY: measure-cpu
 measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.
 	@$(BIN)/python benchmarks/measure_cpu_profile.py

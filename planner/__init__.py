@@ -18,7 +18,8 @@
     verify      a checker that knows nothing of the search
     cache       plans kept for the next time
 
-`search` runs them for every candidate mesh and keeps the fastest plan that fits.
+`search` runs them for every candidate mesh and keeps the fastest plan that fits. `planning` weighs that plan against a
+pipeline: `microbatch` cuts the step into micro-batches, `stages` looks for the stages, `pipeline` makes their programs.
 """
 
 from shardwright.planner.search import plan

@@ -26,12 +26,13 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import Instruction, Module, format_shape, parse
+from shardwright.pipelines import PipelinePlan
 from shardwright.planner import PlanProgress
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.labels import CannotRelabelError, Labels, Relabelling
 from shardwright.planner.names import argument_names, output_names
-from shardwright.planner.search import plan as search
+from shardwright.planner.planning import plan_step
 from shardwright.planner.store import Store
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Plan
@@ -46,7 +47,7 @@ _NOT_PLANNED = frozenset({"name", "security", "insecure", "token", "index", "ip"
 _NAMES = frozenset({"argument_names", "output_names"})
 
 #: Packages and modules that make plans: entries made by other versions of them are not found.
-_SOURCES = ("planner", "cost", "hlo", "config.py", "layouts.py", "plan_json.py", "plans.py")
+_SOURCES = ("planner", "cost", "hlo", "tasks", "config.py", "layouts.py", "plan_json.py", "plans.py")
 
 
 def cached_plan(
@@ -56,15 +57,15 @@ def cached_plan(
     *,
     store: Store | None,
     progress: Callable[[PlanProgress], None] | None = None,
-) -> Plan:
-    """`plan(...)`, or what it answered before; `planning_s` is the time that this call took.
+) -> Plan | PipelinePlan:
+    """`plan_step(...)`, or what it answered before; `planning_s` is the time that this call took.
 
     store: where plans are kept (`store.default_store("plans")`); None plans without. Plans that a deadline cut
-    short are not kept. Raises what `plan` raises.
+    short are not kept, nor are pipelines. Raises what `plan_step` raises.
     """
     options = options or PlanOptions()
     if store is None:
-        return search(hlo_text, cluster, options, progress=progress)
+        return plan_step(hlo_text, cluster, options, progress=progress)
     cache = _PlanCache(store, cluster, options)
     start = time.perf_counter()
     found = cache.recall(hlo_text)
@@ -74,7 +75,9 @@ def cached_plan(
             step_s, bound_s = found.cost.step_s, found.cost.lower_bound_s
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(found, planning_s=elapsed_s)
-    made = search(hlo_text, cluster, options, progress=progress)
+    made = plan_step(hlo_text, cluster, options, progress=progress)
+    if isinstance(made, PipelinePlan):
+        return made
     if options.deadline_s is None or made.planning_s < _CUT_SHORT * options.deadline_s:
         cache.remember(hlo_text, made)
     return made

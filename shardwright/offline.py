@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cluster import Cluster
 from shardwright.errors import OptionError
 from shardwright.options import Force, MemoryBudget, Mesh, plan_options
+from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def plan(
     schedule: str | None = None,
     progress: Callable[[PlanProgress], None] | None = None,
     cache: bool = True,
-) -> Plan:
-    """A checked plan for HLO text on a cluster.
+) -> Plan | PipelinePlan:
+    """A checked plan for HLO text on a cluster: one program for all devices, or a pipeline of stages.
 
     Args:
       hlo_text: what `step.lower(...)`, `shardwright lower` or a framework printed.

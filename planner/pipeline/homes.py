@@ -22,6 +22,9 @@ REMADE = frozenset({
     "concatenate", "bitcast", "bitcast-convert", "remainder", "is-finite", "log", "ceil",
 })  # fmt: skip
 
+#: Instructions that only arrange or convert what they read: an argument so arranged is an argument still.
+_VIEWS = frozenset({"bitcast", "broadcast", "convert", "copy", "reshape", "slice", "transpose"})
+
 #: What only hands arrays on: a tuple goes with who reads it, an element with who makes it.
 _TUPLES = frozenset({"tuple", "get-tuple-element"})
 
@@ -69,6 +72,7 @@ def homes_of(
     Raises PlanError where a value of the backward pass is read by the forward pass.
     """
     anew = made_anew(entry, remade_from)
+    anew |= _arranged_arguments(entry, chunk_of, anew)
     wanted = _wanted_chunks(entry, chunk_of)
     seen: dict[Instruction, _Reach] = {}
     homes: dict[Instruction, Home] = {}
@@ -120,6 +124,19 @@ def made_anew(entry: Computation, roots: Collection[Instruction] = ()) -> set[In
     found = set(roots)
     for instruction in entry:
         if instruction.opcode in REMADE and all(operand in found for operand in instruction.operands):
+            found.add(instruction)
+    return found
+
+
+def _arranged_arguments(
+    entry: Computation, chunk_of: Mapping[str, int], anew: Collection[Instruction]
+) -> set[Instruction]:
+    """Casts and reshapes of arguments that belong to no chunk: who reads one makes it of the argument."""
+    found: set[Instruction] = set()
+    for instruction in entry:
+        if instruction.opcode not in _VIEWS or instruction.name in chunk_of or instruction in anew:
+            continue
+        if all(each.opcode == "parameter" or each in found or each in anew for each in instruction.operands):
             found.add(instruction)
     return found
 

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from shardwright import wire
 from shardwright.cluster import Cluster
+from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 from shardwright.progress import Paced, PlanProgress
 from shardwright.proto.v1 import master_pb2
@@ -40,7 +41,7 @@ def main() -> None:
             write_message(replies, {"kind": "error"}, [error.SerializeToString()])
 
 
-def _plan(plan: Callable[..., Plan], blobs: list[bytes], replies: BinaryIO) -> None:
+def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies: BinaryIO) -> None:
     cluster: Cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
     request = master_pb2.PlanProgramRequest.FromString(blobs[1])
     options = wire.plan_options(request)

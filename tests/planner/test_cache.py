@@ -55,7 +55,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(text)
         return plan(text, *arguments, **more)
 
-    monkeypatch.setattr(cache_module, "search", counting)
+    monkeypatch.setattr(cache_module, "plan_step", counting)
     return found
 
 

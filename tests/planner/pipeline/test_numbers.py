@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
-from shardwright.planner.pipeline import Choice, Group, Origin, make_pipeline
-from shardwright.planner.rewrites.split_loops import split_loops
-from shardwright.plans import Mesh
+import shardwright as sw
+from shardwright.pipelines import PipelinePlan
 from tests.planner.pipeline import cases
 from tests.planner.pipeline.planned import assert_follows_jax, lowered, pipeline
 
@@ -61,31 +58,11 @@ def test_outputs_of_every_kind():
 
 
 def test_scanned_layers_are_stored_in_rows():
-    """A loop whose rows are in two stages: each keeps its rows of every stacked array."""
+    """The search splits the loop where stages meet: each keeps its rows of every stacked array."""
     case = cases.scanned()
-    text, module = lowered(case)
-    made = split_loops(module, {each.name: (0, 2, 4) for each in module.entry if each.opcode == "while"})
-    sides = [parameter.shape for parameter in module.entry.parameters], module.entry.root.shape.leaves
-    arguments, outputs = (
-        tuple(_origin(piece, side[piece.number].dimensions) for piece in pieces)
-        for pieces, side in zip((made.arguments, made.outputs), sides, strict=True)
-    )
-    choice = Choice(
-        module=made.module,
-        groups=tuple(Group(first_device=2 * stage, mesh=Mesh.of({"data": 2})) for stage in range(2)),
-        chunk_of={**cases.chunk_of(made.module), **made.part_of},
-        micro_batches=4,
-        schedule="1f1b",
-        arguments=arguments,
-        outputs=outputs,
-    )
-    plan = make_pipeline(text, Cluster.local(4), PlanOptions(), choice)
+    plan = sw.plan(lowered(case)[0], 4, stages=2, micro_batches=4, schedule="1f1b", cache=False)
+    assert isinstance(plan, PipelinePlan)
     assert_follows_jax(case, plan)
-    assert {(e.stage, e.rows) for e in plan.arguments if e.rows} == {(0, (0, 2)), (1, (2, 4))}
-
-
-def _origin(piece, dims):
-    if piece.start is None:
-        return Origin(number=piece.number, name=f"leaf {piece.number}", dims=dims)
-    rows = (piece.start, piece.stop)
-    return Origin(number=piece.number, name=f"leaf {piece.number}", dims=(rows[1] - rows[0], *dims[1:]), rows=rows)
+    rows = {entry.rows: entry.stage for entry in plan.arguments if entry.rows}
+    assert sorted(rows.values()) == [0, 1]
+    assert sorted(row for pair in rows for row in pair) in ([0, 1, 1, 4], [0, 2, 2, 4], [0, 3, 3, 4])

@@ -1,0 +1,110 @@
+"""From what the search of stages answers to a PipelinePlan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost.profiles import memory_limit_bytes
+from shardwright.errors import MemoryBudgetError
+from shardwright.hlo import ArrayShape
+from shardwright.pipelines import PipelineCandidate, PipelinePlan
+from shardwright.planner.pipeline.boundary import Origin
+from shardwright.planner.pipeline.make import Choice, Group, make_pipeline
+from shardwright.planner.program import Program
+from shardwright.planner.rewrites.split_loops import Piece
+from shardwright.planner.stages.choice import PipelineChoice, Wanted
+from shardwright.planner.stages.choose import search_pipeline
+from shardwright.report.units import format_bytes
+
+
+def searched_pipeline(
+    hlo_text: str, cluster: Cluster, options: PlanOptions, *, whole_s: float | None = None, why_not: str = ""
+) -> PipelineChoice:
+    """The fastest pipeline under these options. whole_s, why_not: see `search_pipeline`, whose errors it raises."""
+    wanted = Wanted(
+        stages=options.stages,
+        mesh=options.mesh,
+        micro_batches=options.micro_batches,
+        schedule=options.schedule or None,
+    )
+    return search_pipeline(_program(hlo_text, options), cluster, wanted, whole_s=whole_s, why_not=why_not)
+
+
+def pipeline_of(hlo_text: str, cluster: Cluster, options: PlanOptions, found: PipelineChoice) -> PipelinePlan:
+    """The plan of a choice. Raises MemoryBudgetError where a stage turns out to need more than its devices have."""
+    program = _program(hlo_text, options)
+    plan = make_pipeline(hlo_text, cluster, _of_stage(options), choice_of(program, found))
+    _require_memory(plan, cluster, options)
+    return plan
+
+
+def choice_of(program: Program, found: PipelineChoice) -> Choice:
+    """What a pipeline is made from. program: the one that was searched."""
+    original = program.original
+    parameters = sorted(original.entry.parameters, key=lambda parameter: parameter.index)
+    sides = [leaf for parameter in parameters for leaf in parameter.shape.leaves], original.entry.root.shape.leaves
+    return Choice(
+        module=found.module,
+        groups=tuple(Group(first_device=group.first_device, mesh=group.mesh) for group in found.groups),
+        chunk_of=found.chunk_of,
+        micro_batches=found.micro_batches,
+        schedule=found.schedule,
+        chunks=found.chunks,
+        arguments=_origins(found.arguments, sides[0], program.arguments),
+        outputs=_origins(found.outputs, sides[1], program.outputs),
+        candidates=tuple(
+            PipelineCandidate(
+                stages=each.stages,
+                mesh=each.mesh,
+                micro_batches=each.micro_batches,
+                schedule=each.schedule,
+                step_s=each.step_s,
+                bubble_fraction=each.bubble_fraction,
+                note=each.note,
+            )
+            for each in found.candidates
+        ),
+        notes=found.notes,
+    )
+
+
+def _program(hlo_text: str, options: PlanOptions) -> Program:
+    """The step, not yet cut into micro-batches."""
+    return Program(hlo_text, replace(options, micro_batches=None))
+
+
+def _of_stage(options: PlanOptions) -> PlanOptions:
+    """What of the options is about the plan of one stage. Where arrays lie is said of a program's own arguments."""
+    return replace(
+        options, stages=None, schedule="", argument_axes={}, output_axes={}, argument_views={}, output_views={}
+    )
+
+
+def _origins(pieces: Sequence[Piece], leaves: Sequence[ArrayShape], names: Sequence[str]) -> tuple[Origin, ...]:
+    found = []
+    for piece in pieces:
+        dims, rows = leaves[piece.number].dimensions, None
+        if piece.start is not None and piece.stop is not None:
+            rows = (piece.start, piece.stop)
+            dims = (piece.stop - piece.start, *dims[1:])
+        found.append(Origin(number=piece.number, name=names[piece.number], dims=dims, rows=rows))
+    return tuple(found)
+
+
+def _require_memory(plan: PipelinePlan, cluster: Cluster, options: PlanOptions) -> None:
+    profile = hardware_profile(cluster.hardware)
+    limit = memory_limit_bytes(options, cluster, profile)
+    needed = {stage.number: required_bytes(stage.memory, profile) for stage in plan.stages}
+    worst = max(needed, key=lambda number: needed[number])
+    if needed[worst] > limit:
+        raise MemoryBudgetError(
+            f"stage {worst} of {len(plan.stages)} needs {format_bytes(ceil(needed[worst]))} a device, "
+            f"{format_bytes(limit)} are there",
+            where=f"pipeline of {plan.module_name}",
+            remedy="more stages, more devices a stage, or more micro-batches",
+        )

@@ -1,0 +1,95 @@
+"""One program on all devices, or a pipeline of stages: whichever is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.errors import MemoryBudgetError, PlanError
+from shardwright.pipelines import PipelinePlan
+from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
+from shardwright.planner.search import plan as plan_whole
+from shardwright.plans import Plan
+from shardwright.progress import PlanProgress
+
+#: Seconds that a worker takes to start one task of a pipeline (`make bench-runtime`).
+TASK_S = 1e-4
+
+#: Steps shorter than this gain nothing from a pipeline that its tasks' dispatch would not take.
+WORTH_S = 0.02
+
+Listener = Callable[[PlanProgress], None]
+
+
+def plan_step(
+    hlo_text: str, cluster: Cluster, options: PlanOptions | None = None, *, progress: Listener | None = None
+) -> Plan | PipelinePlan:
+    """The plan of a step.
+
+    With `options.stages` of 2 or more a pipeline, with 1 none. Without it one program on all devices, unless that does
+    not fit the memory, or the cluster has several nodes and a pipeline's step is shorter.
+
+    Raises what `search.plan` and `search_pipeline` raise.
+    """
+    options = options or PlanOptions()
+    if options.stages is not None and options.stages > 1:
+        _report(progress, "stages")
+        return pipeline_of(hlo_text, cluster, options, searched_pipeline(hlo_text, cluster, options))
+    try:
+        whole = plan_whole(hlo_text, cluster, options, progress=progress)
+    except MemoryBudgetError as error:
+        if not _may_pipeline(cluster, options):
+            raise
+        _report(progress, "stages")
+        return _where_nothing_else_fits(hlo_text, cluster, options, error)
+    if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
+        return whole
+    _report(progress, "stages")
+    return _faster(hlo_text, cluster, options, whole)
+
+
+def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
+    """Whether stages are left to the planner, and nothing else that was asked for speaks of one program."""
+    is_free = options.stages is None and options.mesh is None and options.force is None and options.mode == "search"
+    return is_free and cluster.device_count > 1 and not (options.argument_axes or options.output_axes)
+
+
+def _is_worth_it(cluster: Cluster, options: PlanOptions, whole: Plan) -> bool:
+    return len(cluster.workers) > 1 and options.effort != "fast" and whole.cost.step_s >= WORTH_S
+
+
+def _where_nothing_else_fits(
+    hlo_text: str, cluster: Cluster, options: PlanOptions, error: MemoryBudgetError
+) -> PipelinePlan:
+    try:
+        found = searched_pipeline(hlo_text, cluster, options, why_not=error.message)
+        return pipeline_of(hlo_text, cluster, options, found)
+    except PlanError as why:
+        raise error from why
+
+
+def _faster(hlo_text: str, cluster: Cluster, options: PlanOptions, whole: Plan) -> Plan | PipelinePlan:
+    """A pipeline, if its step is shorter with what starting its tasks takes; else the plan, saying why not."""
+    try:
+        found = searched_pipeline(hlo_text, cluster, options, whole_s=whole.cost.step_s)
+        if found.step_s >= whole.cost.step_s:
+            return _noted(whole, found.notes[0] if found.notes else "no pipeline is faster")
+        pipeline = pipeline_of(hlo_text, cluster, options, found)
+    except PlanError as why:
+        return _noted(whole, f"no pipeline: {why.message}")
+    dispatch_s = TASK_S * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
+    if pipeline.step_s + dispatch_s < whole.cost.step_s:
+        return pipeline
+    slower = f"the best one, of {found.stages} stages, is not shorter once its tasks are started one by one"
+    return _noted(whole, f"no pipeline: {slower}")
+
+
+def _noted(whole: Plan, note: str) -> Plan:
+    return replace(whole, notes=(*whole.notes, note))
+
+
+def _report(progress: Listener | None, phase: str) -> None:
+    if progress is not None:
+        progress(PlanProgress(phase=phase))

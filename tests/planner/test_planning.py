@@ -1,0 +1,64 @@
+"""One program or a pipeline: what is asked for, what fits, what is faster."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardwright as sw
+from shardwright.cluster import Cluster
+from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError
+from shardwright.pipelines import PipelinePlan
+from shardwright.planner import planning
+from shardwright.plans import Plan
+from tests.planner.pipeline import cases
+from tests.planner.pipeline.planned import lowered
+
+MLP = lowered(cases.mlp(4))[0]
+
+TWO_NODES = Cluster.from_json(
+    '{"master": {"ip": "127.0.0.1", "port": 2222, "devices": 2},'
+    ' "workers": [{"ip": "127.0.0.1", "port": 2223, "devices": 2}]}'
+)
+
+
+def test_stages_are_made_where_they_are_asked_for():
+    plan = sw.plan(MLP, 4, stages=2, micro_batches=4, schedule="gpipe", mesh="2", cache=False)
+    assert isinstance(plan, PipelinePlan)
+    assert [stage.mesh.sizes for stage in plan.stages] == [{"data": 2}, {"data": 2}]
+    assert (plan.micro_batches, plan.schedule) == (4, "gpipe")
+
+
+def test_one_stage_is_no_pipeline(monkeypatch):
+    monkeypatch.setattr(planning, "WORTH_S", 0.0)
+    assert isinstance(sw.plan(MLP, TWO_NODES, stages=1, cache=False), Plan)
+
+
+def test_nodes_far_apart_become_stages_where_that_is_faster(monkeypatch):
+    """Short steps are not even tried; without the tasks' price, a pipeline beats gradients over a slow network."""
+    assert isinstance(sw.plan(MLP, TWO_NODES, cache=False), Plan)
+    monkeypatch.setattr(planning, "WORTH_S", 0.0)
+    with_price = sw.plan(MLP, TWO_NODES, cache=False)
+    assert isinstance(with_price, Plan)
+    assert any("pipeline" in note for note in with_price.notes)
+
+
+def test_a_step_that_needs_the_whole_batch_is_refused():
+    def program():
+        import jax.numpy as jnp
+
+        return cases.training(
+            lambda p, x: jnp.mean(((x - x.mean(0)) @ p["w"]) ** 2), {"w": cases.normal(0, 8, 8)}, cases.normal(1, 16, 8)
+        )
+
+    with pytest.raises(MicroBatchError):
+        sw.plan(lowered(program())[0], 4, stages=2, micro_batches=4, cache=False)
+
+
+def test_stages_that_the_devices_do_not_give():
+    with pytest.raises(OptionError, match="stages"):
+        sw.plan(MLP, 4, stages=3, cache=False)
+
+
+def test_where_nothing_fits_the_error_is_that_of_one_program():
+    with pytest.raises(MemoryBudgetError):
+        sw.plan(MLP, 4, memory_budget=100, cache=False)
