@@ -23,6 +23,7 @@ from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import Requirement
 from shardwright.planner.recompute import Recomputation, rematerialized
+from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
 
@@ -54,6 +55,8 @@ class Program:
 
     def _read(self, again: Recomputation | None, micro_batches: int) -> None:
         options, module, twins = self.options, inline_calls(self.original), dict[str, str]()
+        if options.rewrites != "none":
+            module = own_rows(module)
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)

@@ -17,6 +17,7 @@ from shardwright.planner.microbatch.demand import Demand, How, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
 from shardwright.planner.microbatch.labels import Labeller, Labels
 from shardwright.planner.microbatch.refusal import refusal
+from shardwright.planner.rewrites.lookups import own_rows
 
 MICRO, ONCE = "micro", "once"
 
@@ -40,7 +41,8 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
-    """Where a step is cut. Instructions are those of `module`, the program with its calls written out.
+    """Where a step is cut. Instructions are those of `module`, the program with its calls written out
+    and its lookups as `rewrites.lookups` writes them.
 
     kinds: per instruction of the entry, by name, the kinds of its result's array leaves.
     parts: per instruction of the entry, by name, `micro`, `once`, both (whole values that both read), or nothing.
@@ -88,7 +90,7 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
     """
     options = options or PlanOptions()
     with collector_paused():
-        module = inline_calls(module)
+        module = own_rows(inline_calls(module))
         flow = build_dataflow(module)
         refused: list[tuple[bool, int, MicroBatchError]] = []
         order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}

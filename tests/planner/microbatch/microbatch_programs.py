@@ -76,6 +76,22 @@ def weighted() -> Program:
     return descent(loss, params, normal(2, BATCH, WIDTH), integers(3, 3, BATCH))
 
 
+def own_labels() -> Program:
+    """Each token's own logit by counted indices, in a scan over layers too."""
+    params = {"w": normal(1, 2, WIDTH, WIDTH), "v": normal(2, WIDTH, 5)}
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            h = jnp.tanh(x @ w)
+            return h.at[jnp.arange(BATCH), y].add(1.0), h[jnp.arange(BATCH), y]
+
+        x, picked = jax.lax.scan(layer, x, p["w"])
+        scores = jax.nn.log_softmax(x @ p["v"])
+        return picked.mean() - scores[jnp.arange(BATCH), y].mean()
+
+    return descent(loss, params, normal(3, BATCH, WIDTH), integers(4, 5, BATCH))
+
+
 def time_major() -> Program:
     """The batch second, merged with time and parted again."""
     params = {"w": normal(1, WIDTH, WIDTH), "u": normal(2, WIDTH, WIDTH)}
@@ -164,6 +180,7 @@ EXACT: dict[str, Callable[[], Program]] = {
     "dropout": dropout,
     "dropout rbg": lambda: dropout("rbg"),
     "masked": masked,
+    "own labels": own_labels,
     "weighted": weighted,
     "time major": time_major,
     "clipped": clipped,
