@@ -22,6 +22,7 @@ from shardwright.planner.dataflow import Dataflow, Leaf
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.prices import FloatArray
 from shardwright.plans import Mesh, TensorSharding
+from shardwright.report.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,4 +132,4 @@ def breakdown(parameters: Mapping[str, int], temporaries: int) -> str:
     """`parameters and state 1.2 GiB, activations and the rest 4.0 GiB`, the larger first."""
     parts = {**parameters, "activations, gradients and buffers": temporaries}
     ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{what} {size / 2**30:.2f} GiB" for what, size in ordered if size)
+    return ", ".join(f"{what} {format_bytes(size)}" for what, size in ordered if size)

@@ -16,6 +16,7 @@ from shardwright.planner.budget import Memory, Peak, Price, breakdown
 from shardwright.planner.chain import SolvedChain
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.graph import Variable
+from shardwright.report.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from shardwright.planner.search import Found, Search
@@ -29,6 +30,9 @@ CLOSE_PRICES = 1.3
 
 #: Relative gap to which the program is solved at each price; the last one that fits is solved to the end.
 CLOSE = 1e-3
+
+#: What a remedy adds to bytes, so that the three digits that it names are enough.
+_ROUNDED_UP = 1.01
 
 
 def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
@@ -119,8 +123,8 @@ def too_large(search: Search, least: Found) -> MemoryBudgetError:
     again = search.recomputation
     although = f", though {len(again.instructions)} values are computed again" if again else ""
     return MemoryBudgetError(
-        f"no plan over {least.mesh} fits {limit / 2**30:.2f} GiB a device: the least that was found needs "
-        f"{needed / 2**30:.2f} GiB ({parts}), at {least.cost.step_s * 1e3:.3g} ms a step{although}",
+        f"no plan over {least.mesh} fits {format_bytes(limit)} a device: the least that was found needs "
+        f"{format_bytes(needed)} ({parts}), at {format_seconds(least.cost.step_s)} a step{although}",
         where="memory_budget",
-        remedy=f"allow {needed / 2**30:.2f} GiB, use about {enough} devices, or make the batch smaller",
+        remedy=f"allow {format_bytes(_ROUNDED_UP * needed)}, use about {enough} devices, or make the batch smaller",
     )

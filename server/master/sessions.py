@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, SessionError, ShardwrightError
+from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
 from shardwright.server.master import saves
 from shardwright.server.master.events import ProgramFacts, ReleaseRequested, StepRequested
@@ -187,8 +188,8 @@ class Session:
         if size_bytes <= limits.session_array_bytes and count <= limits.arrays_per_session:
             return None
         return ResourceLimitError(
-            f"the session's {count} arrays would take {size_bytes / 2**30:.2f} GiB, its limits are "
-            f"{limits.arrays_per_session} arrays and {limits.session_array_bytes / 2**30:.2f} GiB",
+            f"the session's {count} arrays would take {format_bytes(size_bytes)}, its limits are "
+            f"{limits.arrays_per_session} arrays and {format_bytes(limits.session_array_bytes)}",
             remedy="release arrays, or raise the server's limit",
         )
 
