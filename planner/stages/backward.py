@@ -5,9 +5,10 @@
 - What computes a forward value once more (rematerialisation) lies with that.
 - A backward instruction takes gradients from parts c, c', … and forward values. One that reads forward value x
   differentiates an instruction that read x, or made it: the last such part that is not behind the gradients.
+  One that reads forward values alone, of which a later part has need too, lies with the last part that reads it.
 - What only sums a gradient that another part takes anyway, for a variable of that part (a bias), lies there.
 - Updates lie with the gradients that they take, not with scalars made of all of them (a global norm).
-- Where gradients would still go to a later part, the parts between are joined into one.
+- Where values that are computed again would go to a later part, the parts between are joined into one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Placing:
     _of: list[int] = field(default_factory=list)
     _remade: set[int] = field(default_factory=set)
     _ahead: list[set[int]] = field(default_factory=list)
+    _again: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> tuple[list[int], int]:
         """The part of every node, -1 for what is made anew for each reader; and how many parts there are."""
@@ -54,6 +56,7 @@ class Placing:
         self._ahead = self._readers_ahead()
         self._feed()
         self._behind()
+        self._seeds()
         self._barriers()
         self._pull()
         self._updates()
@@ -112,10 +115,10 @@ class Placing:
     def _behind(self) -> None:
         flow, of, unknown = self.flow, self._of, self.count
         arguments, once = set(flow.parameters), set(self.once)
-        twins = _twins(flow, set(self.of_forward))
-        forward = {i for i in range(len(flow.nodes)) if of[i] != unknown and i not in self.settled} | set(
-            self.of_forward
-        )
+        twins = self._again = _twins(flow, set(self.of_forward))
+        placed = {i for i in range(len(flow.nodes)) if of[i] != unknown and i not in self.settled}
+        forward = placed | set(self.of_forward)
+        undecided: dict[int, set[int]] = {}  # nodes of saved values alone that several parts have: those values
         for node in flow.nodes:
             i = node.index
             if of[i] != unknown or i in arguments or i in once or self._is_anywhere(i) or self._is_barrier(i):
@@ -123,14 +126,31 @@ class Placing:
             if i in twins:
                 of[i] = of[twins[i]]
                 continue
-            read = [self._through(use.source[0]) for use in node.uses]
+            direct = [self._through(use.source[0]) for use in node.uses]
+            read = {r for s in direct if not self.free[s] for r in undecided.get(s, {s})}
             gradients = [of[s] for s in read if s not in forward and s not in arguments and not self._is_anywhere(s)]
             last = min((part for part in gradients if part != unknown), default=None)
+            if last is None and any(of[s] < max(self._ahead[s], default=0) for s in read & forward):
+                undecided[i] = read
+                continue
             saved = [part for s in read if (part := self._differentiated(s, forward, last)) is not None]
             if last is not None:
                 of[i] = min([last, *saved])
             else:
                 of[i] = max(saved, default=unknown)
+
+    def _seeds(self) -> None:
+        """What the backward pass makes of nothing that is placed lies with the last part that reads it."""
+        of, unknown = self._of, self.count
+        kept = {*self.flow.parameters, *self.once}
+        last = [-1] * len(of)
+        for node in reversed(self.flow.nodes):
+            i = node.index
+            if i not in kept and of[i] == unknown and last[i] >= 0 and not self._is_barrier(i):
+                of[i] = last[i]
+            if i not in kept and of[i] != unknown and not self._is_anywhere(i):
+                for use in node.uses:
+                    last[use.source[0]] = max(last[use.source[0]], of[i])
 
     def _differentiated(self, source: int, forward: set[int], last: int | None) -> int | None:
         """The part of the instruction that a reader of this forward value or parameter differentiates."""
@@ -246,28 +266,33 @@ class Placing:
 
     # ---- parts that cannot be apart ----------------------------------------------------
     def _joined(self) -> tuple[list[int], int]:
-        """Parts numbered anew, those joined between which a gradient would go ahead."""
-        flow, of = self.flow, self._of
-        kept = {*flow.parameters, *self.once, *self.of_forward}
+        """Parts numbered anew, those joined that one value is computed again from part to part in; what would take a
+        gradient from an earlier part moves there."""
+        of, behind = self._of, self._behind_sources()
         is_joined = [False] * self.count  # with the part before
-        fed = {i for i in range(len(flow.nodes)) if self._ahead[i]}
-        for node in flow.nodes:
-            if node.index in kept or of[node.index] < 0 or node.index in fed:
-                continue
-            for use in node.uses:
-                source = use.source[0]
-                if (
-                    source not in kept
-                    and source not in fed
-                    and 0 <= of[source] < of[node.index]
-                    and source < node.index
-                ):
-                    is_joined[of[source] + 1 : of[node.index] + 1] = [True] * (of[node.index] - of[source])
+        for i, sources in behind:
+            for source in sources:
+                if of[source] < of[i] and (source in self._again or self._is_barrier(source)):
+                    is_joined[of[source] + 1 : of[i] + 1] = [True] * (of[i] - of[source])
         number, numbers = -1, []
         for joined in is_joined:
             number += not joined
             numbers.append(number)
-        return [numbers[part] if part >= 0 else part for part in of], number + 1
+        made = [numbers[part] if part >= 0 else part for part in of]
+        for i, sources in behind:
+            if i not in self.settled:
+                made[i] = min([made[i], *(made[source] for source in sources)])
+        return made, number + 1
+
+    def _behind_sources(self) -> list[tuple[int, list[int]]]:
+        """Placed nodes of the backward pass in order, and of what each reads those that are too."""
+        kept = {*self.flow.parameters, *self.once, *self.of_forward}
+        kept.update(i for i, parts in enumerate(self._ahead) if parts or self._of[i] < 0)
+        return [
+            (node.index, [s for use in node.uses if (s := use.source[0]) not in kept and s < node.index])
+            for node in self.flow.nodes
+            if node.index not in kept
+        ]
 
 
 def _twins(flow: Dataflow, forward: set[int]) -> dict[int, int]:

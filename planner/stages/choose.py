@@ -4,9 +4,9 @@ For every kind of device group, mesh and number of micro-batches the whole step,
 planned once as an SPMD program on that group (`measure`); what its instructions take there makes the stage graph, which
 is cut (`cut`), and the cut is priced by simulating its schedule (`priced`). Memory is a constraint of the cut.
 
-What is tried, in order: every number of stages on every mesh at a middle number of micro-batches; other numbers of
-micro-batches for the best of these; every schedule for the best of all. The order of candidates comes from a closed
-form (`roughly_s`), the figures that are compared at the end from simulation.
+What is tried, in order: every number of stages, on a middle mesh at a middle number of micro-batches; every mesh for
+the best of these; other numbers of micro-batches for the best of those; every schedule for the best of all. The order
+of candidates comes from a closed form (`roughly_s`), the figures that are compared at the end from simulation.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ INTERLEAVED_CHUNKS = 2
 #: Micro-batches that are looked at, per stage: a middle number first.
 MICRO_BATCHES_PER_STAGE = (4, 8, 2, 16)
 
-#: How many of the best candidates are tried with other numbers of micro-batches, and with other schedules.
-MOST_REFINED, MOST_SIMULATED = 3, 3
+#: How many of the best candidates are tried on other meshes and with other numbers of micro-batches, and how many with
+#: other schedules.
+MOST_REFINED, MOST_SIMULATED = 2, 3
 
 #: Plans of one step on one mesh that are looked at: the fastest one, then with prices of a byte, each so many times the
 #: one before, the first a part of what the fastest plan's bytes cost at its own time.
 MOST_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
 
-#: Axes of a stage's mesh, and how many meshes of a group are tried.
-STAGE_MESH_AXES, MOST_MESHES = 2, 3
+#: Axes of a stage's mesh.
+STAGE_MESH_AXES = 2
 
 #: Seconds that the integer program of a plan with prices may take.
 PRICED_TIME_LIMIT_S = 3.0
@@ -113,6 +114,10 @@ class Pipeline:
         )
 
 
+def _best(found: Sequence[Pipeline], count: int) -> list[Pipeline]:
+    return sorted(found, key=lambda each: each.step_s)[:count]
+
+
 @dataclass(slots=True, eq=False)
 class _Plans:
     """Plans of one program on one mesh that take less and less memory."""
@@ -156,12 +161,13 @@ class _Search:
     coarse: Coarse = field(init=False)
     accumulators: tuple[Leaf, ...] = field(init=False)
     sums: frozenset[Leaf] = field(init=False)
-    _start: float = field(default_factory=time.perf_counter)
+    _begin: float = field(default_factory=time.perf_counter)
     _searches: dict[tuple[tuple[int, ...], int], Search] = field(default_factory=dict)
     _plans: dict[Hashable, _Plans] = field(default_factory=dict)
     _measured: dict[Hashable, Measured] = field(default_factory=dict)
     _graphs: dict[tuple[Measured, ...], StageGraph] = field(default_factory=dict)
     _left_out: list[PipelineCandidate] = field(default_factory=list)
+    _seen: set[Hashable] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         options = self.program.options
@@ -181,7 +187,9 @@ class _Search:
         )
 
     def run(self, whole_s: float | None, why_not: str) -> PipelineChoice:
-        found = self._refined(self._first())
+        found = self._first()
+        self._with_meshes(found)
+        self._with_micro_batches(found)
         if not found:
             raise self._nothing()
         simulated = self._simulated(found)
@@ -191,36 +199,40 @@ class _Search:
 
     # ---- what is tried -----------------------------------------------------------
     def _first(self) -> list[Pipeline]:
-        """Every number of stages on every mesh, at one number of micro-batches."""
+        """Every number of stages, on a middle mesh (the next where it does not fit), at one number of micro-batches."""
         found: list[Pipeline] = []
         for groups in self._groups():
             for meshes in self._meshes(groups):
-                micro_batches = self._micro_batches(groups.stages, meshes[0])[0]
-                if self._is_late() and found:
-                    self._leave_out(groups, meshes, micro_batches, "not tried: out of time")
-                    continue
-                tried = self._tried(groups, meshes, micro_batches)
-                found += [] if tried is None else [tried]
+                tried = self._tried(groups, meshes, self._micro_batches(groups.stages, meshes[0])[0])
+                if tried is not None:
+                    found.append(tried)
+                    break
         return found
 
-    def _refined(self, first: list[Pipeline]) -> list[Pipeline]:
-        """The best of them with other numbers of micro-batches."""
-        found = list(first)
-        for best in sorted(first, key=lambda each: each.step_s)[:MOST_REFINED]:
+    def _with_meshes(self, found: list[Pipeline]) -> None:
+        """The best of them on every mesh (added in place)."""
+        for best in _best(found, MOST_REFINED):
+            for meshes in self._meshes(best.groups):
+                self._add(found, best.groups, meshes, self._micro_batches(best.groups.stages, meshes[0])[0])
+
+    def _with_micro_batches(self, found: list[Pipeline]) -> None:
+        """The best of them with other numbers of micro-batches (added in place)."""
+        for best in _best(found, MOST_REFINED):
             for micro_batches in self._micro_batches(best.groups.stages, best.meshes[0])[1:]:
-                if not self._is_late():
-                    tried = self._tried(best.groups, best.meshes, micro_batches)
-                    found += [] if tried is None else [tried]
-        return found
+                self._add(found, best.groups, best.meshes, micro_batches)
+
+    def _add(self, found: list[Pipeline], groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int) -> None:
+        is_new = (groups, meshes, micro_batches) not in self._seen
+        tried = self._tried(groups, meshes, micro_batches) if is_new else None
+        if tried is not None:
+            found.append(tried)
 
     def _simulated(self, found: list[Pipeline]) -> list[Pipeline]:
         """The best of all under every schedule."""
         simulated = []
-        for best in sorted(found, key=lambda each: each.step_s)[:MOST_SIMULATED]:
+        for best in _best(found, MOST_SIMULATED):
             simulated.append(self._paced(best))
             for schedule in self._schedules()[1:]:
-                if self._is_late():
-                    break
                 tried = self._tried(best.groups, best.meshes, best.micro_batches, schedule)
                 if tried is not None:
                     simulated.append(self._paced(tried))
@@ -273,7 +285,9 @@ class _Search:
         found = candidate_meshes(part, max_axes=STAGE_MESH_AXES)
         inside = [mesh for mesh in found if node % prod(axis.size for axis in mesh.axes[1:]) == 0]
         finest = [mesh for mesh in inside if not any(refines(fine, mesh) for fine in inside if fine != mesh)]
-        return tuple(finest[:MOST_MESHES])
+        finest.sort(key=lambda mesh: mesh.axes[-1].size)
+        middle = len(finest) // 2
+        return (*finest[middle : middle + 1], *finest[:middle], *finest[middle + 1 :])
 
     def _schedules(self) -> tuple[Schedule, ...]:
         names = SCHEDULES if self.wanted.schedule is None else (self.wanted.schedule,)
@@ -283,7 +297,11 @@ class _Search:
     def _tried(
         self, groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int, schedule: Schedule | None = None
     ) -> Pipeline | None:
-        """The cut of one candidate; None, with a note, where it fits no devices."""
+        """The cut of one candidate; None, with a note, where it fits no devices or there is no time left."""
+        if self._is_late():
+            self._leave_out(groups, meshes, micro_batches, "not tried: the deadline has passed")
+            return None
+        self._seen.add((groups, meshes, micro_batches))
         schedule = schedule or self._schedules()[0]
         chunks = INTERLEAVED_CHUNKS if schedule.kind == "interleaved" else 1
         problem: PlanError | AnnotationError | None = None
@@ -293,8 +311,6 @@ class _Search:
                 return self._cut(groups, meshes, kinds, schedule, chunks)
             except MemoryBudgetError as error:
                 problem = error
-                if self._is_late():
-                    break
             except (PlanError, AnnotationError) as error:
                 problem = error
                 break
@@ -385,7 +401,7 @@ class _Search:
 
     def _is_late(self) -> bool:
         deadline_s = self.program.options.deadline_s
-        return deadline_s is not None and time.perf_counter() - self._start > deadline_s
+        return deadline_s is not None and time.perf_counter() - self._begin > deadline_s
 
     def _leave_out(
         self, groups: DeviceGroups, meshes: Sequence[Mesh], micro_batches: int, why: str, schedule: str = ""
