@@ -76,6 +76,10 @@ bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with pla
 numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-device JAX, for every kind of plan (10 minutes).
 	@$(BIN)/python benchmarks/check_numbers.py
 
+.PHONY: check-pipelines
+check-pipelines: $(VENV)/.stamp-dev ## Compare pipelines on servers with single-device JAX: every model, schedule and number of workers (an hour).
+	@SHARDWRIGHT_PIPELINES=all $(BIN)/python -m pytest tests/client/test_pipelines.py -k agree
+
 .PHONY: bench-exact
 bench-exact: $(VENV)/.stamp-dev ## Compare the search with exhaustive search on 300 random programs, with and without a memory limit.
 	@SHARDWRIGHT_EXACT_PROGRAMS=300 $(BIN)/python -m pytest tests/planner/test_exact.py

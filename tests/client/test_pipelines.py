@@ -1,0 +1,221 @@
+"""Pipelines on real servers: two workers, stages on devices of their own, numbers as of one device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import shardwright as sw
+from shardwright.client.places import Rows
+from shardwright.pipelines import PipelinePlan
+from tests.planner.pipeline import cases
+from tests.server.raw_client import Server
+from tests.server.test_processes import free_port
+
+STEPS = 5
+
+
+def start(folder: Path, nodes: int = 2) -> tuple[list[Server], sw.Session]:
+    """A cluster of eight devices, and a session with it."""
+    entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": 8 // nodes} for _ in range(nodes)]
+    path = folder / "cluster.json"
+    path.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
+    servers = [Server(str(path), str(task)) for task in range(nodes)]
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            return servers, sw.connect(f"127.0.0.1:{entries[0]['port']}")
+        except sw.ServerUnavailableError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+
+
+class Clusters:
+    """Clusters of some numbers of workers, each started when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[int, tuple[list[Server], sw.Session]] = {}
+
+    def session(self, nodes: int) -> sw.Session:
+        if nodes not in self._running:
+            self.stop()  # one at a time: two cores carry no more
+            self._running[nodes] = start(self._folder, nodes)
+        return self._running[nodes][1]
+
+    def stop(self) -> None:
+        for servers, session in self._running.values():
+            session.close()
+            for server in servers:
+                server.stop()
+        self._running.clear()
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    clusters = Clusters(tmp_path_factory.mktemp("clusters"))
+    yield clusters
+    clusters.stop()
+
+
+@pytest.fixture
+def session(clusters: Clusters) -> sw.Session:
+    return clusters.session(2)
+
+
+def distance(found: Any, expected: Any) -> float:
+    """The largest difference of a tensor, as a part of its norm."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(float(np.linalg.norm(np.asarray(a) - b) / (np.linalg.norm(b) + 1e-12)) for a, b in pairs)
+
+
+def train(session: sw.Session, case: cases.Case, **options: Any) -> sw.Step:
+    """Trains on the servers and on one device, and compares."""
+    function, (params, state, *batch), donated = case
+    step = session.parallelize(function, donate_argnums=donated, **options)
+    alone = jax.jit(function)
+    expected = (params, state)
+    for _ in range(STEPS):
+        params, state, loss = step(params, state, *batch)
+        *expected, expected_loss = alone(*expected, *batch)
+        assert abs(float(loss) - float(expected_loss)) <= 1e-5
+    assert isinstance(step.plan, PipelinePlan)
+    assert len(step.plan.stages) == options["stages"]
+    assert distance(params, expected[0]) <= 1e-5
+    return step
+
+
+SGD = optax.sgd(0.1)
+
+#: Model → the step, given how many parts it is to be cut into.
+MODELS: dict[str, Callable[[int], cases.Case]] = {
+    "gpt2, tied": lambda parts: cases.gpt2(chunks=parts, layers=parts, optimizer=SGD),
+    "gpt2, tied, dropout": lambda parts: cases.gpt2(chunks=parts, layers=parts, dropout=0.1, optimizer=SGD),
+    "moe": lambda parts: cases.moe(chunks=parts, layers=parts),
+    "wide resnet": lambda parts: cases.wide_resnet(chunks=parts, layers=parts),
+    "unet": lambda parts: cases.unet(chunks=max(parts, 4)),
+}
+SCHEDULES = ("gpipe", "1f1b", "2f2b", "interleaved", "zero-bubble")
+WORKERS = (2, 1, 4)
+
+#: All of them take an hour: `make check-pipelines`.
+GRID = [(model, schedule, workers) for workers in WORKERS for model in MODELS for schedule in SCHEDULES]
+if os.environ.get("SHARDWRIGHT_PIPELINES") != "all":
+    GRID = [("gpt2, tied, dropout", "1f1b", 2)]
+
+
+@pytest.mark.parametrize(("model", "schedule", "workers"), GRID)
+def test_steps_agree_with_one_device(clusters: Clusters, model: str, schedule: str, workers: int) -> None:
+    parts = 4 if schedule == "interleaved" else 2
+    step = train(clusters.session(workers), MODELS[model](parts), stages=2, micro_batches=4, schedule=schedule)
+    assert "2 stages" in repr(step)
+    assert "stage 1" in step.report
+
+
+def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.Session) -> None:
+    """An initializer, steps, an evaluation of the same state, a smaller batch."""
+
+    def init(key: jax.Array) -> Any:
+        keys = jax.random.split(key, 4)
+        return [
+            {"w": 0.3 * jax.random.normal(keys[2 * i], (8, 16)), "v": 0.3 * jax.random.normal(keys[2 * i + 1], (16, 8))}
+            for i in range(2)
+        ]
+
+    def loss_of(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for i, p in enumerate(params):
+            with jax.named_scope(f"chunk{i}"):
+                x = sw.annotate(x + jnp.tanh(x @ p["w"]) @ p["v"], {0: "data"})
+        with jax.named_scope("chunk1"):
+            return jnp.mean((x - y) ** 2)
+
+    def train_step(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    step = session.parallelize(train_step, donate_argnums=0, stages=2, micro_batches=4, schedule="1f1b")
+    evaluate = session.parallelize(loss_of)
+    key = jax.random.key(3)
+    x, y = cases.normal(0, 16, 8, scale=1.0), cases.normal(1, 16, 8, scale=1.0)
+    params, expected = step.init(init, key), jax.jit(init)(key)
+    step.compile(params, x, y)
+    for number, rows in enumerate((16, 16, 8)):
+        params, loss = step(params, x[:rows], y[:rows])
+        expected, expected_loss = jax.jit(train_step)(expected, x[:rows], y[:rows])
+        assert abs(float(loss) - float(expected_loss)) <= 1e-5
+        if number == 0:
+            stages = {leaf._place.first_device for leaf in jax.tree.leaves(params) if not isinstance(leaf._place, Rows)}
+            assert stages == {0, 4}, "each variable is on the stage that updates it"
+        assert abs(float(evaluate(params, x, y)) - float(loss_of(expected, x, y))) <= 1e-5
+    assert distance(params, expected) <= 1e-5
+
+
+def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session) -> None:
+    function, (params, state, *batch), _ = cases.mlp(optimizer=SGD)
+    shapes = jax.tree.map(lambda leaf: leaf.shape, params)
+
+    def init(key: jax.Array) -> Any:
+        leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, tuple))
+        keys = jax.random.split(key, len(leaves))
+        made = [jax.random.normal(k, shape, jnp.float32) for k, shape in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(tree, made)
+
+    step = session.parallelize(function, stages=2, micro_batches=4)  # nothing is donated: what went in can be read
+    handles = step.init(init, jax.random.key(1))
+    step(handles, state, *batch)
+    places = [handle._place for handle in jax.tree.leaves(handles)]
+    assert {place.first_device for place in places} == {0, 4}
+    for found, expected in zip(
+        jax.tree.leaves(handles), jax.tree.leaves(jax.jit(init)(jax.random.key(1))), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages(session: sw.Session) -> None:
+    function, args, _ = cases.mlp(optimizer=SGD)
+    step = session.parallelize(function, stages=2, micro_batches=8, schedule="1f1b")
+    _, measured = step.measure(*args)
+    (first,) = [live for live in measured.live if live.stage == 0]
+    assert first.micro_batches == 2
+    assert len(measured.tasks) == sum(map(len, step.plan.tasks.stages))
+    assert all(task.begin_s <= task.end_s for task in measured.tasks)
+
+
+def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(tmp_path: Path) -> None:
+    servers, session = start(tmp_path)
+    try:
+        function, (params, state, *batch), donated = cases.mlp(optimizer=SGD)
+        step = session.parallelize(function, donate_argnums=donated, stages=2, micro_batches=4)
+        *kept, loss = step(params, state, *batch)
+        expected = float(loss)
+
+        def go_on() -> None:
+            for _ in range(200):
+                *kept[:], loss = step(*kept, *batch)
+            float(loss)
+
+        threading.Timer(0.5, lambda: servers[1].executors()[0].send_signal(signal.SIGKILL)).start()
+        with pytest.raises(sw.WorkerLostError, match=r"node 1 was lost.*; it computed stage 1 of step \d+"):
+            go_on()
+        for _ in range(5):  # errors of steps that were sent ahead come first
+            with contextlib.suppress(sw.WorkerLostError, sw.ArrayError):
+                *_, loss = step(params, state, *batch)
+                break
+        assert abs(float(loss) - expected) <= 1e-5
+        session.close()
+    finally:
+        for server in servers:
+            server.stop()
