@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ MOST_DEVICE_TRACKS = 64
 
 # Process numbers that no track has: a thread with the number of its process is shown as its main thread.
 _PREDICTED, _PREDICTED_LINKS, _MEASURED, _MEASURED_LINKS = range(10**6, 10**6 + 4)
+#: Buffers named in the details of a slice.
+_MOST_NAMES = 12
+
 _PROCESSES = {
     _PREDICTED: "predicted: devices",
     _PREDICTED_LINKS: "predicted: links",
@@ -53,6 +56,15 @@ class DevicePlace:
 
     device: int
     node: int = 0
+
+
+class _Carried(NamedTuple):
+    """A transfer: what it is known by, from which stage to which, and when."""
+
+    key: Hashable
+    pair: tuple[int, int]
+    begin_s: float
+    end_s: float
 
 
 class _Track(NamedTuple):
@@ -132,14 +144,27 @@ def _range(numbers: Sequence[int]) -> str:
     return f"device {numbers[0]}" if len(numbers) == 1 else f"devices {min(numbers)} to {max(numbers)}"
 
 
-def _link_tracks(process: int, graph: TaskGraph) -> dict[tuple[int, int], _Track]:
-    pairs = sorted({(task.stage, task.peer or 0) for _, task in graph.tasks() if task.kind == "send"})
+def _link_tracks(process: int, transfers: Iterable[_Carried]) -> dict[Hashable, _Track]:
+    """The track of every transfer, by its key: one for each direction between two stages, and further ones for what
+    goes beside something else, since slices of a track must not overlap."""
+    ends: dict[tuple[int, int], list[float]] = {}
+    lanes: dict[Hashable, tuple[int, int, int]] = {}
+    for each in sorted(transfers, key=lambda each: (each.pair, each.begin_s, each.end_s)):
+        taken = ends.setdefault(each.pair, [])
+        begin, end = _microseconds(each.begin_s), _microseconds(each.end_s)
+        lane = next((lane for lane, until in enumerate(taken) if until <= begin), len(taken))
+        taken[lane:] = [end, *taken[lane + 1 :]]
+        lanes[each.key] = (*each.pair, lane)
+    numbers = {lane: number for number, lane in enumerate(sorted(set(lanes.values())))}
     return {
-        pair: _Track(process, number, f"stage {pair[0]} → stage {pair[1]}", None) for number, pair in enumerate(pairs)
+        key: _Track(
+            process, numbers[lane], f"stage {lane[0]} → stage {lane[1]}{f' ({lane[2] + 1})' * (lane[2] > 0)}", None
+        )
+        for key, lane in lanes.items()
     }
 
 
-def _named(tracks: Iterator[_Track]) -> Iterator[Event]:
+def _named(tracks: Iterable[_Track]) -> Iterator[Event]:
     for track in tracks:
         where = {"pid": track.process, "tid": track.number}
         yield {"ph": "M", "name": "thread_name", **where, "args": {"name": track.name}}
@@ -151,17 +176,20 @@ def _named(tracks: Iterator[_Track]) -> Iterator[Event]:
 
 def _predicted(graph: TaskGraph, timeline: Timeline, devices: Sequence[Sequence[DevicePlace]]) -> Iterator[Event]:
     tracks = _device_tracks(_PREDICTED, devices)
-    links = _link_tracks(_PREDICTED_LINKS, graph)
+    sends = [(task, task.transfer) for _, task in graph.tasks() if task.transfer is not None and task.kind == "send"]
+    links = _link_tracks(
+        _PREDICTED_LINKS,
+        [_Carried(number, (task.stage, task.peer or 0), *timeline.transfers[number]) for task, number in sends],
+    )
     yield from _named(track for own in tracks for track in own)
-    yield from _named(iter(links.values()))
+    yield from _named(dict.fromkeys(links.values()))
     for here, task in graph.tasks():
         begin, end = timeline.tasks[here.stage][here.position]
         if task.kind in COMPUTE_KINDS:
             for track in tracks[here.stage]:
                 yield _slice(track, task, begin, end)
-        elif task.kind == "send" and task.transfer is not None:
-            begin, end = timeline.transfers[task.transfer]
-            yield _slice(links[task.stage, task.peer or 0], task, begin, end, graph)
+    for task, number in sends:
+        yield _slice(links[number], task, *timeline.transfers[number], graph)
     yield from _arrows(graph, timeline, tracks, links)
     for stage, memory in enumerate(memory_over_time(graph, timeline)):
         for time_s, size_bytes in memory.bytes_over_time:
@@ -174,7 +202,7 @@ def _arrows(
     graph: TaskGraph,
     timeline: Timeline,
     tracks: Sequence[Sequence[_Track]],
-    links: Mapping[tuple[int, int], _Track],
+    links: Mapping[Hashable, _Track],
 ) -> Iterator[Event]:
     """From the slice that wrote a buffer over the slice of its transfer to the first one that reads it."""
     makers: dict[tuple[int, Buffer], int] = {}
@@ -192,21 +220,27 @@ def _arrows(
         flow = {"cat": "transfer", "name": str(buffer), "id": number}
         begin, end = timeline.tasks[stage][made]
         yield {"ph": "s", **flow, **_at(tracks[stage][0], (begin + end) / 2)}
-        yield {"ph": "t", **flow, **_at(links[stage, peer], timeline.transfers[number][0])}
+        yield {"ph": "t", **flow, **_at(links[number], timeline.transfers[number][0])}
         yield {"ph": "f", "bp": "e", **flow, **_at(tracks[peer][0], timeline.tasks[peer][read][0])}
 
 
 def _slice(track: _Track, task: Task, begin_s: float, end_s: float, graph: TaskGraph | None = None) -> Event:
     details: dict[str, Any] = {"kind": task.kind, "stage": task.stage}
     details |= {"micro_batch": task.micro_batch} if task.micro_batch is not None else {}
-    details |= {"reads": ", ".join(map(str, task.reads)), "writes": ", ".join(map(str, task.writes))}
-    if graph is not None and task.reads:
-        details["bytes"] = graph.sent_bytes.get(task.reads[0].value, 0)
+    details |= {"reads": _names(task.reads), "writes": _names(task.writes)}
+    if graph is not None:
+        details["bytes"] = graph.sent_bytes.get((*task.reads, *task.writes)[0].value, 0)
     colour = {"cname": _COLOURS[task.kind]} if task.kind in _COLOURS else {}
     return {
-        "ph": "X", "name": str(task), "cat": task.kind, **_at(track, begin_s), "dur": _microseconds(end_s - begin_s),
+        "ph": "X", "name": str(task), "cat": task.kind, **_at(track, begin_s),
+        "dur": round(_microseconds(end_s) - _microseconds(begin_s), 3),
         "args": details, **colour,
     }  # fmt: skip
+
+
+def _names(buffers: Sequence[Buffer]) -> str:
+    more = f", and {len(buffers) - _MOST_NAMES} more" if len(buffers) > _MOST_NAMES else ""
+    return ", ".join(map(str, buffers[:_MOST_NAMES])) + more
 
 
 def _counter(name: str, time_s: float, value: int) -> Event:
@@ -228,9 +262,17 @@ def _measured(
     graph: TaskGraph, devices: Sequence[Sequence[DevicePlace]], measured: Sequence[MeasuredTask]
 ) -> Iterator[Event]:
     tracks = _device_tracks(_MEASURED, devices)
-    links = _link_tracks(_MEASURED_LINKS, graph)
+    receives = [(each, graph.stages[each.stage][each.position]) for each in measured]
+    links = _link_tracks(
+        _MEASURED_LINKS,
+        [
+            _Carried(each, (task.peer or 0, task.stage), each.begin_s, each.end_s)
+            for each, task in receives
+            if task.kind == "receive"
+        ],
+    )
     yield from _named(track for own in tracks for track in own)
-    yield from _named(iter(links.values()))
+    yield from _named(dict.fromkeys(links.values()))
     for each in measured:
         task = graph.stages[each.stage][each.position]
         if task.kind in COMPUTE_KINDS:
@@ -238,4 +280,4 @@ def _measured(
                 if track.node == each.node:
                     yield _slice(track, task, each.begin_s, each.end_s)
         elif task.kind == "receive":
-            yield _slice(links[task.peer or 0, task.stage], task, each.begin_s, each.end_s, graph)
+            yield _slice(links[each], task, each.begin_s, each.end_s, graph)

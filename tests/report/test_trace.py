@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,20 @@ def test_arrows_begin_and_end_in_slices() -> None:
         assert [phase for phase, _, _ in steps] == ["s", "t", "f"]
         assert all(a[2] <= b[2] for a, b in pairwise(steps))
         assert "links" in steps[1][1]
+
+
+def test_transfers_at_the_same_time_lie_on_tracks_beside_each_other() -> None:
+    """Half a second on the link, a second until it arrives; the third is posted when the first was read."""
+    made = replace(graph(), links={(0, 1): Link(bandwidth_bytes_per_s=16.0, latency_s=1.0)})
+    tracks = slices(step_trace(made, simulate(made), devices=PLACES))
+    assert [span[1:] for span in tracks["predicted: links / stage 0 → stage 1"]] == [(1.0, 2.5), (3.5, 5.0)]
+    assert [span[1:] for span in tracks["predicted: links / stage 0 → stage 1 (2)"]] == [(2.0, 3.5)]
+    receives = [position for position, task in enumerate(made.stages[1]) if task.kind == "receive"]
+    measured = [
+        MeasuredTask(node=1, stage=1, position=position, begin_s=0.0, end_s=1.0 + position) for position in receives
+    ]
+    tracks = slices(step_trace(made, simulate(made), devices=PLACES, measured=measured))
+    assert sum(name.startswith("measured: links") for name in tracks) == len(receives) == 3
 
 
 def test_memory_is_a_counter_of_each_stage() -> None:
