@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from shardwright.errors import InternalError
 from shardwright.hlo import Instruction
-from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Kind, Term, Whole
+from shardwright.planner.microbatch.kinds import DONE, OWN, WHOLE, Along, Done, Kind, Term, Whole
 from shardwright.planner.microbatch.labels import Labeller, Labels, first_leaf
 from shardwright.planner.microbatch.locality import localized
 
@@ -28,6 +28,7 @@ class How(Enum):
     CUT = auto()  # this micro-batch's part of the whole value
     COUNT = auto()  # an iota along the batch: counts from this micro-batch's first element
     FIRST = auto()  # a whole value as a term: itself in the first micro-batch, zeros in the others
+    OWN = auto()  # a term as what the whole batch would sum up to, were it all like this micro-batch
     BARRIER = auto()  # an optimization barrier of the leaves that are needed
     CONTROL = auto()  # a loop or a conditional around new regions
 
@@ -85,9 +86,18 @@ class Demand:
                 instruction = instruction.operands[0]
             else:
                 break
-        if kind == DONE and isinstance(self.labels.kinds[instruction][leaf], Whole):
-            kind = WHOLE
-        return instruction, leaf, kind
+        return instruction, leaf, self._read_as(instruction, leaf, kind)
+
+    def _read_as(self, instruction: Instruction, leaf: int, kind: Kind) -> Kind:
+        """What is whole is there as such; what is not, and cannot be made ahead, each micro-batch has its own of."""
+        if kind not in (WHOLE, DONE, OWN):
+            return kind
+        natural = self.labels.kinds[instruction][leaf]
+        if isinstance(natural, Whole):
+            return WHOLE
+        if kind == DONE:
+            return DONE
+        return OWN if isinstance(natural, Term | Done) and instruction not in self.labels.cheap else WHOLE
 
     def given(self) -> Iterator[Version]:
         """What is handed in, in program order."""
@@ -146,7 +156,7 @@ class Demand:
         """How a version is written, and the other version of the same value that it is made from."""
         instruction, leaf, kind = version
         natural = self.labels.kinds[instruction][leaf]
-        whole = (instruction, leaf, WHOLE)
+        whole = self.version(instruction, leaf, WHOLE)
         if kind == DONE and natural != DONE:
             return Recipe(how=How.GIVEN, results=(version,)), None
         if instruction.opcode == "parameter":
@@ -154,11 +164,13 @@ class Demand:
                 return Recipe(how=How.GIVEN, results=(version,)), None
         elif instruction.opcode in ("opt-barrier", "optimization-barrier"):
             return self._barrier(instruction, [each for each in wanted if each not in made]), None
-        elif kind in (WHOLE, DONE):
+        elif kind == OWN and isinstance(natural, Term):
+            return Recipe(how=How.OWN, results=(version,)), (instruction, leaf, natural)
+        elif kind in (WHOLE, DONE, OWN):
             return self._unsplit(instruction, kind), None
         elif kind == natural:
             return self._natural(instruction), None
-        if natural != WHOLE and instruction not in self.labels.cheap:
+        if isinstance(natural, Along) and instruction not in self.labels.cheap:
             raise InternalError(f"{instruction.name} is {natural} and needed as {kind}")
         if isinstance(kind, Term):
             return Recipe(how=How.FIRST, results=(version,)), whole

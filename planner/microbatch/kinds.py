@@ -40,9 +40,15 @@ class Done:
     """Made once, after the last micro-batch, of finished terms and collected parts."""
 
 
-Kind = Whole | Along | Term | Done
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What each micro-batch takes for a value of the whole batch, made of its own terms alone: only where inexact
+    splitting is asked for, and never what a value is, only how it is read."""
 
-WHOLE, SUM, DONE = Whole(), Term(), Done()
+
+Kind = Whole | Along | Term | Done | Own
+
+WHOLE, SUM, DONE, OWN = Whole(), Term(), Done(), Own()
 
 
 def joined(a: Kind, b: Kind) -> Kind:

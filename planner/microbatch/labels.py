@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from shardwright.hlo import Computation, Instruction, TupleShape
 from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, joined
-from shardwright.planner.microbatch.locality import Reading, reading
+from shardwright.planner.microbatch.locality import Reading, apart, reading
 
 #: Instructions whose result leaves are operand leaves, in order.
 TRANSPARENT = frozenset({"tuple", "optimization-barrier", "opt-barrier", "domain", "add-dependency"})
@@ -84,10 +84,16 @@ def branches(instruction: Instruction) -> list[Computation]:
 
 
 class Labeller:
-    """Labels of computations. most_early: elements of the largest value that may be computed ahead of the parts."""
+    """Labels of computations.
 
-    def __init__(self, most_early: int) -> None:
+    most_early: elements of the largest value that may be computed ahead of the parts. inexact: whether micro-batches
+    may take their own part for the whole batch, where that is needed; `taken` then says where they do.
+    """
+
+    def __init__(self, most_early: int, *, inexact: bool = False) -> None:
         self._most_early = most_early
+        self.inexact = inexact
+        self.taken: dict[Instruction, None] = {}
         self._reasons: dict[Instruction, Instruction] = {}
 
     def entry(self, computation: Computation, kinds: Mapping[Instruction, tuple[Kind, ...]]) -> Labels:
@@ -146,7 +152,7 @@ class Labeller:
 
     def _fails(self, caller: Instruction, region: Computation, kinds: Collection[Kind], labels: Labels) -> bool:
         """Whether what control flow runs needs the whole batch; the reason is kept."""
-        fails = bool(labels.done) or _unfinished(kinds)
+        fails = _unfinished(kinds)
         if fails:
             found = cause(labels, next(iter(labels.done), region.root))
             self._reasons[caller] = self._reasons.get(found, found)
@@ -235,6 +241,8 @@ class _Region:
             early = tuple(self._early(instruction, kinds))
             if early != kinds:
                 found = reading(instruction, early, adds_whole=self._adds_whole)
+        if found is None and self._labeller.inexact:
+            found = self._inexact(instruction, kinds)
         if found is not None:
             labels.readings[instruction] = found
             if kinds and self._is_entry and self._is_cheap(instruction, found):
@@ -253,6 +261,37 @@ class _Region:
                 is_early = operand in cheap and (everything or isinstance(kind, Term))
                 yield WHOLE if is_early else kind
                 position += 1
+
+    def _inexact(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> Reading | None:
+        """How a micro-batch reads its own terms for those of the whole batch, beside parts of it."""
+        if not any(isinstance(kind, Along) for kind in kinds):
+            return None
+        owners = [operand for operand in instruction.operands for _ in operand.shape.leaves]
+        own = tuple(
+            WHOLE if isinstance(kind, Term | Done) and self._has_own(owner) else kind
+            for owner, kind in zip(owners, kinds, strict=True)
+        )
+        found = reading(instruction, own, adds_whole=self._adds_whole) if own != kinds else apart(instruction, kinds)
+        if found is not None:
+            beside = [owner for owner, kind, now in zip(owners, kinds, own, strict=True) if kind != now]
+            self._labeller.taken |= dict.fromkeys(cause(self.labels, each) for each in beside or [instruction])
+        return found
+
+    def _has_own(self, value: Instruction) -> bool:
+        """Whether a micro-batch can make a value of the whole batch from what it has: its own terms."""
+        todo, seen = [value], {value}
+        while todo:
+            current = todo.pop()
+            kinds = self.labels.kinds[current]
+            if current in self.labels.cheap or all(isinstance(kind, Whole | Term) for kind in kinds):
+                if any(isinstance(kind, Term) and kind.reduction == "multiply" for kind in kinds):
+                    return False
+                continue
+            if DONE not in kinds or current.opcode in ("parameter", "while", "conditional", "call"):
+                return False
+            todo += [operand for operand in current.operands if operand not in seen]
+            seen.update(current.operands)
+        return True
 
     def _is_cheap(self, instruction: Instruction, found: Reading) -> bool:
         is_whole = all(isinstance(kind, Whole) for kind in found.results)

@@ -64,6 +64,30 @@ def localized(instruction: Instruction, leaf: int, wanted: Along) -> Reading | N
     return None
 
 
+def apart(instruction: Instruction, kinds: tuple[Kind, ...]) -> Reading | None:
+    """How a micro-batch computes for itself alone what runs through the whole batch: a running sum, a sort.
+
+    None where the instruction is neither.
+    """
+    cut = {kind for kind in kinds if isinstance(kind, Along)}
+    if len(cut) != 1 or instruction.opcode not in ("reduce-window", "sort"):
+        return None
+    (kind,) = cut
+    dimensions = operand_leaves(instruction)[0].dimensions
+    if kind.outer > 1 or (instruction.opcode == "reduce-window" and not is_running(instruction, kind.dim)):
+        return None
+    arrays = [leaf.dimensions == dimensions for leaf in operand_leaves(instruction)]
+    operands = tuple([kind if is_array else WHOLE for is_array in arrays])
+    return Reading(operands, (kind,) * len(instruction.shape.leaves), dimensions[kind.dim])
+
+
+def is_running(instruction: Instruction, dim: int) -> bool:
+    """Whether a reduce-window is a running reduction along `dim`: a window as long as it, padded on one side."""
+    window, size = instruction.get("window"), operand_leaves(instruction)[0].dimensions[dim]
+    padding = {window.padding_low[dim], window.padding_high[dim]}
+    return window.sizes[dim] == size and window.strides[dim] == 1 and padding == {0, size - 1}
+
+
 def _along(instruction: Instruction, kinds: tuple[Kind, ...]) -> Reading | None:
     cut = {i: kind for i, kind in enumerate(kinds) if isinstance(kind, Along)}
     outers = {kind.outer for kind in cut.values()}

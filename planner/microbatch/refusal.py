@@ -19,6 +19,12 @@ def refusal(module: Module, labeller: Labeller, labels: Labels) -> MicroBatchErr
     )
 
 
+def taken_apart(module: Module, instruction: Instruction) -> str:
+    """The note of an instruction of which each micro-batch has its own."""
+    what = "sums over" if instruction.opcode == "reduce" else "runs through"
+    return f"inexact: {_named(module, instruction)} {what} each micro-batch by itself, not the whole batch"
+
+
 def _named(module: Module, instruction: Instruction) -> str:
     line = module.source(instruction)
     return f"{instruction.opcode} {instruction.name}" + (f" ({line})" if line else "")
@@ -37,9 +43,10 @@ def _line(module: Module, instruction: Instruction) -> SourceLocation | None:
     return None
 
 
-def _remedy(cause: Instruction) -> str:
-    if cause.opcode == "reduce":
-        return "normalise each example or group by itself (group norm, layer norm), or plan without micro-batches"
-    if cause.opcode in ("reduce-window", "sort", "while"):
-        return "do it for each example or group of tokens (expert capacity per group), or plan without micro-batches"
+def _remedy(found: Instruction) -> str:
+    otherwise = "plan without micro-batches, or give each its own with micro_batch_inexact"
+    if found.opcode == "reduce":
+        return f"normalise each example or group by itself (group norm, layer norm); {otherwise}"
+    if found.opcode in ("reduce-window", "sort", "while"):
+        return f"do it for each example or group of tokens (expert capacity per group); {otherwise}"
     return "compute it for each example by itself, or plan without micro-batches"

@@ -72,6 +72,18 @@ def _convolution(instruction: Instruction, operands: Sequence[Instruction], resu
     return found
 
 
+def _running(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
+    """A window that is as long as a dimension stays so; others do not span one that is cut."""
+    window = instruction.get("window")
+    sizes, low, high = list(window.sizes), list(window.padding_low), list(window.padding_high)
+    for dim, (before, now) in enumerate(zip(_dims(instruction.operands[0]), _dims(operands[0]), strict=True)):
+        if now < before and window.sizes[dim] == before > 1:
+            sizes[dim] = now
+            low[dim], high[dim] = (now - 1 if padding else 0 for padding in (low[dim], high[dim]))
+    changed = replace(window, sizes=tuple(sizes), padding_low=tuple(low), padding_high=tuple(high))
+    return [] if changed == window else [edit.window(changed)]
+
+
 _CONSTRAINED = re.compile(r"\[([0-9,]*)\]")
 _RULE_DIMS = re.compile(r"\[([^\]]*)\]")
 
@@ -108,5 +120,6 @@ _REWRITTEN: dict[str, _Rewrite] = {
     "custom-call": _custom_call,
     "dynamic-slice": _dynamic_slice,
     "gather": _gather,
+    "reduce-window": _running,
     "slice": _slice,
 }

@@ -16,7 +16,7 @@ from shardwright.planner.microbatch.batch import candidates
 from shardwright.planner.microbatch.demand import Demand, How, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
 from shardwright.planner.microbatch.labels import Labeller, Labels
-from shardwright.planner.microbatch.refusal import refusal
+from shardwright.planner.microbatch.refusal import refusal, taken_apart
 from shardwright.planner.rewrites.lookups import own_rows
 
 MICRO, ONCE = "micro", "once"
@@ -86,34 +86,43 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
     something of the whole batch that is no plain arithmetic on the arguments (batch norm's statistics, expert capacity
     over all tokens), no such cut exists.
 
-    Raises MicroBatchError then, and where no argument carries a batch.
+    Raises MicroBatchError then, and where no argument carries a batch. With `options.micro_batch_inexact` each
+    micro-batch takes its own statistics for those of the batch where it can, and runs through its own part alone;
+    `notes` say where.
     """
     options = options or PlanOptions()
     with collector_paused():
         module = own_rows(inline_calls(module))
         flow = build_dataflow(module)
-        refused: list[tuple[bool, int, MicroBatchError]] = []
+        refused: list[tuple[tuple[bool, int], dict[int, Along], MicroBatchError]] = []
         order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}
         for batch in candidates(flow, options):
             labeller, labels = labelled(module, batch)
             if labels.conflicts:
                 is_usual = all(along.dim == 0 for along in batch.values())
-                refused.append((is_usual, order[labels.conflicts[0]], refusal(module, labeller, labels)))
+                rank = (is_usual, order[labels.conflicts[0]])
+                refused.append((rank, batch, refusal(module, labeller, labels)))
                 continue
             found = cut(module, batch, labeller, labels)
             if any(MICRO in parts for parts in found.parts.values()):
                 return found
-    if not refused:
-        raise MicroBatchError(
-            "no argument carries a batch: nothing is computed for each element of one that is not kept between steps",
-            where="micro_batches",
-            remedy="hand the batch to the step as an argument that is not donated",
-        )
-    raise max(refused, key=lambda found: found[:2])[2]  # of the guess that went furthest
+        if not refused:
+            raise MicroBatchError(
+                "no argument carries a batch: nothing is computed for each element of one that is not kept for later",
+                where="micro_batches",
+                remedy="hand the batch to the step as an argument that is not donated",
+            )
+        _, batch, error = max(refused, key=lambda found: found[0])  # the guess that went furthest
+        if options.micro_batch_inexact:
+            labeller, labels = labelled(module, batch, inexact=True)
+            if not labels.conflicts:
+                return cut(module, batch, labeller, labels)
+            error = refusal(module, labeller, labels)
+        raise error
 
 
-def labelled(module: Module, batch: Mapping[int, Along]) -> tuple[Labeller, Labels]:
-    """The kinds of all values where these flat arguments carry the batch."""
+def labelled(module: Module, batch: Mapping[int, Along], *, inexact: bool = False) -> tuple[Labeller, Labels]:
+    """The kinds of all values where these flat arguments carry the batch. inexact: see `Labeller`."""
     kinds: dict[Instruction, tuple[Kind, ...]] = {}
     number, most = 0, 0
     for parameter in sorted(module.entry.parameters, key=lambda p: p.index):
@@ -121,7 +130,7 @@ def labelled(module: Module, batch: Mapping[int, Along]) -> tuple[Labeller, Labe
         kinds[parameter] = tuple(batch.get(number + leaf, WHOLE) for leaf in range(len(leaves)))
         most = max([most, *(prod(leaf.dimensions) for i, leaf in enumerate(leaves) if number + i in batch)])
         number += len(leaves)
-    labeller = Labeller(most_early=most)
+    labeller = Labeller(most_early=most, inexact=inexact)
     return labeller, labeller.entry(module.entry, kinds)
 
 
@@ -147,6 +156,7 @@ def cut(module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: 
         collected=collected,
         divisor=divisor,
         tightest=tightest,
+        notes=tuple(taken_apart(module, each) for each in labeller.taken),
         micro=micro,
         once=once,
     )

@@ -8,7 +8,7 @@ from shardwright.hlo import ArrayShape, Computation, Instruction, TupleShape
 from shardwright.planner.inlining import naming
 from shardwright.planner.microbatch.block import Block, Region, cut, is_first, offset
 from shardwright.planner.microbatch.demand import Demand, How, Recipe, Version
-from shardwright.planner.microbatch.kinds import WHOLE, Along, local_shape
+from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape
 from shardwright.planner.microbatch.shapes import local_attributes
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rules.linear import is_zero
@@ -101,6 +101,19 @@ class Writer:
             if self._is_first is None:
                 self._is_first = is_first(block, self._index())
             value = block.make("select", shape, [self._is_first, value, zeros], instruction)
+        self._made[version] = value
+
+    def _own(self, instruction: Instruction, recipe: Recipe) -> None:
+        """The term as often as there are micro-batches; a maximum as it is."""
+        (version,) = recipe.results
+        kind = self._demand.labels.kinds[instruction][version[1]]
+        value = self.value((instruction, version[1], kind))
+        if kind == SUM:
+            shape = value.shape
+            assert isinstance(shape, ArrayShape)
+            count = self._block.constant(shape.element_type, str(self._parts))
+            count = self._block.spread(count, shape, instruction)
+            value = self._block.make("multiply", shape, [value, count], instruction)
         self._made[version] = value
 
     def _barrier(self, instruction: Instruction, recipe: Recipe) -> None:
@@ -230,6 +243,7 @@ _WRITE: dict[How, Callable[[Writer, Instruction, Recipe], None]] = {
     How.CUT: Writer._cut,
     How.COUNT: Writer._count,
     How.FIRST: Writer._first,
+    How.OWN: Writer._own,
     How.BARRIER: Writer._barrier,
     How.CONTROL: Writer._control,
 }
