@@ -159,7 +159,10 @@ class Search:
         self._best = self._bounded(outcome.found)
         self.report("check", str(self._best.mesh))
         made = self._assemble(self._best, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
-        module, made = without_idle_views(self.program.module, made)
+        options = self.options
+        module, made = without_idle_views(
+            self.program.module, made, arguments=options.argument_views, outputs=options.output_views
+        )
         check_plan(module, made)
         return replace(made, planning_s=time.perf_counter() - self._start)
 

@@ -7,7 +7,7 @@ dimension, and the program reshapes its argument at no cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -18,13 +18,16 @@ from shardwright.planner.rules.data_movement import reshape_groups
 from shardwright.plans import InstructionPlan, Plan, TensorSharding, ValueSharding, VariablePlan
 
 
-def without_idle_views(module: Module, plan: Plan) -> tuple[Module, Plan]:
+def without_idle_views(
+    module: Module, plan: Plan, *, arguments: Collection[int] = (), outputs: Collection[int] = ()
+) -> tuple[Module, Plan]:
     """The planned program and its plan, with as few variables in a view as the plan allows.
 
-    module: the program that `plan` is of. An argument and the output in its buffer change together. Every other
+    module: the program that `plan` is of. arguments, outputs: numbers of those whose arrays lie in their view
+    already, or are to; they stay. An argument and the output in its buffer change together. Every other
     decision stays, and so does what the plan costs: a reshape that only merges dimensions moves nothing.
     """
-    settled = _settled(module, plan)
+    settled = _settled(module, plan, frozenset(arguments), frozenset(outputs))
     if not settled.parameters and not settled.outputs:
         return module, plan
     required = Required(
@@ -51,14 +54,16 @@ class _Settled:
     outputs: Mapping[int, VariablePlan]
 
 
-def _settled(module: Module, plan: Plan) -> _Settled:
+def _settled(module: Module, plan: Plan, kept_arguments: frozenset[int], kept_outputs: frozenset[int]) -> _Settled:
     root = module.entry.root
     is_flat = isinstance(root.shape, ArrayShape) or root.opcode == "tuple"
     values = [*module.entry.parameters, *(root.operands if root.opcode == "tuple" else ())]
     if not is_flat or not all(isinstance(value.shape, ArrayShape) for value in values):
         return _Settled(parameters={}, outputs={})
-    parameters = {v.number: stored for v in plan.parameters if (stored := _as_written(v)) is not None}
-    outputs = {v.number: stored for v in plan.outputs if (stored := _as_written(v)) is not None}
+    parameters, outputs = (
+        {v.number: stored for v in variables if v.number not in kept and (stored := _as_written(v)) is not None}
+        for variables, kept in ((plan.parameters, kept_arguments), (plan.outputs, kept_outputs))
+    )
     return _Settled(
         parameters={n: v for n, v in parameters.items() if v.alias is None or v.alias in outputs},
         outputs={n: v for n, v in outputs.items() if v.alias is None or v.alias in parameters},

@@ -87,3 +87,14 @@ ENTRY main {
     assert after.portable
     assert str(after.parameters[0].sharding) == str(after.outputs[0].sharding) == "[data]"
     assert after.parameters[0].stored_shape == (48,)
+
+
+def test_a_view_in_which_arrays_lie_already_stays() -> None:
+    _, module, before = viewed("glu", "data", {"data": 8})
+    (viewed_argument, *_) = [v for v in before.parameters if v.view_of is not None]
+    outputs = [] if viewed_argument.alias is None else [viewed_argument.alias]
+    made, after = without_idle_views(module, before, arguments=[viewed_argument.number], outputs=outputs)
+    check_plan(made, after)
+    kept = [v.number for v in after.parameters if v.view_of is not None]
+    assert kept == [viewed_argument.number]
+    assert [v.number for v in after.outputs if v.view_of is not None] == outputs
