@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shardwright.hlo import Module
+from shardwright.planner.microbatch import StepSplit
 from shardwright.planner.rewrites.split_loops import Piece
 from shardwright.plans import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.planner.search import Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class PipelineChoice:
         others are made anew where they are read. Chunk c lies on stage c % stages.
     stage_s: seconds a step that each stage computes. memory_bytes: of one device of each stage.
     crossing_bytes: sent between stages for one micro-batch. notes: why this one, and why a pipeline.
+    whole: the step accumulated over its micro-batches, its loops not split, of the step that is cut in `whole_split`;
+        measured: the plan of it that each stage's part is taken from (the same object for stages that are alike).
     """
 
     module: Module
@@ -74,6 +81,9 @@ class PipelineChoice:
     imbalance: float
     candidates: tuple[PipelineCandidate, ...]
     notes: tuple[str, ...]
+    whole: Module = field(repr=False)
+    whole_split: StepSplit = field(repr=False)
+    measured: tuple[Found, ...] = field(repr=False)
 
     @property
     def stages(self) -> int:

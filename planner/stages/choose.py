@@ -21,6 +21,7 @@ from shardwright.config import PlanOptions
 from shardwright.cost import Topology, hardware_profile
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
+from shardwright.hlo import Module
 from shardwright.planner.budget import Price
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Leaf
@@ -91,6 +92,8 @@ class Pipeline:
     problem: CutProblem
     cut: StageCut
     schedule: Schedule
+    plans: tuple[Found, ...]  # of the accumulated step, by kind of group
+    whole: Module  # that step
     roughly_s: float
     pace: Pace | None = None
 
@@ -164,10 +167,11 @@ class _Search:
     _begin: float = field(default_factory=time.perf_counter)
     _searches: dict[tuple[tuple[int, ...], int], Search] = field(default_factory=dict)
     _plans: dict[Hashable, _Plans] = field(default_factory=dict)
-    _measured: dict[Hashable, Measured] = field(default_factory=dict)
+    _measured: dict[int, Measured] = field(default_factory=dict)
     _graphs: dict[tuple[Measured, ...], StageGraph] = field(default_factory=dict)
     _left_out: list[PipelineCandidate] = field(default_factory=list)
     _seen: set[Hashable] = field(default_factory=set)
+    _lacks_memory: bool = False
 
     def __post_init__(self) -> None:
         options = self.program.options
@@ -307,10 +311,10 @@ class _Search:
         problem: PlanError | AnnotationError | None = None
         for thrift in range(MOST_PLANS):
             try:
-                kinds = [self._measure(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
-                return self._cut(groups, meshes, kinds, schedule, chunks)
+                plans = [self._plan(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
+                return self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
             except MemoryBudgetError as error:
-                problem = error
+                problem, self._lacks_memory = error, True
             except (PlanError, AnnotationError) as error:
                 problem = error
                 break
@@ -322,11 +326,12 @@ class _Search:
         self,
         groups: DeviceGroups,
         meshes: tuple[Mesh, ...],
-        kinds: Sequence[Measured],
+        plans: Sequence[Found],
         schedule: Schedule,
         chunks: int,
+        micro_batches: int,
     ) -> Pipeline:
-        micro_batches = kinds[0].micro_batches
+        kinds = [self._measure(plan, micro_batches) for plan in plans]
         key = tuple(kinds)
         if key not in self._graphs:
             margin = hardware_profile(self.cluster.hardware).compiler.temporaries_margin
@@ -353,6 +358,8 @@ class _Search:
             problem=problem,
             cut=whole,
             schedule=schedule,
+            plans=tuple(plans),
+            whole=self._searches[groups.kinds[0], micro_batches].program.module,
             roughly_s=roughly_s(problem, whole),
         )
 
@@ -360,19 +367,20 @@ class _Search:
         topology = Topology.of(self.cluster, hardware_profile(self.cluster.hardware))
         return replace(found, pace=step_pace(found.problem, found.cut, found.schedule, found.groups, topology))
 
-    def _measure(self, groups: DeviceGroups, kind: int, mesh: Mesh, micro_batches: int, thrift: int) -> Measured:
+    def _plan(self, groups: DeviceGroups, kind: int, mesh: Mesh, micro_batches: int, thrift: int) -> Found:
         """The fastest plan of the accumulated step on one kind of group; with thrift, where bytes have a price."""
         key = (groups.kinds[kind], micro_batches, mesh)
-        plans = self._plans.get(key)
-        if plans is None:
+        if key not in self._plans:
             search = self._search(groups.part(kind), groups.kinds[kind], micro_batches)
-            plans = self._plans[key] = _Plans(search, mesh)
-        found = self._measured.get((key, thrift))
-        if found is None:
-            plan = plans.at(thrift)
-            found = measure(self.coarse.flow, plan.decisions, plan.instructions, plan.parameters, micro_batches)
-            self._measured[key, thrift] = found
-        return found
+            self._plans[key] = _Plans(search, mesh)
+        return self._plans[key].at(thrift)
+
+    def _measure(self, plan: Found, micro_batches: int) -> Measured:
+        if id(plan) not in self._measured:  # plans are kept in `_plans`
+            self._measured[id(plan)] = measure(
+                self.coarse.flow, plan.decisions, plan.instructions, plan.parameters, micro_batches
+            )
+        return self._measured[id(plan)]
 
     def _search(self, part: Cluster, kind: tuple[int, ...], micro_batches: int) -> Search:
         key = (kind, micro_batches)
@@ -418,13 +426,18 @@ class _Search:
         )
 
     def _nothing(self) -> PlanError:
-        if self._left_out:
-            first = self._left_out[0]
+        if not self._left_out:
             return PlanError(
-                f"no pipeline can be planned: {first.stages} stages on {first.mesh}: {first.note}", where="stages"
+                f"no pipeline can be planned: {len(self.coarse.parts)} parts of the model, "
+                f"{self.cluster.device_count} devices",
+                where="stages",
             )
-        return PlanError(
-            f"no pipeline can be planned: {len(self.coarse.parts)} parts of the model, "
-            f"{self.cluster.device_count} devices",
-            where="stages",
-        )
+        last = self._left_out[-1]
+        tried = f"{last.stages} stages on {last.mesh}, {last.micro_batches} micro-batches"
+        if self._lacks_memory:
+            return MemoryBudgetError(
+                f"no pipeline fits the memory: with {tried}, {last.note}",
+                where="stages",
+                remedy="use more devices, or more and smaller micro-batches",
+            )
+        return PlanError(f"no pipeline can be planned: with {tried}, {last.note}", where="stages")

@@ -96,21 +96,22 @@ def groupings(cluster: Cluster, most: int, batch: int) -> tuple[DeviceGroups, ..
     """Groups for 2 to `most` stages that are worth a look.
 
     Where all nodes are alike, all groups are: of so many nodes that no more than a part `MOST_IDLE` of the cluster is
-    left over, and, of these, of a number that divides the batch if there is one. Of many numbers of stages a few are
+    left over and their number divides the batch, where anything is left of that. Of many numbers of stages a few are
     taken, from few to many.
     """
     counts = [node.device_count for node in cluster.workers]
-    found = []
+    found, dividing = [], []
     for stages in range(2, min(most, cluster.device_count) + 1):
         if len(set(counts)) > 1 or stages > len(counts):
-            groups = device_groups(cluster, stages)
+            size, groups = 1, device_groups(cluster, stages)
         else:
             fitting = [n for n in range(1, len(counts) // stages + 1) if n * stages >= (1 - MOST_IDLE) * len(counts)]
             size = max(fitting, key=lambda n: (batch % n == 0, n), default=0)
             groups = device_groups(cluster, stages, nodes_each=size) if size else None
         if groups is not None:
             found.append(groups)
-    return _few(found)
+            dividing += [groups] if batch % size == 0 else []
+    return _few(dividing or found)
 
 
 def _few(found: list[DeviceGroups]) -> tuple[DeviceGroups, ...]:

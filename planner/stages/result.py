@@ -48,6 +48,9 @@ def chosen(
         imbalance=found.imbalance,
         candidates=tuple(dict.fromkeys(candidates)),
         notes=(*_notes(best, whole_s, why_not), *split.notes),
+        whole=best.whole,
+        whole_split=split,
+        measured=tuple(best.plans[groups.kind(stage)] for stage in range(groups.stages)),
     )
 
 

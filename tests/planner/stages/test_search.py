@@ -1,0 +1,144 @@
+"""The joint search, end to end: what it chooses, that it can be run, and what can be forced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
+from shardwright.pipelines import PipelinePlan
+from shardwright.planner.planning import plan_step
+from shardwright.planner.stages.choice import PipelineChoice, Wanted
+from shardwright.planner.stages.choose import search_pipeline
+from shardwright.planner.stages.groups import device_groups, groupings
+from tests.planner.pipeline.planned import assert_follows_jax
+from tests.planner.programs import lower
+from tests.planner.stages.stage_programs import BATCH, branches, dense, program, scanned
+
+
+def nodes(*devices: int, slow: bool = True) -> Cluster:
+    """CPU nodes of so many devices; between them a link that is as slow as Ethernet."""
+    text: dict[str, Any] = {"master": {"ip": "127.0.0.1", "port": 1000, "devices": devices[0]}}
+    text["workers"] = [{"ip": "127.0.0.1", "port": 1001 + i, "devices": n} for i, n in enumerate(devices[1:])]
+    if slow:
+        text["links"] = {"inter_node": {"bandwidth_gb_per_s": 1.0, "latency_us": 50}}
+    return Cluster.from_json(json.dumps(text))
+
+
+def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
+    return search_pipeline(program(name), cluster, Wanted(**wanted))
+
+
+# ---- it runs --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "schedule"), [("remat", "1f1b"), ("scanned", "interleaved"), ("branches", "gpipe")])
+def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
+    made = {"remat": lambda: dense(2, remat=True), "scanned": scanned, "branches": branches}[name]()
+    options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
+    plan = plan_step(lower(made), Cluster.local(4), options)
+    assert isinstance(plan, PipelinePlan)
+    assert len(plan.stages) == 2
+    assert_follows_jax(made, plan, steps=2)
+
+
+def test_scanned_layers_are_cut_by_rows() -> None:
+    found = chosen("scanned", Cluster.local(6), stages=3, micro_batches=4, schedule="1f1b")
+    loops = [i for i in found.module.entry if i.opcode == "while"]
+    assert sorted(found.chunk_of[loop.name] for loop in loops) == [0, 0, 1, 1, 2, 2]
+    rows = {(piece.start, piece.stop) for piece in found.arguments if piece.start is not None}
+    ends = sorted(stop for _, stop in rows if stop is not None)
+    assert len(rows) == 3
+    assert ends[-1] == 6
+    assert found.imbalance < 0.5
+
+
+# ---- what is chosen ----------------------------------------------------------------
+
+
+def test_the_fastest_candidate_is_taken_and_all_are_told() -> None:
+    found = chosen("dense", Cluster.local(8))
+    priced = [each for each in found.candidates if each.step_s is not None and each.note == ""]
+    assert found.step_s == min(each.step_s for each in priced)
+    assert {each.stages for each in found.candidates} == {2, 4, 8}
+    assert {each.schedule for each in found.candidates} >= {"1f1b", "interleaved"}
+    assert len({each.micro_batches for each in found.candidates}) > 1
+    assert found.step_s >= max(found.stage_s)
+    assert found.bubble_fraction == pytest.approx(1 - sum(found.stage_s) / len(found.stage_s) / found.step_s)
+
+
+def test_groups_lie_inside_nodes() -> None:
+    cluster = nodes(4, 4)
+    groups = {count: device_groups(cluster, count) for count in (2, 3, 4, 8)}
+    assert groups[3] is None
+    assert groups[4] is not None
+    assert groups[4].first_devices == (0, 2, 4, 6)
+    assert groups[4].nodes == ((2,),) * 4
+    assert groups[4].shares_node(0, 1)
+    assert not groups[4].shares_node(1, 2)
+    found = chosen("dense", cluster, stages=2, micro_batches=4)
+    assert [group.first_device for group in found.groups] == [0, 4]
+
+
+def test_unequal_nodes_are_stages_of_their_own() -> None:
+    found = chosen("dense", nodes(4, 2, slow=False), stages=2, micro_batches=4, mesh=None)
+    assert [group.mesh.device_count for group in found.groups] == [4, 2]
+    assert len(set(found.chunk_of.values())) == 2
+
+
+def test_nodes_that_do_not_suit_are_left_over() -> None:
+    found = groupings(nodes(*[1] * 10), 9, batch=16)
+    assert all(each.devices >= 9 for each in found)
+    assert all(16 % len(each.nodes[0]) == 0 for each in found)
+
+
+def test_memory_is_a_constraint_of_every_stage() -> None:
+    free = chosen("scanned", Cluster.local(4), stages=2, micro_batches=4, schedule="gpipe")
+    limit = int(max(free.memory_bytes) * 0.98)
+    tight = search_pipeline(replace_budget(limit), Cluster.local(4), Wanted(stages=2, micro_batches=4, schedule="1f1b"))
+    assert max(tight.memory_bytes) <= limit
+    with pytest.raises(MemoryBudgetError, match="no pipeline fits the memory"):
+        search_pipeline(replace_budget(1000), Cluster.local(4), Wanted(stages=2, micro_batches=4))
+
+
+def replace_budget(limit: int) -> Any:
+    made = program("scanned").computing(None, 1)
+    made.options = replace(made.options, memory_budget=limit)
+    return made
+
+
+def test_why_a_pipeline_does_not_pay() -> None:
+    cluster = Cluster.local(4)
+    found = search_pipeline(program("dense"), cluster, Wanted(stages=2, micro_batches=4), whole_s=1e-9)
+    assert found.notes[0].startswith("no pipeline pays: the best one, of 2 stages")
+    found = search_pipeline(program("dense"), cluster, Wanted(stages=2, micro_batches=4), whole_s=1.0)
+    assert "one program on all devices" in found.notes[0]
+    assert "% of the time stages wait" in found.notes[0]
+
+
+# ---- what can be forced ----------------------------------------------------------------
+
+
+def test_everything_can_be_forced() -> None:
+    found = chosen(
+        "dense", Cluster.local(8), stages=2, micro_batches=2, schedule="gpipe", mesh={"a": 2, "b": 2}, imbalance=0.6
+    )
+    assert (found.stages, found.micro_batches, found.schedule) == (2, 2, "gpipe")
+    assert {str(group.mesh) for group in found.groups} == {"a=2 × b=2"}
+    assert found.imbalance <= 0.6
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(OptionError, match="make no 3 groups"):
+        chosen("dense", Cluster.local(8), stages=3)
+    with pytest.raises(MicroBatchError, match="do not divide"):
+        chosen("dense", Cluster.local(8), stages=2, micro_batches=BATCH + 1)
+    with pytest.raises(OptionError, match="a stage 4"):
+        chosen("dense", Cluster.local(8), stages=2, mesh={"a": 8})
+    with pytest.raises(PlanError, match="as balanced as imbalance=0 asks"):
+        chosen("dense", Cluster.local(8), stages=2, micro_batches=2, schedule="1f1b", imbalance=0.0)
