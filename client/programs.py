@@ -93,7 +93,8 @@ def options_key(options: PlanOptions) -> str:
     mesh = list((options.mesh or {}).items())
     limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
     ways = (options.effort, options.rewrites, options.remat, options.mode)
-    pipeline = (options.stages, options.schedule, options.micro_batches, options.micro_batch_inexact)
+    batches = (options.micro_batches, options.micro_batch_inexact)
+    pipeline = (options.stages, options.schedule, options.imbalance, *batches)
     return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways, pipeline))
 
 

@@ -135,6 +135,7 @@ class Session:
         micro_batches: int | None = None,
         micro_batch_inexact: bool = False,
         schedule: str | None = None,
+        imbalance: float | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
     ) -> Step:
         """`fn` as a step that runs on the servers; call it as you would `jax.jit(fn, ...)`.
@@ -158,6 +159,8 @@ class Session:
           micro_batch_inexact: let what needs the whole batch (batch norm's statistics) be that of each micro-batch.
           stages: pipeline stages, each on devices of its own; 1 for none. Default: the planner chooses.
           schedule: "gpipe", "1f1b", "interleaved", … (`shardwright.tasks.SCHEDULE_NAMES`).
+          imbalance: how much longer than the average stage the slowest one may take, as a part of that; default: as
+            little as can be.
           progress: called in this thread with a `PlanProgress` as planning goes on.
 
         Raises OptionError for a wrong option. Nothing is traced before the first call.
@@ -168,7 +171,7 @@ class Session:
         options = plan_options(
             mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
             remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
-            micro_batch_inexact=micro_batch_inexact,
+            micro_batch_inexact=micro_batch_inexact, imbalance=imbalance,
         )  # fmt: skip
         function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
         return Step(self, function, options, progress)

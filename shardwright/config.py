@@ -61,7 +61,8 @@ class PlanOptions:
         1: not at all. None: as the planner sees fit. It changes nothing of what the step computes.
     micro_batch_inexact: cut also what needs the whole batch (statistics over it): each micro-batch then uses its own.
     stages: stages of a pipeline, 1 for none; schedule: how its micro-batches follow each other
-        (`tasks.SCHEDULE_NAMES`). None: the planner chooses.
+        (`tasks.SCHEDULE_NAMES`); imbalance: how much longer than the average stage the slowest one may take, as a
+        part of that. None: the planner chooses.
     effort: one of `EFFORTS`. rewrites: one of `REWRITES`. remat: one of `REMATS`. mode: one of `MODES`.
     argument_names / output_names: pytree paths for messages and reports.
     """
@@ -83,5 +84,6 @@ class PlanOptions:
     mode: str = "search"
     stages: int | None = None
     schedule: str | None = None
+    imbalance: float | None = None
     argument_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ def plan_options(
     micro_batch_inexact: bool = False,
     stages: int | None = None,
     schedule: str | None = None,
+    imbalance: float | None = None,
 ) -> PlanOptions:
     """Checks what the user asked for.
 
@@ -50,7 +51,8 @@ def plan_options(
         memory (0.5, "50%"). None: all of it.
       deadline: seconds after which the best plan so far is taken.
       stages: stages of a pipeline, each on devices of its own; 1 for none. schedule: how its micro-batches follow
-        each other, one of `tasks.SCHEDULE_NAMES` or "2f2b" and the like. None: the planner chooses.
+        each other, one of `tasks.SCHEDULE_NAMES` or "2f2b" and the like. imbalance: how much longer than the
+        average stage the slowest one may take, as a part of that (0.1: a tenth). None: the planner chooses.
       effort: "fast", "default" or "best". rewrites: "auto" or "none". mode: "search" or "propagate".
       micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
         the planner sees fit; 1: the batch at once.
@@ -73,6 +75,7 @@ def plan_options(
         micro_batch_inexact=micro_batch_inexact,
         stages=stages,
         schedule=schedule,
+        imbalance=imbalance,
     )
     check_limits(options)
     return options
@@ -89,6 +92,9 @@ def check_limits(options: PlanOptions) -> None:
         raise OptionError(f"{stages!r} stages", where="stages", remedy="give a number from 1, or None")
     if options.schedule is not None:
         Schedule.parse(options.schedule)
+    imbalance = options.imbalance
+    if imbalance is not None and not (_is_number(imbalance) and 0 <= imbalance < math.inf):
+        raise OptionError(f"an imbalance of {imbalance!r}", where="imbalance", remedy="give a part from 0, or None")
     if options.mode == "propagate" and isinstance(options.force, str):
         raise OptionError(
             f"mode='propagate' follows annotations, force={options.force!r} is a strategy of its own",

@@ -120,6 +120,7 @@ def plan_request(
         micro_batch_inexact=options.micro_batch_inexact,
         stages=options.stages or 0,
         schedule=options.schedule or "",
+        imbalance=options.imbalance,
         first_device=devices.start if devices is not None else 0,
         device_count=len(devices) if devices is not None else 0,
     )
@@ -164,6 +165,7 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         micro_batch_inexact=request.micro_batch_inexact,
         stages=request.stages or None,
         schedule=request.schedule or None,
+        imbalance=request.imbalance if request.HasField("imbalance") else None,
     )
     check_limits(options)
     return options

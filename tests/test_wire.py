@@ -67,6 +67,7 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
     [
         {"memory_budget": 1 << 40, "deadline_s": 0.5},
         {"micro_batches": 4, "micro_batch_inexact": True},
+        {"stages": 2, "schedule": "2f2b", "imbalance": 0.0},
         {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "remat": "full", "mode": "propagate"},
     ],
 )
@@ -91,6 +92,7 @@ def test_progress_comes_back() -> None:
         {"effort": "much"},
         {"mode": "guess"},
         {"micro_batches": -1},
+        {"imbalance": -0.1},
         {"rewrites": "some"},
         {"remat": "some"},
         {"memory_budget_bytes": -1},

@@ -31,6 +31,7 @@ def searched_pipeline(
         mesh=options.mesh,
         micro_batches=options.micro_batches,
         schedule=options.schedule or None,
+        imbalance=options.imbalance,
     )
     return search_pipeline(_program(hlo_text, options), cluster, wanted, whole_s=whole_s, why_not=why_not)
 

@@ -45,6 +45,12 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         "--schedule", metavar="NAME", help=f"order of a pipeline's micro-batches: {', '.join(SCHEDULE_NAMES)}"
     )
     parser.add_argument(
+        "--imbalance",
+        metavar="PART",
+        type=float,
+        help="how much longer than the average stage the slowest may take (0.1: a tenth; default: as little as can be)",
+    )
+    parser.add_argument(
         "--micro-batches", metavar="M", type=int, help="parts of the batch, computed one after the other (1: at once)"
     )
     parser.add_argument(
@@ -88,6 +94,7 @@ def planning_options(arguments: argparse.Namespace) -> PlanOptions:
         mode=arguments.mode,
         stages=arguments.stages,
         schedule=arguments.schedule,
+        imbalance=arguments.imbalance,
         micro_batches=arguments.micro_batches,
         micro_batch_inexact=arguments.micro_batch_inexact,
     )
