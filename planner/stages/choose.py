@@ -29,7 +29,7 @@ from shardwright.planner.force import state_arguments
 from shardwright.planner.meshes import candidate_meshes, refines
 from shardwright.planner.microbatch import StepSplit, Term, accumulated, split_step
 from shardwright.planner.program import Program
-from shardwright.planner.search import Found, Search
+from shardwright.planner.search import Found, Listener, Search
 from shardwright.planner.stages.choice import PipelineCandidate, PipelineChoice, Wanted
 from shardwright.planner.stages.coarse import Coarse, coarse_parts
 from shardwright.planner.stages.contract import contracted
@@ -41,6 +41,7 @@ from shardwright.planner.stages.priced import held_in, roughly_s, step_pace
 from shardwright.planner.stages.result import chosen
 from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
 from shardwright.plans import Mesh
+from shardwright.progress import PlanProgress
 from shardwright.tasks import Pace, Schedule
 
 #: Schedules that are tried; others only on request. (GPipe takes as long as 1F1B and keeps more.)
@@ -68,19 +69,25 @@ PRICED_TIME_LIMIT_S = 3.0
 
 
 def search_pipeline(
-    program: Program, cluster: Cluster, wanted: Wanted, *, whole_s: float | None = None, why_not: str = ""
+    program: Program,
+    cluster: Cluster,
+    wanted: Wanted,
+    *,
+    whole_s: float | None = None,
+    why_not: str = "",
+    progress: Listener | None = None,
 ) -> PipelineChoice:
     """The fastest pipeline of a step over a cluster.
 
     program: the step as it is planned. whole_s: seconds of its best plan without a pipeline; None: there is none, for
-    the reason in `why_not`, or it is of no interest.
+    the reason in `why_not`, or it is of no interest. progress: called before each candidate.
 
     Raises MicroBatchError where the step cannot be split into micro-batches, OptionError where what is wanted does not
     fit the program or the cluster, PlanError where no pipeline fits the devices.
     """
     with collector_paused():
         program = program if program.micro_batches == 1 else program.computing(None, 1)
-        return _Search(program, cluster, wanted).run(whole_s, why_not)
+        return _Search(program, cluster, wanted, progress).run(whole_s, why_not)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +167,7 @@ class _Search:
     program: Program
     cluster: Cluster
     wanted: Wanted
+    progress: Listener | None
     split: StepSplit = field(init=False)
     coarse: Coarse = field(init=False)
     accumulators: tuple[Leaf, ...] = field(init=False)
@@ -172,6 +180,7 @@ class _Search:
     _left_out: list[PipelineCandidate] = field(default_factory=list)
     _seen: set[Hashable] = field(default_factory=set)
     _lacks_memory: bool = False
+    _incumbent_s: float = 0.0
 
     def __post_init__(self) -> None:
         options = self.program.options
@@ -307,12 +316,15 @@ class _Search:
             return None
         self._seen.add((groups, meshes, micro_batches))
         schedule = schedule or self._schedules()[0]
+        self._report(groups, meshes, micro_batches, schedule)
         chunks = INTERLEAVED_CHUNKS if schedule.kind == "interleaved" else 1
         problem: PlanError | AnnotationError | None = None
         for thrift in range(MOST_PLANS):
             try:
                 plans = [self._plan(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
-                return self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
+                made = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
+                self._incumbent_s = min(self._incumbent_s or made.roughly_s, made.roughly_s)
+                return made
             except MemoryBudgetError as error:
                 problem, self._lacks_memory = error, True
             except (PlanError, AnnotationError) as error:
@@ -321,6 +333,12 @@ class _Search:
         assert problem is not None
         self._leave_out(groups, meshes, micro_batches, problem.message, str(schedule))
         return None
+
+    def _report(self, groups: DeviceGroups, meshes: Sequence[Mesh], micro_batches: int, schedule: Schedule) -> None:
+        if self.progress is not None:
+            what = f"{groups.stages} stages on {meshes[0]}, {micro_batches} micro-batches, {schedule}"
+            elapsed_s = time.perf_counter() - self._begin
+            self.progress(PlanProgress(phase="stages", detail=what, incumbent_s=self._incumbent_s, elapsed_s=elapsed_s))
 
     def _cut(
         self,
