@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.planner.chain import Chain, Key, aligned
+from shardwright.planner.clock import Clock
 from shardwright.planner.graph import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
 from shardwright.planner.segments import Run
@@ -35,13 +36,13 @@ _CLOSE = 5e-4
 
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:
-    """Seconds a step that no assignment of the chain's variables is under."""
+    """Seconds a step that no assignment of the chain's variables is under; the less, the later it is."""
     states = chain.states()
     total = chain.constant
     shared: dict[Variable, FloatArray] = {}
     for run in chain.runs:
         repeat = _Repeat(chain, run, states)
-        repeat.tighten()
+        repeat.tighten(chain.graph.clock)
         total += run.repeats * repeat.constant()
         for variable, messages in repeat.on_hubs():
             if _is_inside(chain, run, variable):
@@ -83,7 +84,9 @@ def _rest(chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, Floa
             problem.costs[number] = problem.costs[number] + cost
         for (v, w), matrix in edges.items():
             problem.add_edge(numbers[v], numbers[w], matrix)
-    return solve(problem, time_limit_s=time_limit_s, close=_CLOSE).lower_bound if problem.costs else 0.0
+    if not problem.costs:
+        return 0.0
+    return solve(problem, time_limit_s=time_limit_s, close=_CLOSE, clock=chain.graph.clock).lower_bound
 
 
 #: A core variable of a repeat: offset of its segment in the period, position in the reduction.
@@ -121,14 +124,16 @@ class _Repeat:
             for (v, w), matrix in sorted(edges.items()):
                 self.edges.append(((offset, v), (offset, w), matrix))
 
-    def tighten(self) -> None:
-        """Raise the bound by handshakes between edges and the slots at their ends."""
+    def tighten(self, clock: Clock) -> None:
+        """Raise the bound by handshakes between edges and the slots at their ends, until it is late."""
         history: list[float] = []
         for sweep in range(_SWEEPS):
             for v, w, matrix in self.edges if sweep % 2 == 0 else reversed(self.edges):
                 self._handshake(v, w, matrix)
             history.append(self.constant() + sum(float(self.unary[key].min()) for key in self.hubs))
             if sweep >= _PATIENCE and history[-1] - history[-1 - _PATIENCE] <= _LEAST_GAIN * abs(history[-1]):
+                break
+            if clock.is_late:
                 break
 
     def _handshake(self, v: _Role, w: _Role, matrix: FloatArray) -> None:

@@ -64,6 +64,7 @@ class Chain:
         found = self._kinds.get(key)
         if found is None:
             crossing = self.graph.layout.crossing
+            self.graph.clock.check()
             boundary = tuple(i for i, v in enumerate(instance.variables) if i >= instance.own or v in crossing)
             problem = self.problem(segment)
             found = self._kinds[key] = Kind(boundary=boundary, reduction=reduce(problem, boundary))
@@ -147,7 +148,7 @@ class Chain:
             problem, variables, states = self.rolled()
         except ValueError as error:
             raise contradiction(error) from None
-        solution = solve(problem, time_limit_s=time_limit_s, close=close)
+        solution = solve(problem, time_limit_s=time_limit_s, close=close, clock=self.graph.clock)
         chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
         return SolvedChain(
             states=self.unrolled(chosen),

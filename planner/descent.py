@@ -49,7 +49,7 @@ def descend(
         if gains:
             best = chain, solved
             at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in solved.states.items()}
-        if idle >= len(axes) - 1:
+        if idle >= len(axes) - 1 or fine.clock.is_late:
             break
     assert best is not None, "a mesh that refines another one has axes"
     return best

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.planner.clock import Clock
 from shardwright.planner.local_search import improve, incumbent
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
 
@@ -40,10 +41,10 @@ class Bounded:
     kept: tuple[IntArray, ...]
 
 
-def tighten(problem: Problem, close: float = TIGHT) -> Bounded:
+def tighten(problem: Problem, close: float = TIGHT, clock: Clock | None = None) -> Bounded:
     """Bound `problem` and drop states. Every row and column of an edge must have a finite entry.
 
-    close: relative gap at which to stop.
+    close: relative gap at which to stop. clock: when it is late, no further sweep begins.
     """
     unary = [cost.copy() for cost in problem.costs]
     edges = sorted(problem.edges)
@@ -62,6 +63,8 @@ def tighten(problem: Problem, close: float = TIGHT) -> Bounded:
                 states, value = found, problem.value(found)
         gain = bound - history[-1 - _PATIENCE] if sweep >= _PATIENCE else np.inf
         if value - bound <= close * abs(value) or gain <= _LEAST_GAIN * abs(bound):
+            break
+        if clock is not None and clock.is_late:
             break
     kept = _kept(unary, pairs, history[-1], value)
     return Bounded(states=states, value=value, lower_bound=min(history[-1], value), kept=kept)

@@ -57,6 +57,8 @@ def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
 
     price = LEAST_PRICE * unit
     for _ in range(MOST_PRICES):
+        if best is not None and search.is_late():
+            return replace(best, price_bound_s=bound_s)
         tried = at(price, CLOSE)
         if bound_s + free_s >= below_s:
             raise _too_slow(found, bound_s + free_s)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.hlo import Instruction
+from shardwright.planner.clock import Clock
 from shardwright.planner.confine import Confinement
 from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use
 from shardwright.planner.pbqp import Problem
@@ -233,7 +234,7 @@ class Graph:
 
     sets: strategies per node, made when asked for. in_place: nodes whose value is used as it lies or split further,
     never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
-    variable, where only the neighbourhood of one plan is searched.
+    variable, where only the neighbourhood of one plan is searched. clock: ends the making of problems.
     """
 
     layout: Layout
@@ -245,6 +246,7 @@ class Graph:
     confinement: Confinement | None = None
     preference: Preference | None = None
     near: Mapping[Variable, Near] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
     _least_s: dict[bool, float] = field(default_factory=dict)
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)
 
@@ -294,6 +296,7 @@ class Graph:
             total = 0.0
             for node in self.flow.nodes:
                 if not node.is_value and self.is_free[node.index] == free:
+                    self.clock.check()
                     found = self.set_of((node.index, -1))
                     if id(found) not in least:
                         least[id(found)] = float(found.time_s.min())
@@ -306,6 +309,7 @@ class Graph:
         position = {variable: i for i, variable in enumerate(variables)}
         problem = Problem(costs=[np.zeros(len(self.set_of(variable))) for variable in variables])
         for index in nodes:
+            self.clock.check()
             node = self.flow.nodes[index]
             mine = position[index, -1]
             problem.costs[mine] = problem.costs[mine] + self._own_costs(node)

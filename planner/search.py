@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
@@ -14,7 +13,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, memory, required_bytes
 from shardwright.cost.profiles import memory_limit_bytes
-from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
+from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
 from shardwright.planner.assemble import (
     Decisions,
@@ -29,8 +28,10 @@ from shardwright.planner.assemble import (
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend
+from shardwright.planner.experts import expert_candidates, first_plan
 from shardwright.planner.fitting import fitted
 from shardwright.planner.force import Forced, check_force, forced, origin
 from shardwright.planner.graph import Graph, free_nodes, with_views
@@ -52,20 +53,10 @@ from shardwright.progress import PlanProgress
 #: Seconds the integer program may take on one mesh.
 TIME_LIMIT_S = 20.0
 
-#: Plans that experts write, as forced strategies on the meshes that these take, and the largest program, in nodes,
-#: for which they are priced beside the search unless more effort is asked for. In larger ones a mesh that another one
-#: refines is left out too, if the plan turns out to need the finer one.
-EXPERTS = {
-    "data parallel": "data",
-    "fully sharded (ZeRO-3)": "fsdp",
-    "tensor parallel": "tensor",
-    "data × tensor": "mixed",
-    "replicated": "replicated",
-}
+#: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
+#: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
+#: the finer one.
 EXPERT_NODES = 2500
-
-#: Seconds that it always may, however late it is.
-LEAST_TIME_LIMIT_S = 0.5
 
 #: Most axes of the meshes that are searched outright unless more effort is asked for; and how often a plan with one
 #: axis more is then descended from one of theirs.
@@ -106,10 +97,12 @@ class Search:
     def __init__(
         self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
     ) -> None:
-        self._start = time.perf_counter()
+        self.clock = Clock(options.deadline_s if options is not None else None)
         self._progress = progress
         self._best: Found | None = None
-        self._incumbent_s = 0.0
+        self._incumbent_s = math.inf
+        self._known = _Known()
+        self.expert_prices: dict[tuple[int, str, Mesh], Candidate] = {}
         check_force(options)
         given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
         self.report("parse")
@@ -122,8 +115,26 @@ class Search:
         self.recomputation: Recomputation | None = None
 
     def run(self) -> Plan:
-        outcome = relieved(self.outcome())
+        self._know_a_plan()
+        try:
+            outcome = relieved(self.outcome())
+        except OutOfTimeError:
+            outcome = self._known.outcome()
+        self.clock.interrupts = False
         return outcome.search.finish(outcome)
+
+    def _know_a_plan(self) -> None:
+        """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
+        if self.options.force is not None or self.options.mode != "search":
+            return
+        if self._is_large and self.options.deadline_s is None:
+            return
+        found = first_plan(self)
+        if found is not None:
+            self._incumbent_s = found.cost.step_s
+            self._known.offer(self, found)
+            self.clock.interrupts = True
+            self.report("search", str(found.mesh))
 
     def of(self, program: Program, recomputation: Recomputation) -> Search:
         """The same call, for the program computing some values again."""
@@ -135,7 +146,8 @@ class Search:
         """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
         tried, refusals = self._try_meshes()
         if not tried:
-            raise next(iter(refusals.values()), PlanError("no mesh can be planned"))
+            late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
+            raise next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
         tried += self._finer(tried)
         return Outcome(search=self, tried=tried, refusals=refusals)
 
@@ -164,22 +176,22 @@ class Search:
             self.program.module, made, arguments=options.argument_views, outputs=options.output_views
         )
         check_plan(module, made)
-        return replace(made, planning_s=time.perf_counter() - self._start)
+        return replace(made, planning_s=self.clock.elapsed_s)
 
     def _try_meshes(self) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
         """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
         tried: list[Tried] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
         for mesh in self._meshes():
-            if tried and self.is_late():
-                refusals[mesh] = PlanError("not tried: the deadline has passed")
+            if self.is_late() and (tried or self.clock.interrupts):
+                refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
                 continue
             try:
                 tried.append(self.on_mesh(mesh))
             except (PlanError, AnnotationError) as error:
                 refusals[mesh] = error
                 continue
-            self._incumbent_s = min(each.step_s for each in tried)
+            self._incumbent_s = min(self._incumbent_s, tried[-1].step_s)
             self.report("search", str(mesh))
         return tried, refusals
 
@@ -238,6 +250,7 @@ class Search:
                     continue
             if found.cost.step_s < limit_s:
                 best = found
+                self._known.offer(self, found)
         return best
 
     def _candidates(
@@ -261,7 +274,7 @@ class Search:
             return ()
         if self._is_large and self.options.effort != "best":
             return ()
-        return tuple(candidate for name, force in EXPERTS.items() for candidate in expert_candidates(self, name, force))
+        return tuple(expert_candidates(self))
 
     def _meshes(self) -> tuple[Mesh, ...]:
         """Meshes in the order they are tried; three axes only where asked for."""
@@ -301,26 +314,23 @@ class Search:
         return is_free and options.mode == "search" and options.effort == "default"
 
     def is_late(self) -> bool:
-        deadline_s = self.options.deadline_s
-        return deadline_s is not None and time.perf_counter() - self._start > deadline_s
+        return self.clock.is_late
 
     def time_limit_s(self) -> float:
         """Seconds that the integer program may take now."""
-        deadline_s = self.options.deadline_s
-        if deadline_s is None:
-            return TIME_LIMIT_S
-        return min(TIME_LIMIT_S, max(deadline_s - (time.perf_counter() - self._start), LEAST_TIME_LIMIT_S))
+        return self.clock.within(TIME_LIMIT_S)
 
     def report(self, phase: str, detail: str = "") -> None:
         best = self._best
+        known_s = self._incumbent_s if self._incumbent_s < math.inf else 0.0
         if self._progress is not None:
             self._progress(
                 PlanProgress(
                     phase=phase,
                     detail=detail,
-                    incumbent_s=best.cost.step_s if best else self._incumbent_s,
+                    incumbent_s=best.cost.step_s if best else known_s,
                     lower_bound_s=best.cost.lower_bound_s if best else 0.0,
-                    elapsed_s=time.perf_counter() - self._start,
+                    elapsed_s=self.clock.elapsed_s,
                 )
             )
 
@@ -342,8 +352,11 @@ class Search:
             solved = self._solved(chain)
         if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
             notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
+        return self.tried(chain, solved, notes)
+
+    def tried(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Tried:
         step_s = solved.value + chain.graph.least_of_free_s()
-        return Tried(mesh=mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
+        return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
 
     def _solved(self, chain: Chain) -> SolvedChain:
         if self.options.mode == "propagate":
@@ -401,6 +414,7 @@ class Search:
             in_place=in_place,
             arriving=self.program.arriving,
             confinement=confinement,
+            clock=self.clock,
         )
         graph.preference = Preference(mesh.axes[0].name, graph.least_s(), len(self.flow.nodes))
         return Chain(graph=graph, instances=structure.instances, runs=structure.runs)
@@ -427,6 +441,8 @@ class Search:
     def _bounded(self, found: Found) -> Found:
         """The same with a lower bound on what any plan on its mesh costs."""
         cost = found.cost
+        if cost.bound_scope:  # a deadline cut the search short
+            return found
         if self.options.mode == "propagate":
             return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
         if found.start is None:
@@ -511,6 +527,22 @@ class Outcome:
         return math.inf if self.found is None else self.found.cost.step_s
 
 
+@dataclass(slots=True)
+class _Known:
+    """The fastest plan so far that fits, of whatever variant of the program: what a deadline leaves."""
+
+    search: Search | None = None
+    found: Found | None = None
+
+    def offer(self, search: Search, found: Found) -> None:
+        if self.found is None or found.cost.step_s < self.found.cost.step_s:
+            self.search, self.found = search, found
+
+    def outcome(self) -> Outcome:
+        assert self.search is not None
+        return Outcome(search=self.search, tried=[], refusals={}, found=self.found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     """The fastest plan on one mesh: its states, and what it costs but for what is made anew for readers.
@@ -542,32 +574,6 @@ class Found:
     memory: MemorySummary
     price_bound_s: float = 0.0
     start: Tried | None = None
-
-
-def expert_candidates(search: Search, name: str, force: str) -> Iterator[Candidate]:
-    """What a forced strategy costs on each mesh that it takes, by the objective of the search."""
-    options = replace(search.options, force=force, mode="search")
-    try:
-        meshes = meshes_to_search(search.cluster, options, search.program.pins)
-    except OptionError:
-        return
-    for mesh in meshes:
-        if len(mesh.axes) > SEARCHED_AXES:
-            continue
-        try:
-            wanted = forced(search.flow, search.program.arguments, options, mesh, search.program.batch)
-        except OptionError:  # a strategy that needs more axes than the given mesh has
-            continue
-        for in_place in dict.fromkeys((wanted.in_place, frozenset())):
-            try:
-                chain = search.chain(mesh, wanted, in_place)
-                value = chain.solve(LEAST_TIME_LIMIT_S).value + chain.graph.least_of_free_s()
-            except (PlanError, AnnotationError) as error:
-                if not in_place:
-                    yield Candidate(mesh=mesh, step_s=None, note=error.message, name=name)
-                continue
-            yield Candidate(mesh=mesh, step_s=value, name=name)
-            break
 
 
 #: Forced strategies that promise to compute along the batch.

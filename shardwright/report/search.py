@@ -23,7 +23,8 @@ _SHOWN_VALUES = 3
 def certificate(cost: CostSummary) -> str:
     """`certified within 0.3 % of optimal: no plan takes less than 2.70 ms, over …`."""
     if cost.lower_bound_s <= 0:
-        return "none: nothing is known of how much faster another plan could be"
+        why = f" ({cost.bound_scope})" if cost.bound_scope else ""
+        return f"none: nothing is known of how much faster another plan could be{why}"
     within = f"certified within {_percent(cost.gap)} of optimal" if cost.gap >= 1e-6 else "certified optimal"
     scope = f" ({cost.bound_scope})" if cost.bound_scope else ""
     return f"{within}: no plan takes less than {format_seconds(cost.lower_bound_s)}{scope}"

@@ -1,0 +1,95 @@
+"""The plans that experts write by hand, as forced strategies: priced beside the search, and a first plan for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shardwright.errors import AnnotationError, OptionError, PlanError
+from shardwright.planner.clock import LEAST_S
+from shardwright.planner.force import Forced, forced
+from shardwright.planner.meshes import meshes_to_search
+from shardwright.plans import Candidate, Mesh
+
+if TYPE_CHECKING:
+    from shardwright.planner.search import Found, Search, Tried
+
+#: Forced strategies by the names under which they are known.
+EXPERTS = {
+    "data parallel": "data",
+    "fully sharded (ZeRO-3)": "fsdp",
+    "tensor parallel": "tensor",
+    "data × tensor": "mixed",
+    "replicated": "replicated",
+}
+
+#: Those that are quickly priced, in the order in which one is tried as first plan.
+_FIRST = ("data parallel", "fully sharded (ZeRO-3)")
+
+#: Most axes of the meshes on which they are priced.
+_AXES = 2
+
+Refusal = PlanError | AnnotationError
+
+
+def first_plan(search: Search) -> Found | None:
+    """The first of the quickly priced ones that fits the memory."""
+    for name in _FIRST:
+        for mesh, made in _plans(search, EXPERTS[name]):
+            search.expert_prices[id(search.flow), name, mesh] = _candidate(name, mesh, made)
+            if not isinstance(made, Refusal):
+                found = search.found(made.chain, made.solved, made.notes)
+                if search.needed_bytes(found) <= search.limit_bytes:
+                    scope = f"the deadline came before another plan than that known as {name!r} was found"
+                    return replace(found, cost=replace(found.cost, bound_scope=scope))
+    return None
+
+
+def expert_candidates(search: Search) -> Iterator[Candidate]:
+    """What each costs on the meshes that it takes, by the objective of the search; or why it cannot be had."""
+    for name, force in EXPERTS.items():
+        for mesh, make in _meshes(search, force):
+            known = search.expert_prices.get((id(search.flow), name, mesh))
+            yield known or _candidate(name, mesh, make())
+
+
+def _candidate(name: str, mesh: Mesh, made: Tried | Refusal) -> Candidate:
+    if isinstance(made, Refusal):
+        return Candidate(mesh=mesh, step_s=None, note=made.message, name=name)
+    return Candidate(mesh=mesh, step_s=made.step_s, name=name)
+
+
+def _plans(search: Search, force: str) -> Iterator[tuple[Mesh, Tried | Refusal]]:
+    for mesh, make in _meshes(search, force):
+        yield mesh, make()
+
+
+def _meshes(search: Search, force: str) -> Iterator[tuple[Mesh, Callable[[], Tried | Refusal]]]:
+    """The meshes that a forced strategy takes, and what makes the best plan that it leaves there."""
+    options = replace(search.options, force=force, mode="search")
+    try:
+        meshes = meshes_to_search(search.cluster, options, search.program.pins)
+    except OptionError:
+        return
+    for mesh in meshes:
+        if len(mesh.axes) <= _AXES:
+            try:
+                wanted = forced(search.flow, search.program.arguments, options, mesh, search.program.batch)
+            except OptionError:  # a strategy that needs more axes than the given mesh has
+                continue
+            yield mesh, partial(_made, search, mesh, wanted)
+
+
+def _made(search: Search, mesh: Mesh, force: Forced) -> Tried | Refusal:
+    """With state used as it lies; where that cannot be, with state gathered where it is used; or why not even that."""
+    refusal: Refusal | None = None
+    for in_place in dict.fromkeys((force.in_place, frozenset())):
+        try:
+            chain = search.chain(mesh, force, in_place)
+            return search.tried(chain, chain.solve(LEAST_S), search.flow.notes)
+        except (PlanError, AnnotationError) as error:
+            refusal = error
+    assert refusal is not None
+    return refusal

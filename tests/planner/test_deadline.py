@@ -1,0 +1,106 @@
+"""Deadlines: a first plan at once, better ones until the time is over, in the middle of a mesh too."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, required_bytes
+from shardwright.planner import plan
+from shardwright.planner.clock import Clock, OutOfTimeError
+from shardwright.plans import Plan
+from shardwright.progress import PlanProgress
+from tests.planner.programs import gpt2, lower, mlp
+
+CLUSTER = Cluster.local(8)
+STEP = lower(gpt2(layers=1, batch=16, length=16))
+
+#: A deadline, in looks at the clock.
+Looks = Callable[[int], None]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """Makes a clock that is late after so many looks at it, however fast this machine is."""
+
+    def late_after(count: int) -> None:
+        ticks = itertools.count()
+        monkeypatch.setattr(Clock, "elapsed_s", property(lambda _: 0.0 if next(ticks) < count else 2.0))
+
+    return late_after
+
+
+@pytest.fixture(scope="module")
+def data_parallel() -> Plan:
+    return plan(STEP, CLUSTER, PlanOptions(force="data"))
+
+
+@pytest.fixture(scope="module")
+def unhurried() -> Plan:
+    return plan(STEP, CLUSTER)
+
+
+def test_no_time_at_all_gives_the_plan_that_is_known_at_once(data_parallel: Plan) -> None:
+    found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1e-9))
+    assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
+    assert found.mesh == data_parallel.mesh
+    assert found.cost.lower_bound_s == 0
+    assert "'data parallel'" in found.cost.bound_scope
+    assert "the deadline came before" in found.explain()
+
+
+@pytest.mark.parametrize("count", [20, 500, 2000, 5000])
+def test_whenever_it_ends_the_plan_is_no_worse_than_the_first(
+    looks: Looks, data_parallel: Plan, unhurried: Plan, count: int
+) -> None:
+    looks(count)
+    found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1.0))
+    assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
+    assert found.cost.step_s >= unhurried.cost.lower_bound_s * (1 - 1e-9)
+    assert found.cost.lower_bound_s <= found.cost.step_s
+
+
+def test_it_ends_in_the_middle_of_the_only_mesh(looks: Looks, data_parallel: Plan) -> None:
+    looks(300)
+    reports: list[PlanProgress] = []
+    found = plan(STEP, CLUSTER, PlanOptions(mesh={"data": 8}, deadline_s=1.0), progress=reports.append)
+    assert "rules" in [each.phase for each in reports], "the search of the mesh began"
+    assert "'data parallel'" in found.cost.bound_scope, "and did not end"
+    assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("deadline_s", [None, 60.0])
+def test_the_first_plan_is_told_before_any_mesh_is_searched(deadline_s: float | None, data_parallel: Plan) -> None:
+    reports: list[PlanProgress] = []
+    found = plan(STEP, CLUSTER, PlanOptions(deadline_s=deadline_s), progress=reports.append)
+    told = [each.incumbent_s for each in reports]
+    first = next(n for n, incumbent_s in enumerate(told) if incumbent_s)
+    assert "rules" not in [each.phase for each in reports[:first]]
+    assert told[first] == pytest.approx(data_parallel.cost.step_s)
+    assert told[first:-1] == sorted(told[first:-1], reverse=True), "then only better ones"
+    assert found.cost.step_s < told[first]
+
+
+def test_the_first_plan_fits_the_memory() -> None:
+    wide, profile = lower(mlp(batch=8, width=128, hidden=512)), hardware_profile(CLUSTER.hardware)
+    limit = required_bytes(plan(wide, CLUSTER, PlanOptions(force="fsdp")).memory, profile)
+    found = plan(wide, CLUSTER, PlanOptions(deadline_s=1e-9, memory_budget=limit))
+    assert required_bytes(found.memory, profile) <= limit
+    assert "'fully sharded (ZeRO-3)'" in found.cost.bound_scope
+
+
+def test_without_a_plan_nothing_is_interrupted() -> None:
+    clock = Clock(deadline_s=0.0)
+    clock.check()
+    clock.interrupts = True
+    with pytest.raises(OutOfTimeError):
+        clock.check()
+
+
+def test_what_is_forced_is_searched_to_the_end_however_late_it_is() -> None:
+    found = plan(STEP, CLUSTER, PlanOptions(force="tensor", deadline_s=1e-9))
+    assert found.origin == "forced: tensor"
