@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 import shardwright as sw
 from shardwright.client.places import Rows
 from shardwright.pipelines import PipelinePlan
+from shardwright.proto.v1 import master_pb2
 from tests.planner.pipeline import cases
 from tests.server.raw_client import Server
 from tests.server.test_processes import free_port
@@ -192,6 +194,27 @@ def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages
     assert first.micro_batches == 2
     assert len(measured.tasks) == sum(map(len, step.plan.tasks.stages))
     assert all(task.begin_s <= task.end_s for task in measured.tasks)
+
+
+def test_a_task_that_raises_ends_the_step_on_all_workers_and_is_named(session: sw.Session) -> None:
+    function, args, _ = cases.mlp(optimizer=SGD)
+    step = session.parallelize(function, stages=2, micro_batches=4)
+    expected = float(step(*args)[2])
+    program = step._require_program()
+    request = master_pb2.RunStepsRequest(executable_id=program.executable_id)
+    for source in program.sources:
+        layout = source.entry.layout
+        if layout.view_of is not None and layout.first_device:  # what stage 1 takes of the batch: of another type
+            layout = replace(layout, element_type="s32")
+        request.arguments.append(session.upload(np.zeros(layout.user_shape, layout.dtype), layout))
+    request.outputs.extend(session.new_id() for _ in program.results)
+    started_s = time.monotonic()
+    with pytest.raises(sw.ExecutionError, match=r"takes float32.*not int32") as caught:
+        session.submit(request, "broken", is_followed=True).wait()
+    assert time.monotonic() - started_s < 30, "the first stage waited for what would not come"
+    assert caught.value.where.startswith("stage 1, task ")
+    assert "of micro-batch 0" in caught.value.where
+    assert abs(float(step(*args)[2]) - expected) <= 1e-6
 
 
 def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(tmp_path: Path) -> None:
