@@ -121,35 +121,48 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Between devices of this process: the sender starts the copy."""
+    """Between devices of this process. The copy begins once both sides are there, so that a receiver has no more on
+    its devices than it asked for, however far the sender is ahead."""
 
     def __init__(self, devices: Mapping[int, jax.Device]) -> None:
         self._devices = devices
         self._changed = threading.Condition()
-        self._there: dict[int, jax.Array] = {}
+        self._offered: dict[int, jax.Array] = {}
+        self._posted: dict[int, int] = {}  # number → position of the receiving device
+        self._copied: dict[int, jax.Array] = {}
 
     def send(self, number: int, array: jax.Array, target: int) -> None:
-        copy = jax.device_put(array, self._devices[target])
         with self._changed:
-            self._there[number] = copy
+            if self._posted.pop(number, None) is None:
+                self._offered[number] = array
+                return
+            self._copied[number] = jax.device_put(array, self._devices[target])
             self._changed.notify_all()
 
     def receive(self, number: int, piece: Piece, dtype: Any) -> Arrival:
-        del piece, dtype
+        del dtype
+        with self._changed:
+            array = self._offered.pop(number, None)
+            if array is None:
+                self._posted[number] = piece.target
+            else:
+                self._copied[number] = jax.device_put(array, self._devices[piece.target])
         return _LocalArrival(self, number)
 
     def take(self, number: int, stop: Stop) -> jax.Array:
         since_s = time.monotonic()
         with self._changed:
-            while number not in self._there:
+            while number not in self._copied:
                 stop.check(since_s)
                 self._changed.wait(_STOP_LOOK_S)
-            return self._there.pop(number)
+            return self._copied.pop(number)
 
     def forget(self, sequence: int) -> None:
         with self._changed:
-            for number in [number for number in self._there if number >> (TRANSFER_BITS + PIECE_BITS) == sequence]:
-                del self._there[number]
+            kept: dict[int, Any]
+            for kept in (self._offered, self._posted, self._copied):
+                for number in [number for number in kept if number >> (TRANSFER_BITS + PIECE_BITS) == sequence]:
+                    del kept[number]
 
 
 class _LocalArrival:

@@ -16,7 +16,7 @@ from shardwright.pipelines import (
     PipelineValue,
 )
 from shardwright.planner import plan as search
-from shardwright.plans import MemorySummary, TensorSharding, VariablePlan
+from shardwright.plans import MemorySummary, VariablePlan
 from shardwright.tasks import MICRO_BATCH
 from tests.server import two_stages as step
 
@@ -82,7 +82,6 @@ def _program(each: step.HandPiece, lying: dict[tuple[str, int], Layout], micro_b
         mesh=mesh.sizes, argument_axes=axes(piece.reads), output_axes=axes(piece.writes), rewrites="none"
     )
     made = search(step.lowered(each, micro_batches), Cluster.local(mesh.device_count), options)
-    assert all(isinstance(variable.sharding, TensorSharding) for variable in made.parameters)
     return PipelineProgram(
         name=piece.program, kind=piece.kind, stage=piece.stage, chunk=piece.chunk, reads=piece.reads,
         writes=piece.writes, plan=made,

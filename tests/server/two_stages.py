@@ -6,7 +6,7 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,3 @@ def lowered(each: HandPiece, micro_batches: int) -> str:
     ]
     donated = tuple(each.piece.reads.index(name) for name in each.piece.donates)
     return jax.jit(each.function, keep_unused=True, donate_argnums=donated).lower(*shapes).as_text("hlo")
-
-
-def names_of(pairs: Sequence[tuple[str, int]]) -> list[str]:
-    return [name for name, _ in pairs]
