@@ -12,12 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 
 import shardwright as sw
+from shardwright.report.plan_trace import plan_trace
+from shardwright.report.trace import write_trace
 
 #: Options handed on, by the same names, to `session.parallelize` and `sw.plan`.
 _PLANNING = ("mesh", "force", "memory_budget", "deadline", "stages", "micro_batches", "schedule")
 
 
-def example_parser(description: str | None, presets: Mapping[str, Any], default: str, steps: int) -> Any:
+def example_parser(
+    description: str | None, presets: Mapping[str, Any], default: str, steps: int
+) -> argparse.ArgumentParser:
     """A parser with a preset, an option for each size in it, and what `planning_options` and `show_plan` read."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=presets, default=default, help=f"sizes (default: {default})")
@@ -25,6 +29,12 @@ def example_parser(description: str | None, presets: Mapping[str, Any], default:
     parser.add_argument("--devices", type=int, default=8, help="CPU devices of the embedded server (default: 8)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--explain", action="store_true", help="print the plan at the end")
+    parser.add_argument("--trace", metavar="FILE", help="measure one step; with --plan-only, the predicted one")
+    parser.add_argument(
+        "--checkpoint-dir", metavar="DIR", help="save the state there, as the servers see it; the last 2"
+    )
+    parser.add_argument("--checkpoint-every", type=int, default=50, metavar="N", help="steps (default: 50)")
+    parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint, if there is one")
     parser.add_argument("--annotate", action="store_true", help="pin dimensions, as the script's table says")
 
     sizes = parser.add_argument_group("sizes, instead of the preset's")
@@ -46,6 +56,16 @@ def example_parser(description: str | None, presets: Mapping[str, Any], default:
     plan.add_argument("--micro-batches", type=int, metavar="N", help="parts of a batch (default: search)")
     plan.add_argument("--schedule", help="order of the micro-batches in a pipeline (default: search)")
     return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line; ends the program where it contradicts itself."""
+    arguments = parser.parse_args()
+    if arguments.resume and arguments.checkpoint_dir is None:
+        parser.error("--resume needs --checkpoint-dir")
+    if arguments.plan_only and arguments.cluster is None:
+        parser.error("--plan-only needs --cluster: a cluster file, e.g. cluster_configs/a100_2x8.json, or 8")
+    return arguments
 
 
 def sized(presets: Mapping[str, Any], arguments: argparse.Namespace) -> Any:
@@ -70,8 +90,6 @@ def show_plan(
 
     The step takes what `init(key)` returns, updated in place, and then `batch`, given by types.
     """
-    if arguments.cluster is None:
-        raise SystemExit("--plan-only needs --cluster: a cluster file, e.g. cluster_configs/a100_2x8.json, or 8")
     try:
         cluster = _cluster(arguments.cluster)
         state = jax.eval_shape(init, jax.random.key(0))
@@ -86,6 +104,8 @@ def show_plan(
             )
     except sw.ShardwrightError as error:
         raise SystemExit(str(error)) from None
+    if arguments.trace:
+        write_trace(arguments.trace, plan_trace(plan))
     print(plan.explain())
 
 

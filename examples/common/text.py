@@ -35,9 +35,9 @@ def split(text: bytes, held_out: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
     return values[:cut], values[cut:]
 
 
-def batches(values: np.ndarray, batch: int, context: int, seed: int = 0) -> Iterator[np.ndarray]:
-    """Endless random crops, int32 [batch, context + 1]: inputs and, one further, what to predict."""
+def batches(values: np.ndarray, batch: int, context: int, seed: int = 0) -> Iterator[tuple[np.ndarray]]:
+    """Endless batches of random crops, int32 [batch, context + 1]: inputs and, one further, what to predict."""
     random = np.random.default_rng(seed)
     while True:
         starts = random.integers(0, len(values) - context - 1, batch)
-        yield np.stack([values[start : start + context + 1] for start in starts]).astype(np.int32)
+        yield (np.stack([values[start : start + context + 1] for start in starts]).astype(np.int32),)

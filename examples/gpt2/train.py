@@ -6,7 +6,8 @@
 
 With SERVER_IP and SERVER_PORT set, the step runs on that server; else an embedded
 server with eight CPU devices is started for the run. The model (model.py) is written
-for one device; only the four numbered lines below, and those of checkpoints, know about Shardwright.
+for one device; only the numbered lines below, and the loop in common/training.py, know
+about Shardwright.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 
@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script
 
 import shardwright as sw
 from examples.common.annotated import annotated
-from examples.common.options import example_parser, planning_options, show_plan, sized
-from examples.common.progress import TrainingProgress
+from examples.common.options import example_parser, parsed, planning_options, show_plan, sized
 from examples.common.text import batches, split, standard_library_text
+from examples.common.training import train
 from examples.gpt2.model import PRESETS, batch_types, make_steps
 
 _EVALUATION_BATCHES = 4
@@ -43,14 +43,7 @@ MEGATRON = {
 def main() -> None:
     parser = example_parser(__doc__, PRESETS, default="small", steps=200)
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002")
-    parser.add_argument(
-        "--checkpoint-dir", metavar="DIR", help="save the state here, as the servers see it; the last 2"
-    )
-    parser.add_argument("--checkpoint-every", type=int, default=50, metavar="N", help="steps (default: 50)")
-    parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint, if there is one")
-    arguments = parser.parse_args()
-    if arguments.resume and arguments.checkpoint_dir is None:
-        parser.error("--resume needs --checkpoint-dir")
+    arguments = parsed(parser)
     config = sized(PRESETS, arguments)
     init, train_step, eval_step = make_steps(config, adamw(arguments.learning_rate, arguments.steps))
     if arguments.annotate:
@@ -63,20 +56,12 @@ def main() -> None:
     data = batches(training, config.batch, config.context, arguments.seed)
     with sw.connect(devices=arguments.devices) as session:  # Shardwright 1: a server
         step = session.parallelize(train_step, donate_argnums=(0, 1), **planning_options(arguments))  # 2: was jax.jit
-        with TrainingProgress(arguments.steps, config.batch * config.context, "tokens") as progress:
-            params, opt_state = step.init(init, jax.random.key(arguments.seed))  # 3: born on the servers, sharded
-            done = 0
-            if arguments.resume and (done := max(session.checkpoints(arguments.checkpoint_dir), default=0)):
-                params, opt_state = step.restore(arguments.checkpoint_dir, like=(params, opt_state))
-                progress.go_on_after(done)
-            for number, tokens in enumerate(islice(data, done, arguments.steps), done + 1):
-                params, opt_state, loss = step(params, opt_state, tokens)  # the first call plans and compiles
-                progress.step(loss)
-                if arguments.checkpoint_dir and number % arguments.checkpoint_every == 0:  # written while it trains
-                    step.save((params, opt_state), arguments.checkpoint_dir, step=number, max_to_keep=2)
+        params = train(  # 3: the loop; parameters are born on the servers, sharded
+            session, step, init, data, arguments, examples_per_step=config.batch * config.context, unit="tokens"
+        )
         evaluate = session.parallelize(eval_step)  # 4: another function over the same parameters
         held_out = batches(validation, config.batch, config.context, seed=1)
-        scores = [float(evaluate(params, tokens)) for tokens in islice(held_out, _EVALUATION_BATCHES)]
+        scores = [float(evaluate(params, tokens)) for (tokens,) in islice(held_out, _EVALUATION_BATCHES)]
         print(f"validation loss {np.mean(scores):.3f} nats a byte (guessing: {np.log(config.vocabulary):.3f})")
         if arguments.explain:
             print(f"\n{step.plan.explain()}\n\nWhat XLA made of it\n{step.report}")

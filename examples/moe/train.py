@@ -12,7 +12,6 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 
@@ -20,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script
 
 import shardwright as sw
 from examples.common.annotated import annotated
-from examples.common.options import example_parser, planning_options, show_plan, sized
-from examples.common.progress import TrainingProgress
+from examples.common.options import example_parser, parsed, planning_options, show_plan, sized
 from examples.common.text import batches, split, standard_library_text
+from examples.common.training import train
 from examples.gpt2.model import batch_types
 from examples.moe.model import PRESETS, make_steps
 
@@ -35,7 +34,7 @@ EXPERT_PARALLEL = {"['experts']['up']": {-3: "model"}, "['experts']['down']": {-
 def main() -> None:
     parser = example_parser(__doc__, PRESETS, default="small", steps=200)
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     config = sized(PRESETS, arguments)
     init, train_step, eval_step = make_steps(config, optax.adamw(arguments.learning_rate))
     if arguments.annotate:
@@ -48,14 +47,12 @@ def main() -> None:
     data = batches(training, config.batch, config.context, arguments.seed)
     with sw.connect(devices=arguments.devices) as session:
         step = session.parallelize(train_step, donate_argnums=(0, 1), **planning_options(arguments))
-        with TrainingProgress(arguments.steps, config.batch * config.context, "tokens") as progress:
-            params, opt_state = step.init(init, jax.random.key(arguments.seed))
-            for tokens in islice(data, arguments.steps):
-                params, opt_state, loss = step(params, opt_state, tokens)
-                progress.step(loss)
+        params = train(
+            session, step, init, data, arguments, examples_per_step=config.batch * config.context, unit="tokens"
+        )
         evaluate = session.parallelize(eval_step)
         held_out = batches(validation, config.batch, config.context, seed=1)
-        scores = [float(evaluate(params, tokens)) for tokens in islice(held_out, _EVALUATION_BATCHES)]
+        scores = [float(evaluate(params, tokens)) for (tokens,) in islice(held_out, _EVALUATION_BATCHES)]
         print(f"validation loss {np.mean(scores):.3f} nats a byte (guessing: {np.log(config.vocabulary):.3f})")
         if arguments.explain:
             print(f"\n{step.plan.explain()}\n\nWhat XLA made of it\n{step.report}")

@@ -12,7 +12,6 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 
@@ -21,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script
 import shardwright as sw
 from examples.common.annotated import annotated
 from examples.common.digits import batches, digits
-from examples.common.options import example_parser, planning_options, show_plan, sized
-from examples.common.progress import TrainingProgress
+from examples.common.options import example_parser, parsed, planning_options, show_plan, sized
+from examples.common.training import train
 from examples.wide_resnet.model import PRESETS, batch_types, make_steps
 
 _EVALUATION_BATCHES = 4
@@ -34,7 +33,7 @@ WIDE_CHANNELS = {"['spatial']['kernel']": {-1: "model"}, "['expand']['kernel']":
 def main() -> None:
     parser = example_parser(__doc__, PRESETS, default="small", steps=100)
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: 0.003")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     config = sized(PRESETS, arguments)
     init, train_step, eval_step = make_steps(config, optax.adam(arguments.learning_rate))
     if arguments.annotate:
@@ -48,11 +47,7 @@ def main() -> None:
     data = batches(*training, config.batch, shape, arguments.seed)
     with sw.connect(devices=arguments.devices) as session:
         step = session.parallelize(train_step, donate_argnums=(0, 1), **planning_options(arguments))
-        with TrainingProgress(arguments.steps, config.batch, "images") as progress:
-            params, opt_state = step.init(init, jax.random.key(arguments.seed))
-            for images, labels in islice(data, arguments.steps):
-                params, opt_state, loss = step(params, opt_state, images, labels)
-                progress.step(loss)
+        params = train(session, step, init, data, arguments, examples_per_step=config.batch, unit="images")
         evaluate = session.parallelize(eval_step)
         held_out = batches(*validation, config.batch, shape, seed=1)
         scores = [float(evaluate(params, *batch)) for batch in islice(held_out, _EVALUATION_BATCHES)]

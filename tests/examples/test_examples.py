@@ -56,7 +56,7 @@ def losses_on_one_device(model: Any, optimizer: optax.GradientTransformation, da
 
 def texts() -> Iterator[Any]:
     training, _ = text.split(text.standard_library_text())
-    return ((tokens,) for tokens in text.batches(training, 16, 32))
+    return text.batches(training, 16, 32)
 
 
 def images() -> Iterator[Any]:
@@ -68,15 +68,16 @@ def images() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("example", "model", "optimizer", "data", "options"),
     [
-        ("gpt2", gpt2, adamw(1e-2, STEPS), texts, "--explain"),
+        ("gpt2", gpt2, adamw(1e-2, STEPS), texts, "--explain --trace {}/trace.json"),
         ("moe", moe, optax.adamw(1e-2), texts, "--devices 4 --mesh 2x2 --annotate"),
         ("wide_resnet", wide_resnet, optax.adam(1e-2), images, "--devices 2 --mesh 2"),
     ],
     ids=["gpt2", "moe", "wide_resnet"],
 )
 def test_a_tiny_model_trains_as_on_one_device(
-    example: str, model: Any, optimizer: optax.GradientTransformation, data: Any, options: str
+    example: str, model: Any, optimizer: optax.GradientTransformation, data: Any, options: str, tmp_path: Path
 ) -> None:
+    options = options.format(tmp_path)
     output = output_of(f"{example}/train.py", f"--preset tiny --steps {STEPS} --learning-rate 1e-2 {options}")
     expected = losses_on_one_device(model, optimizer, data())
     assert expected[-1] < 0.99 * expected[0]
@@ -84,6 +85,7 @@ def test_a_tiny_model_trains_as_on_one_device(
     if "--explain" in options:
         assert "memory per device" in output
         assert "8 devices" in output
+        assert "measured" in (tmp_path / "trace.json").read_text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,50 @@
+"""The training loop that the larger examples share: state on the servers, progress, checkpoints, a trace."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import jax
+
+import shardwright as sw
+from examples.common.progress import TrainingProgress
+
+#: The step that `--trace` measures: the first ones wait for what is made on the way.
+_TRACED_STEP = 3
+
+
+def train(
+    session: sw.Session,
+    step: Any,
+    init: Callable[[jax.Array], tuple[Any, Any]],
+    data: Iterator[tuple[Any, ...]],
+    arguments: argparse.Namespace,
+    *,
+    examples_per_step: int,
+    unit: str,
+) -> Any:
+    """Runs `params, opt_state, loss = step(params, opt_state, *batch)` up to `--steps`; returns the parameters.
+
+    `--checkpoint-dir` and `--resume` save the state, and go on from it: on other devices or by another plan as well.
+    """
+    folder, traced = arguments.checkpoint_dir, arguments.trace
+    with TrainingProgress(arguments.steps, examples_per_step, unit) as progress:
+        params, opt_state = step.init(init, jax.random.key(arguments.seed))  # born on the servers, sharded
+        done = max(session.checkpoints(folder), default=0) if arguments.resume else 0
+        if done:
+            params, opt_state = step.restore(folder, like=(params, opt_state))  # then they are never made
+            progress.go_on_after(done)
+        for number, batch in enumerate(islice(data, done, arguments.steps), done + 1):
+            if traced and number == min(done + _TRACED_STEP, arguments.steps):
+                params, opt_state, loss = step.trace(traced, params, opt_state, *batch)
+            else:
+                params, opt_state, loss = step(params, opt_state, *batch)  # the first call plans and compiles
+            progress.step(loss)
+            if folder and number % arguments.checkpoint_every == 0:
+                step.save((params, opt_state), folder, step=number, max_to_keep=2)  # written while it trains
+    if traced and arguments.steps > done:
+        print(f"trace of a step: {traced}, for ui.perfetto.dev")
+    return params
