@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from shardwright.cost import reshard
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.causes import Causes
-from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Leaf, Node
+from shardwright.planner.causes import Causes, is_backward
+from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node
 from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.scopes import span, telling_depth
+from shardwright.planner.segments import CHOOSERS
 from shardwright.planner.strategies import Border, Strategy, local_results
 from shardwright.plans import (
     InstructionPlan,
@@ -358,12 +360,14 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
     """The segments in order, each with the values that it hands to others."""
     crossing = decisions.graph.layout.crossing
     flow = decisions.graph.flow
+    products = [_forward_products(flow, instance.nodes) for instance in chain.instances]
+    depth = telling_depth(product for each in products for product in each)
     found = []
     for number, instance in enumerate(chain.instances):
         handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
         found.append(
             SegmentPlan(
-                name=segment_name(decisions, number),
+                name=segment_name(decisions, number, span(products[number], depth)),
                 kind=instance.kind,
                 instructions=len(instance.nodes),
                 boundary=tuple((flow.nodes[leaf[0]].instruction.name, decisions.result(leaf)) for leaf in handed),
@@ -372,11 +376,18 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
     return tuple(found)
 
 
-def segment_name(decisions: Decisions, number: int) -> str:
-    """`segment 2, to model.py:93`: the line of the critical node that ends it."""
+def segment_name(decisions: Decisions, number: int, scopes: str = "") -> str:
+    """`segment 2, block_1, to model.py:93`: the user's scopes in it, and the line of the critical node that ends it."""
     flow, cuts = decisions.graph.flow, decisions.graph.layout.segments.cuts
     line = flow.module.source(flow.nodes[cuts[number]].instruction) if number < len(cuts) else None
-    return f"segment {number}, to {PurePath(line.file).name}:{line.line}" if line else f"segment {number}"
+    parts = (f"segment {number}", scopes, f"to {PurePath(line.file).name}:{line.line}" if line else "")
+    return ", ".join(filter(None, parts))
+
+
+def _forward_products(flow: Dataflow, nodes: Sequence[int]) -> list[Instruction]:
+    """Products, lookups and the like of the forward pass: what a part of a model is known by."""
+    instructions = (flow.nodes[index].instruction for index in nodes if not flow.nodes[index].is_value)
+    return [each for each in instructions if each.opcode in CHOOSERS and not is_backward(each.op_name)]
 
 
 # ---- variables -------------------------------------------------------------------

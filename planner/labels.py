@@ -18,6 +18,7 @@ from typing import Any
 from shardwright.hlo import Attribute, Instruction, Module, parse
 from shardwright.planner.causes import is_backward
 from shardwright.planner.inlining import naming
+from shardwright.planner.scopes import scopes_of
 from shardwright.plans import InstructionPlan, Plan
 
 _WORD = re.compile(r"[\w.\-]+")
@@ -108,7 +109,8 @@ def _place(module: Module, instruction: Instruction) -> Place:
 class Relabelling:
     """Says plans of one program in the names of an equal one.
 
-    Raises CannotRelabelError where the programs are not of one size, or one has source lines and the other has not.
+    Raises CannotRelabelError where the programs are not of one size, or one has source lines and the other has not,
+    or they have other scopes.
     """
 
     def __init__(self, old: Labels, new: Labels) -> None:
@@ -125,6 +127,8 @@ class Relabelling:
             here, there = old.places[before], new.places[after]
             if bool(here.line) != bool(there.line) or is_backward(here.op_name) != is_backward(there.op_name):
                 raise CannotRelabelError("one of the programs says less of where it comes from")
+            if here.op_name != there.op_name and scopes_of(here.op_name) != scopes_of(there.op_name):
+                raise CannotRelabelError("segments are called by scopes, and which are in one is not known here")
             self._places.setdefault(here.metadata, set()).add(there)
             self._vanished |= _lost_words(here.op_name, there.op_name)
             called.setdefault(here.line, set()).add(there.line)

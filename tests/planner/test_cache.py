@@ -154,7 +154,7 @@ RELABELLED = {
     "module": TEXT.replace("HloModule jit_step", "HloModule jit_train", 1),
     "argument": text_of(up="first"),
     "instructions": re.sub(r"\b(add|dot_general|tanh|multiply)\.(\d+)", r"\1.\g<2>77", TEXT),
-    "scope": TEXT.replace("jvp()", "jvp(model)"),
+    "function": TEXT.replace("jit(step)/", "jit(train)/"),
 }
 
 
@@ -169,6 +169,14 @@ def test_answers_come_in_the_words_of_who_asks(name: str, searches: list[str]) -
     expected = plan(text, CLUSTER)
     assert same_but_for_time(answer, expected)
     check_plan(parse(answer.require_hlo()), answer)
+
+
+def test_other_scopes_are_planned_anew_for_segments_are_called_by_them(searches: list[str]) -> None:
+    text, store = TEXT.replace("jvp()", "jvp(model)"), MemoryStore()
+    cached_plan(TEXT, CLUSTER, store=store)
+    answer = cached_plan(text, CLUSTER, store=store)
+    assert len(searches) == 2
+    assert answer.segments[0].name.startswith("segment 0, model")
 
 
 def test_a_program_without_source_lines_is_searched_for_its_own_words(searches: list[str]) -> None:
