@@ -97,9 +97,14 @@ plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples f
 	@mkdir -p build && $(BIN)/python -m benchmarks.plan_published --json build/plan-published.json
 
 .PHONY: bench-runtime
-bench-runtime: $(VENV)/.stamp-dev ## What the task runner adds to a step; simulated steps of pipelines against measured ones (5 minutes); JSON in build/.
+bench-runtime: $(VENV)/.stamp-dev ## What the task runner adds to a step; simulated steps of pipelines against measured ones (10 minutes); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.overhead --json build/overhead.json
 	@$(BIN)/python -m benchmarks.runtime.prediction --json build/prediction.json
+	@$(BIN)/python -m benchmarks.runtime.prediction --workers 2 --skip-computing --json build/prediction-2.json
+
+.PHONY: rank-pipelines
+rank-pipelines: $(VENV)/.stamp-dev ## Rank plans of a small GPT-2 by prediction and by the clock (20 minutes); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.ranking --json build/ranking.json
 
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
