@@ -61,6 +61,9 @@ MOST_REFINED, MOST_SIMULATED = 2, 3
 #: one before, the first a part of what the fastest plan's bytes cost at its own time.
 MOST_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
 
+#: Part of a device's memory that a cut may fill: programs take up to a sixth more than was counted for them.
+FILLED = 0.85
+
 #: Axes of a stage's mesh.
 STAGE_MESH_AXES = 2
 
@@ -357,7 +360,7 @@ class _Search:
         graph, parts = contracted(self._graphs[key], groups.stages * chunks, micro_batches)
         held = held_in(schedule, groups.stages, chunks, micro_batches)
         places = tuple(
-            Place(kind=groups.kind(stage), memory_bytes=self._limit_bytes, in_flight=held[stage])
+            Place(kind=groups.kind(stage), memory_bytes=FILLED * self._limit_bytes, in_flight=held[stage])
             for stage in range(groups.stages)
         )
         found = cut(

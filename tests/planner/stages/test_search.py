@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +15,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
-from shardwright.pipelines import PipelinePlan
-from shardwright.planner.planning import plan_step
+from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.groups import device_groups, groupings
@@ -41,10 +44,15 @@ def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
 def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
     made = {"remat": lambda: dense(2, remat=True), "scanned": scanned, "branches": branches}[name]()
     options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
-    plan = plan_step(lower(made), Cluster.local(4), options)
-    assert isinstance(plan, PipelinePlan)
+    text, cluster = lower(made), Cluster.local(4)
+    found = searched_pipeline(text, cluster, options)
+    plan = pipeline_of(text, cluster, options, found)
     assert len(plan.stages) == 2
     assert_follows_jax(made, plan, steps=2)
+    # What was counted before there were programs.
+    assert found.step_s == pytest.approx(plan.step_s, rel=0.25)
+    for counted, stage in zip(found.memory_bytes, plan.stages, strict=True):
+        assert counted == pytest.approx(stage.memory.peak_bytes, rel=0.35)
 
 
 def test_scanned_layers_are_cut_by_rows() -> None:
@@ -56,6 +64,29 @@ def test_scanned_layers_are_cut_by_rows() -> None:
     assert len(rows) == 3
     assert ends[-1] == 6
     assert found.imbalance < 0.5
+
+
+def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
+    (tmp_path / "step.hlo").write_text(lower(dense(2, tied=True)))
+    script = (
+        "import sys; from shardwright.config import PlanOptions; from shardwright.cluster import Cluster\n"
+        "from shardwright.planner.pipeline.chosen import searched_pipeline\n"
+        "options = PlanOptions(stages=2, micro_batches=4)\n"
+        "found = searched_pipeline(open(sys.argv[1]).read(), Cluster.local(4), options)\n"
+        "print(sorted(found.chunk_of.items()), found.step_s, found.memory_bytes, found.candidates)"
+    )
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "step.hlo")],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(answers) == 1
 
 
 # ---- what is chosen ----------------------------------------------------------------
