@@ -136,14 +136,14 @@ def _candidates(plan: PipelinePlan) -> list[RenderableType]:
 
 
 def _candidate(candidate: PipelineCandidate) -> tuple[RenderableType, ...]:
-    is_priced = candidate.step_s is not None
+    is_simulated = candidate.step_s is not None and candidate.bubble_fraction > 0
     return (
         Text(str(candidate.stages)),
         Wrapped(str(candidate.mesh)),
         Text(str(candidate.micro_batches)),
         Text(candidate.schedule),
         Text(format_seconds(candidate.step_s) if candidate.step_s is not None else "left out"),
-        Text(f"{candidate.bubble_fraction:.0%}".replace("%", " %") if is_priced else ""),
+        Text(f"{candidate.bubble_fraction:.0%}".replace("%", " %") if is_simulated else ""),
         Wrapped(candidate.note),
     )
 
