@@ -1,17 +1,22 @@
-"""Where memory binds: the program computes some values again, if that makes a faster plan that fits, or any at all.
+"""Where memory binds: values are computed again, the batch goes through in parts, or both.
 
 The search plans the program as it is first. Where the fastest plan is over the budget, the choices that `recompute`
-offers form a ladder of less memory for more time. A bisection finds the first rung whose fastest plan fits as it is:
-higher ones only take longer. From there it goes down, each rung fitted by a price of memory (`fitting`), as long
-as that gives a faster plan; the bound that comes with every price ends that soon where it does not.
+offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a
+table. For each number of micro-batches a bisection finds the first rung whose fastest plan fits as it is; higher
+ones only take longer. Others are fitted by a price of memory (`fitting`), those first that promise most; the bound
+that comes with every price ends that soon where it leads to nothing faster. Entries that promise little are left out,
+so that another one could still be faster: the plan's bound is of its own entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.recompute import Recomputation, recomputations
+from shardwright.plans import Candidate
 
 if TYPE_CHECKING:
     from shardwright.planner.search import Outcome, Search
@@ -19,56 +24,153 @@ if TYPE_CHECKING:
 #: Part of the step time that a choice must save over one tried before it.
 LEAST_GAIN = 1e-3
 
+#: Most micro-batches that are tried unless more are asked for.
+MOST_MICRO_BATCHES = 16
+
+#: Entries that are fitted by a price of memory, at most. What one promises: its fastest plan's time, times the ratio of
+#: what that needs to the budget to this power.
+MOST_PRICED = 3
+PER_EXCESS = 0.5
+
+#: The rung of the ladder on which nothing is computed again.
+NOTHING = -1
+
 
 def relieved(outcome: Outcome) -> Outcome:
-    """`outcome` with the fastest plan that fits, or that of the program computing values again, where it is faster
-    under the budget."""
+    """`outcome` with the fastest plan that fits, or that of the program computing otherwise, where that is faster under
+    the budget."""
     search = outcome.search
-    remat = search.options.remat
-    if remat == "none" or (remat == "auto" and search.fit(outcome, at_once=True)):
-        search.fit(outcome)
-        return outcome
+    options = search.options
+    if options.remat != "full":
+        if search.fit(outcome, at_once=True):
+            return outcome
+        if options.remat == "none" and options.micro_batches is not None:
+            search.fit(outcome)
+            return outcome
+    ladder = _ladder(outcome) if options.remat != "none" else []
+    if options.remat == "full":
+        made = search.variant(ladder[-1], search.program.micro_batches) if ladder else outcome
+        made.search.fit(made)
+        return made
+    return _Table(search, ladder, {(search.program.micro_batches, NOTHING): outcome}).best()
+
+
+def _ladder(outcome: Outcome) -> list[Recomputation]:
+    """What may be computed again, by the fastest plan of the whole batch, memory aside."""
+    search = outcome.search
+    if search.program.micro_batches > 1:
+        outcome = search.variant(None, 1)
+        search = outcome.search
     fastest = min(outcome.tried, key=lambda each: each.step_s)
     plan = search.found(fastest.chain, fastest.solved, fastest.notes)
-    ladder = recomputations(plan.decisions, fastest.chain, plan.cost.step_s, plan.memory.peak_bytes)
-    if remat == "full" and ladder:
-        outcome = _computing_again(search, ladder[-1])
-    if remat == "full" or not ladder:
-        outcome.search.fit(outcome)
-        return outcome
-    return _best_rung(outcome, ladder)
+    return recomputations(plan.decisions, fastest.chain, plan.cost.step_s, plan.memory.peak_bytes)
 
 
-def _best_rung(outcome: Outcome, ladder: Sequence[Recomputation]) -> Outcome:
-    """The fastest of the outcomes that fit, or the one that needs least."""
-    search = outcome.search
-    tried = {-1: outcome}
+@dataclass(slots=True, eq=False)
+class _Table:
+    """Outcomes by number of micro-batches and rung, made when asked for."""
 
-    def at(rung: int) -> Outcome:
-        if rung not in tried:
-            tried[rung] = _computing_again(search, ladder[rung])
-        return tried[rung]
+    search: Search
+    ladder: Sequence[Recomputation]
+    tried: dict[tuple[int, int], Outcome]
+    found: Outcome | None = None
 
-    low, high = 0, len(ladder)  # the first rung whose fastest plan fits as it is
-    while low < high and not search.is_late():
-        middle = (low + high) // 2
-        if at(middle).search.fit(at(middle), at_once=True):
-            high = middle
-        else:
-            low = middle + 1
-    best = at(min(low, len(ladder) - 1))
-    if best.found is None and not best.search.fit(best):
+    def best(self) -> Outcome:
+        """The fastest of the outcomes that fit, or the one that needs least."""
+        for number in self._numbers():
+            if self._fits(number, NOTHING, at_once=True):  # more micro-batches need not even less
+                break
+            self._bisect(number)
+        self._price()
+        best = self.found or self._least()
+        best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
-    for rung in reversed(range(-1, min(low, len(ladder) - 1))):  # less computed again, and memory at a price instead
-        below_s = best.step_s * (1 - LEAST_GAIN)
-        if search.is_late() or not at(rung).search.fit(at(rung), below_s=below_s):
-            break
-        best = at(rung)
-    best.others = [candidate for each in tried.values() if each is not best for candidate in each.summary()]
-    return best
+
+    def _numbers(self) -> Iterator[int]:
+        """Numbers of micro-batches, as long as the step splits into as many and may be faster than what fits."""
+        number = self.search.program.micro_batches
+        yield number
+        while self.search.options.micro_batches is None and number < MOST_MICRO_BATCHES and not self.search.is_late():
+            number *= 2
+            try:
+                self.tried[number, NOTHING] = self.search.variant(None, number)
+            except (PlanError, AnnotationError) as error:
+                self.search.flow.notes.append(f"not in {number} micro-batches: {error.message}")
+                return
+            if self._is_too_slow(number, NOTHING):
+                return
+            yield number
+
+    def _at(self, number: int, rung: int) -> Outcome:
+        if (number, rung) not in self.tried:
+            self.tried[number, rung] = self.search.variant(self.ladder[rung], number)
+        return self.tried[number, rung]
+
+    def _fastest_s(self, number: int, rung: int) -> float:
+        """What a plan takes at least, memory aside: what is computed again adds to what the program takes without."""
+        known = self.tried.get((number, rung))
+        if known is not None:
+            return min(each.step_s for each in known.tried)
+        return self._fastest_s(number, NOTHING) + self.ladder[rung].seconds
+
+    def _is_too_slow(self, number: int, rung: int) -> bool:
+        return self._fastest_s(number, rung) >= self._below_s()
+
+    def _below_s(self) -> float:
+        return self.found.step_s * (1 - LEAST_GAIN) if self.found else float("inf")
+
+    def _fits(self, number: int, rung: int, *, at_once: bool) -> bool:
+        """Whether something there fits, and is faster than what is known: then it is what is known."""
+        outcome = self._at(number, rung)
+        if not outcome.search.fit(outcome, at_once=at_once, below_s=self._below_s()):
+            return False
+        self.found = outcome
+        return True
+
+    def _bisect(self, number: int) -> None:
+        """Find the first rung whose fastest plan fits as it is, as far as that can be faster than what is known."""
+        low, high = 0, len(self.ladder)
+        while low < high and not self.search.is_late():
+            middle = (low + high) // 2
+            fits = not self._is_too_slow(number, middle) and self._fits(number, middle, at_once=True)
+            if fits or self._is_too_slow(number, middle):  # as may only be known once it was planned
+                high = middle
+            else:
+                low = middle + 1
+
+    def _price(self) -> None:
+        """Fit what does not fit as it is by a price of memory, the most promising first."""
+        promised = sorted((self._promise_s(outcome), key) for key, outcome in self.tried.items() if not outcome.found)
+        for attempt, (promise_s, key) in enumerate(promised):
+            if attempt == MOST_PRICED or promise_s >= self._below_s() or self.search.is_late():
+                break
+            self._fits(*key, at_once=False)
+        if self.found is None and not self.search.is_late():  # with the most that was tried to save memory
+            self._fits(max(number for number, _ in self.tried), len(self.ladder) - 1, at_once=False)
+
+    def _promise_s(self, outcome: Outcome) -> float:
+        search, fastest = outcome.search, min(outcome.tried, key=lambda each: each.step_s)
+        needed = search.needed_bytes(search.found(fastest.chain, fastest.solved, fastest.notes))
+        return fastest.step_s * float(max(1.0, needed / search.limit_bytes) ** PER_EXCESS)
+
+    def _least(self) -> Outcome:
+        """The last outcome that is refused, with the most that was tried to save memory."""
+        refused = [outcome for outcome in self.tried.values() if outcome.refusal is not None]
+        if not refused:  # the deadline has passed
+            refused = [next(iter(self.tried.values()))]
+            refused[0].search.fit(refused[0])
+        return refused[-1]
 
 
-def _computing_again(search: Search, choice: Recomputation) -> Outcome:
-    """What the search makes of the program with a choice of values computed again."""
-    search.report("rematerialize", f"{len(choice.instructions)} values, {choice.saved_bytes / 2**20:.0f} MiB")
-    return search.of(search.program.computing(choice, search.program.micro_batches), choice).outcome()
+def _summary(outcome: Outcome) -> Iterator[Candidate]:
+    """What came out, as something else was chosen."""
+    search, name = outcome.search, "search"
+    again = len(search.recomputation.instructions) if search.recomputation else 0
+    note = f"{again} values computed again" if again else "nothing computed again"
+    if search.program.micro_batches > 1:
+        note += f", {search.program.micro_batches} micro-batches"
+    if outcome.found is not None:
+        yield Candidate(mesh=outcome.found.mesh, step_s=outcome.found.cost.step_s, name=name, note=note)
+    elif outcome.refusal is not None:
+        mesh = next(iter(outcome.refusals))
+        yield Candidate(mesh=mesh, step_s=None, name=name, note=f"{note}: {outcome.refusal.message}")

@@ -136,11 +136,14 @@ class Search:
             self.clock.interrupts = True
             self.report("search", str(found.mesh))
 
-    def of(self, program: Program, recomputation: Recomputation) -> Search:
-        """The same call, for the program computing some values again."""
+    def variant(self, again: Recomputation | None, micro_batches: int) -> Outcome:
+        """What the search gives for the same program computing otherwise. Raises MicroBatchError besides what
+        `outcome` raises."""
+        self.report("rewrite", f"{len(again.instructions) if again else 0} again, {micro_batches} micro-batches")
         made = copy(self)
-        made.program, made.flow, made.recomputation = program, program.flow, recomputation
-        return made
+        made.program = self.program.computing(again, micro_batches)
+        made.flow, made.recomputation = made.program.flow, again
+        return made.outcome()
 
     def outcome(self) -> Outcome:
         """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
@@ -466,6 +469,7 @@ class Search:
         """What the bound is of: no plan within this scope is cheaper, by this cost model."""
         forced_by = f" that {origin(self.options).removeprefix('forced: ')} leaves" if self.options.force else ""
         again = f"these {len(self.recomputation.instructions)} values computed again, " if self.recomputation else ""
+        again += f"{self.program.micro_batches} micro-batches, " if self.program.micro_batches > 1 else ""
         return (
             f"on mesh {chain.graph.prices.mesh}, {again}one factor or none per axis and instruction{forced_by}, "
             f"{len(self.flow.nodes)} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums "
@@ -490,6 +494,7 @@ class Search:
             candidates=candidates,
             segments=segment_plans(decisions, found.chain),
             recomputed=self.recomputation.segments if self.recomputation else (),
+            micro_batches=program.micro_batches,
             notes=(*found.notes, *_replicated_notes(found.instructions)),
             hlo_text=program.text,
         )
@@ -510,16 +515,6 @@ class Outcome:
     found: Found | None = None
     refusal: MemoryBudgetError | None = None
     others: list[Candidate] = field(default_factory=list)
-
-    def summary(self) -> Iterator[Candidate]:
-        """The plan that fits, as something else was chosen; or that none does."""
-        what = self.search.recomputation
-        note = f"computes {len(what.instructions)} values again" if what else "computes nothing again"
-        if self.found is not None:
-            yield Candidate(mesh=self.found.mesh, step_s=self.found.cost.step_s, name="search", note=note)
-        elif self.refusal is not None:
-            mesh = next(iter(self.refusals))
-            yield Candidate(mesh=mesh, step_s=None, name="search", note=f"{note}: {self.refusal.message}")
 
     @property
     def step_s(self) -> float:
