@@ -1,42 +1,68 @@
 """How values lie on the devices of one stage: read from the plan of the whole step on the stage's mesh.
 
-That plan, of the step with its micro-batches in a loop (`microbatch.accumulated`), chose a layout for every
-instruction with the whole step in view. The programs of a pipeline hold the same instructions under the same names,
-so each lies as it does there; what the loop carries (arguments as micro-batches use them, sums) lies as it is
-carried.
+That plan, of the step with its micro-batches in a loop (`microbatch.accumulated`), chose a layout for every instruction
+with the whole step in view. The programs of a pipeline hold the same instructions under the same names, so each lies as
+it does there; what the loop carries (arguments as micro-batches use them, sums) lies as it is carried.
+
+The whole step may have been planned before its loops over layers were split at the stages' borders. What was made for
+some of the layers (`while.3.rows0_12`) then lies as what it is a part of (`while.3`), as far as its fewer rows divide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.hlo import ArrayShape, Instruction, Module, TupleShape
+from shardwright.planner.legality import rule_problems
 from shardwright.planner.microbatch import Shared, StepSplit
-from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, ValueSharding
+from shardwright.planner.verify import CALLING
+from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding, VariablePlan
+
+#: What `rewrites.split_loops` adds to the names of what it makes for some of the layers.
+_OF_ROWS = re.compile(r"\.rows\d+_\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WholeStep:
+    """A plan of the whole step on the mesh of a stage.
+
+    module: the step as a loop over micro-batches, which the entries are of. split: what it was made from.
+    arguments / outputs: for each flat argument and output of the pipelined program, which one of this it is (rows of).
+    """
+
+    mesh: Mesh
+    instructions: Sequence[InstructionPlan]
+    parameters: Sequence[VariablePlan]
+    outputs: Sequence[VariablePlan]
+    module: Module
+    split: StepSplit
+    argument_numbers: Sequence[int]
+    output_numbers: Sequence[int]
 
 
 class StageLayouts:
-    """The layouts of one stage. plan: of `module`, the whole step as a loop over micro-batches, on the stage's mesh."""
+    """The layouts of one stage. split: of the program that is pipelined."""
 
-    def __init__(self, plan: Plan, module: Module, split: StepSplit) -> None:
-        self.plan = plan
-        self.mesh: Mesh = plan.mesh
-        self._split = split
-        self._module = module
+    def __init__(self, whole: WholeStep, split: StepSplit) -> None:
+        self.mesh = whole.mesh
+        self._whole = whole
+        parameters = sorted(split.module.entry.parameters, key=lambda parameter: parameter.index)
+        self._argument_shapes = [leaf for parameter in parameters for leaf in parameter.shape.leaves]
+        self._output_shapes = split.module.entry.root.shape.leaves
 
     @cached_property
     def _entries(self) -> Mapping[str, InstructionPlan]:
-        return {entry.name: entry for entry in self.plan.instructions}
+        return {entry.name: entry for entry in self._whole.instructions}
 
     @cached_property
-    def _loop(self) -> tuple[Mapping[int, TensorSharding], Mapping[Shared, TensorSharding]]:
+    def _loop(self) -> tuple[Mapping[int, TensorSharding], Mapping[tuple[str, int], TensorSharding]]:
         """How the loop over micro-batches carries arguments, by number, and what is shared with the once part."""
-        shared = self._split.shared
-        entry = self._module.entry
-        loops = [i for i in entry if i.opcode == "while" and len(i.shape.leaves) > len(shared)]
-        if self._module is self._split.module or not loops:
+        shared, module = self._whole.split.shared, self._whole.module
+        loops = [i for i in module.entry if i.opcode == "while" and len(i.shape.leaves) > len(shared)]
+        if module is self._whole.split.module or not loops:
             return {}, {}
         loop = loops[0]
         lies = self._entries[loop.name].result
@@ -45,7 +71,8 @@ class StageLayouts:
             for position, value in enumerate(loop.operands[0].operands)
             if value.opcode == "parameter"
         }
-        return carried, dict(zip(shared, lies[len(lies) - len(shared) :], strict=True))
+        keys = [(each.name, each.leaf) for each in shared]
+        return carried, dict(zip(keys, lies[len(lies) - len(shared) :], strict=True))
 
     # ---- instructions ------------------------------------------------------
     def entry(self, instruction: Instruction, computation: str) -> InstructionPlan:
@@ -56,6 +83,11 @@ class StageLayouts:
         found = self._entries.get(instruction.name)
         if found is not None and _fits(found, instruction):
             return replace(found, computation=computation)
+        found = self._entries.get(_OF_ROWS.sub("", instruction.name))
+        if found is not None and _fits(found, instruction):
+            entry = self._refitted(replace(found, name=instruction.name, computation=computation), instruction)
+            if entry.opcode in CALLING or not rule_problems(instruction, entry, self.mesh):
+                return entry
         return InstructionPlan(
             computation=computation,
             name=instruction.name,
@@ -63,6 +95,20 @@ class StageLayouts:
             operands=tuple(_whole(operand) for operand in instruction.operands),
             result=_whole(instruction),
         )
+
+    def _refitted(self, entry: InstructionPlan, instruction: Instruction) -> InstructionPlan:
+        """The entry, with splits that its arrays are too small for moved to other dimensions."""
+        operands = tuple(
+            self._fitted(lies, operand.shape.leaves)
+            for lies, operand in zip(entry.operands, instruction.operands, strict=True)
+        )
+        result = self._fitted(entry.result, instruction.shape.leaves)
+        if operands == entry.operands and result == entry.result:
+            return entry
+        return replace(entry, operands=operands, result=result, shared=())
+
+    def _fitted(self, value: ValueSharding, leaves: Sequence[ArrayShape]) -> ValueSharding:
+        return tuple(fitting(lies, leaf, self.mesh) for lies, leaf in zip(value, leaves, strict=True))
 
     def made(self, value: Instruction) -> TensorSharding:
         """How an array lies where it is made; it may be a partial sum."""
@@ -84,20 +130,63 @@ class StageLayouts:
     # ---- arguments and totals ----------------------------------------------
     def argument(self, number: int) -> TensorSharding:
         """How an argument is stored between steps."""
-        return self.plan.parameters[number].sharding
+        return _of_rows(self._parameter(number), self._argument_shapes[number], self.mesh)
 
     def used_argument(self, number: int) -> TensorSharding:
         """How an argument lies for the micro-batches."""
         carried, _ = self._loop
-        return TensorSharding(carried.get(number, self.argument(number)).dims)
+        lies = carried.get(self._whole.argument_numbers[number])
+        if lies is None:
+            return self.argument(number)
+        variable = replace(self._parameter(number), sharding=TensorSharding(lies.dims))
+        return _of_rows(variable, self._argument_shapes[number], self.mesh)
+
+    def _parameter(self, number: int) -> VariablePlan:
+        return self._whole.parameters[self._whole.argument_numbers[number]]
 
     def total(self, shared: Shared, term: Instruction) -> TensorSharding:
         """How the sum of a term over the micro-batches lies while they add to it."""
         _, totals = self._loop
-        return totals[shared] if shared in totals else self.made(term)
+        (leaf,) = term.shape.leaves
+        exact = totals.get((shared.name, shared.leaf))
+        if exact is not None:
+            return exact
+        lies = totals.get((_OF_ROWS.sub("", shared.name), shared.leaf))
+        return fitting(lies, leaf, self.mesh) if lies is not None and len(lies.dims) == leaf.rank else self.made(term)
 
     def output(self, number: int) -> TensorSharding:
-        return self.plan.outputs[number].sharding
+        """How an output is stored between steps."""
+        variable = self._whole.outputs[self._whole.output_numbers[number]]
+        return _of_rows(variable, self._output_shapes[number], self.mesh)
+
+
+def _of_rows(variable: VariablePlan, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
+    """How some rows of a variable lie, or all of it; a batch argument has a dimension for micro-batches besides."""
+    lies = variable.sharding
+    if variable.shape == shape.dimensions or len(lies.dims) != shape.rank:
+        return lies
+    return fitting(lies, shape, mesh)
+
+
+def fitting(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
+    """The sharding, or a like one where it does not divide the shape: axes that are too many for a dimension split the
+    largest other one that they divide, or nothing."""
+    if all(size % mesh.size(axes) == 0 for size, axes in zip(shape.dimensions, lies.dims, strict=True)):
+        return lies
+    kept: list[tuple[str, ...]] = []
+    homeless: list[str] = []
+    for size, axes in zip(shape.dimensions, lies.dims, strict=True):
+        fits = size % mesh.size(axes) == 0
+        kept.append(axes if fits else ())
+        homeless += () if fits else axes
+    order = list(mesh.sizes)
+    for axis in homeless:
+        for dim in sorted(range(shape.rank), key=lambda dim: -shape.dimensions[dim]):
+            wanted = tuple(sorted((*kept[dim], axis), key=order.index))
+            if shape.dimensions[dim] % mesh.size(wanted) == 0:
+                kept[dim] = wanted
+                break
+    return TensorSharding(tuple(kept), lies.unreduced)
 
 
 def replicated(shape: ArrayShape) -> TensorSharding:

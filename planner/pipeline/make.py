@@ -31,13 +31,13 @@ from shardwright.planner.pipeline.check import check_pipeline
 from shardwright.planner.pipeline.chunks import chunk_programs, split_programs, start_programs, totals_of
 from shardwright.planner.pipeline.delay import delayed
 from shardwright.planner.pipeline.homes import homes_of
-from shardwright.planner.pipeline.layouts import StageLayouts
+from shardwright.planner.pipeline.layouts import StageLayouts, WholeStep
 from shardwright.planner.pipeline.pricing import Pricing
 from shardwright.planner.pipeline.step import Step
 from shardwright.planner.pipeline.tails import Parts, summed_once
 from shardwright.planner.pipeline.values import device_bytes, task_piece, task_values, values_of
 from shardwright.planner.search import plan as plan_step
-from shardwright.plans import MemorySummary, Mesh, Plan
+from shardwright.plans import MemorySummary, Mesh
 from shardwright.tasks import (
     Schedule,
     StepPieces,
@@ -67,7 +67,7 @@ class Choice:
     module: the program that is cut, rewritten already. groups: one per stage. chunks: of each stage; chunk c is on
         stage c % stages. chunk_of: chunk of each instruction of the entry, by name; one without goes where its readers
         are.
-    plans: per stage, the plan of the whole step as a loop over micro-batches on its mesh; empty: made here.
+    whole: per stage, a plan of the whole step on its mesh; empty: made here.
     arguments / outputs: where those of `module` come from; None: they are the user's.
     """
 
@@ -77,7 +77,7 @@ class Choice:
     micro_batches: int
     schedule: str
     chunks: int = 1
-    plans: tuple[Plan, ...] = ()
+    whole: tuple[WholeStep, ...] = ()
     arguments: tuple[Origin, ...] | None = None
     outputs: tuple[Origin, ...] | None = None
     candidates: tuple[PipelineCandidate, ...] = ()
@@ -174,18 +174,18 @@ class _Maker:
 
     def _layouts(self, split: StepSplit) -> tuple[StageLayouts, ...]:
         """Layouts of every stage; equal stages share them."""
-        module = accumulated(split, self._choice.micro_batches)
         known: dict[object, StageLayouts] = {}
         found = []
         for stage, group in enumerate(self._choice.groups):
-            given = self._choice.plans[stage] if self._choice.plans else None
+            given = self._choice.whole[stage] if self._choice.whole else None
             key = id(given) if given is not None else self._kind_of(group)
             if key not in known:
-                known[key] = StageLayouts(given or self._planned(group), module, split)
+                known[key] = StageLayouts(given or self._planned(split, group), split)
             found.append(known[key])
         return tuple(found)
 
-    def _planned(self, group: Group) -> Plan:
+    def _planned(self, split: StepSplit, group: Group) -> WholeStep:
+        """The whole step on the devices of one stage. What a stage takes of them is not said by that."""
         options = replace(
             self._options,
             mesh=group.mesh.sizes,
@@ -195,7 +195,17 @@ class _Maker:
             memory_fraction=None,
         )
         part = self._cluster.part(group.first_device, group.mesh.device_count)
-        return plan_step(self._choice.module.to_text(), part, options)
+        plan = plan_step(self._choice.module.to_text(), part, options)
+        return WholeStep(
+            mesh=plan.mesh,
+            instructions=plan.instructions,
+            parameters=plan.parameters,
+            outputs=plan.outputs,
+            module=accumulated(split, self._choice.micro_batches),
+            split=split,
+            argument_numbers=range(len(plan.parameters)),
+            output_numbers=range(len(plan.outputs)),
+        )
 
     def _kind_of(self, group: Group) -> tuple[Mesh, tuple[int, ...]]:
         """Equal for groups on which everything costs the same."""
