@@ -35,19 +35,17 @@ def plan_step(
     """
     options = options or PlanOptions()
     if options.stages is not None and options.stages > 1:
-        _report(progress, "stages")
-        return pipeline_of(hlo_text, cluster, options, searched_pipeline(hlo_text, cluster, options))
+        searched = searched_pipeline(hlo_text, cluster, options, progress=progress)
+        return pipeline_of(hlo_text, cluster, options, searched, progress=progress)
     try:
         whole = plan_whole(hlo_text, cluster, options, progress=progress)
     except MemoryBudgetError as error:
         if not _may_pipeline(cluster, options):
             raise
-        _report(progress, "stages")
-        return _where_nothing_else_fits(hlo_text, cluster, options, error)
+        return _where_nothing_else_fits(hlo_text, cluster, options, error, progress)
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
         return whole
-    _report(progress, "stages")
-    return _faster(hlo_text, cluster, options, whole)
+    return _faster(hlo_text, cluster, options, whole, progress)
 
 
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
@@ -61,22 +59,25 @@ def _is_worth_it(cluster: Cluster, options: PlanOptions, whole: Plan) -> bool:
 
 
 def _where_nothing_else_fits(
-    hlo_text: str, cluster: Cluster, options: PlanOptions, error: MemoryBudgetError
+    hlo_text: str, cluster: Cluster, options: PlanOptions, error: MemoryBudgetError, progress: Listener | None
 ) -> PipelinePlan:
     try:
-        found = searched_pipeline(hlo_text, cluster, options, why_not=error.message)
-        return pipeline_of(hlo_text, cluster, options, found)
+        searched = searched_pipeline(hlo_text, cluster, options, why_not=error.message, progress=progress)
+        return pipeline_of(hlo_text, cluster, options, searched, progress=progress)
     except PlanError as why:
         raise error from why
 
 
-def _faster(hlo_text: str, cluster: Cluster, options: PlanOptions, whole: Plan) -> Plan | PipelinePlan:
+def _faster(
+    hlo_text: str, cluster: Cluster, options: PlanOptions, whole: Plan, progress: Listener | None
+) -> Plan | PipelinePlan:
     """A pipeline, if its step is shorter with what starting its tasks takes; else the plan, saying why not."""
     try:
-        found = searched_pipeline(hlo_text, cluster, options, whole_s=whole.cost.step_s)
+        searched = searched_pipeline(hlo_text, cluster, options, whole_s=whole.cost.step_s, progress=progress)
+        found = searched.choice
         if found.step_s >= whole.cost.step_s:
             return _noted(whole, found.notes[0] if found.notes else "no pipeline is faster")
-        pipeline = pipeline_of(hlo_text, cluster, options, found)
+        pipeline = pipeline_of(hlo_text, cluster, options, searched, progress=progress)
     except PlanError as why:
         return _noted(whole, f"no pipeline: {why.message}")
     dispatch_s = TASK_S * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
@@ -88,8 +89,3 @@ def _faster(hlo_text: str, cluster: Cluster, options: PlanOptions, whole: Plan) 
 
 def _noted(whole: Plan, note: str) -> Plan:
     return replace(whole, notes=(*whole.notes, note))
-
-
-def _report(progress: Listener | None, phase: str) -> None:
-    if progress is not None:
-        progress(PlanProgress(phase=phase))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
@@ -14,17 +15,32 @@ from shardwright.errors import MemoryBudgetError
 from shardwright.hlo import ArrayShape
 from shardwright.pipelines import PipelineCandidate, PipelinePlan
 from shardwright.planner.pipeline.boundary import Origin
+from shardwright.planner.pipeline.layouts import WholeStep
 from shardwright.planner.pipeline.make import Choice, Group, make_pipeline
 from shardwright.planner.program import Program
 from shardwright.planner.rewrites.split_loops import Piece
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
+from shardwright.progress import PlanProgress
 from shardwright.report.units import format_bytes
 
 
+class Searched(NamedTuple):
+    """A program, not yet cut into micro-batches, and the pipeline that the search chose for it."""
+
+    program: Program
+    choice: PipelineChoice
+
+
 def searched_pipeline(
-    hlo_text: str, cluster: Cluster, options: PlanOptions, *, whole_s: float | None = None, why_not: str = ""
-) -> PipelineChoice:
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    *,
+    whole_s: float | None = None,
+    why_not: str = "",
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> Searched:
     """The fastest pipeline under these options. whole_s, why_not: see `search_pipeline`, whose errors it raises."""
     wanted = Wanted(
         stages=options.stages,
@@ -33,13 +49,21 @@ def searched_pipeline(
         schedule=options.schedule or None,
         imbalance=options.imbalance,
     )
-    return search_pipeline(_program(hlo_text, options), cluster, wanted, whole_s=whole_s, why_not=why_not)
+    program = Program(hlo_text, replace(options, micro_batches=None))
+    choice = search_pipeline(program, cluster, wanted, whole_s=whole_s, why_not=why_not, progress=progress)
+    return Searched(program, choice)
 
 
-def pipeline_of(hlo_text: str, cluster: Cluster, options: PlanOptions, found: PipelineChoice) -> PipelinePlan:
+def pipeline_of(
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    searched: Searched,
+    *,
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> PipelinePlan:
     """The plan of a choice. Raises MemoryBudgetError where a stage turns out to need more than its devices have."""
-    program = _program(hlo_text, options)
-    plan = make_pipeline(hlo_text, cluster, _of_stage(options), choice_of(program, found))
+    plan = make_pipeline(hlo_text, cluster, _of_stage(options), choice_of(*searched), progress=progress)
     _require_memory(plan, cluster, options)
     return plan
 
@@ -71,12 +95,26 @@ def choice_of(program: Program, found: PipelineChoice) -> Choice:
             for each in found.candidates
         ),
         notes=found.notes,
+        whole=tuple(_whole(found)),
     )
 
 
-def _program(hlo_text: str, options: PlanOptions) -> Program:
-    """The step, not yet cut into micro-batches."""
-    return Program(hlo_text, replace(options, micro_batches=None))
+def _whole(found: PipelineChoice) -> Iterator[WholeStep]:
+    """The plans that the search measured stages on: equal stages share one."""
+    known: dict[int, WholeStep] = {}
+    for plan in found.measured:
+        if id(plan) not in known:
+            known[id(plan)] = WholeStep(
+                mesh=plan.mesh,
+                instructions=plan.instructions,
+                parameters=plan.parameters,
+                outputs=plan.outputs,
+                module=found.whole,
+                split=found.whole_split,
+                argument_numbers=tuple(piece.number for piece in found.arguments),
+                output_numbers=tuple(piece.number for piece in found.outputs),
+            )
+        yield known[id(plan)]
 
 
 def _of_stage(options: PlanOptions) -> PlanOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import permutations
@@ -38,6 +38,7 @@ from shardwright.planner.pipeline.tails import Parts, summed_once
 from shardwright.planner.pipeline.values import device_bytes, task_piece, task_values, values_of
 from shardwright.planner.search import plan as plan_step
 from shardwright.plans import MemorySummary, Mesh
+from shardwright.progress import PlanProgress
 from shardwright.tasks import (
     Schedule,
     StepPieces,
@@ -84,19 +85,34 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def make_pipeline(hlo_text: str, cluster: Cluster, options: PlanOptions, choice: Choice) -> PipelinePlan:
+def make_pipeline(
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    choice: Choice,
+    *,
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> PipelinePlan:
     """The checked plan of a pipeline.
 
-    hlo_text: the user's program, which `choice.module` was rewritten from.
+    hlo_text: the user's program, which `choice.module` was rewritten from. progress: called before each program.
     Raises MicroBatchError where the step does not fall into micro-batches, PlanError where stages do not fit together,
     and what planning raises.
     """
-    return _Maker(hlo_text, cluster, options, choice).run()
+    return _Maker(hlo_text, cluster, options, choice, progress).run()
 
 
 class _Maker:
-    def __init__(self, hlo_text: str, cluster: Cluster, options: PlanOptions, choice: Choice) -> None:
+    def __init__(
+        self,
+        hlo_text: str,
+        cluster: Cluster,
+        options: PlanOptions,
+        choice: Choice,
+        progress: Callable[[PlanProgress], None] | None,
+    ) -> None:
         self._start = time.perf_counter()
+        self._progress = progress
         self._hlo_text = hlo_text
         self._sha256 = sha256(hlo_text.encode()).hexdigest()
         self._cluster = cluster
@@ -213,6 +229,9 @@ class _Maker:
         return group.mesh, tuple(node.device_count for node in part.nodes)
 
     def _priced(self, program: Assembled) -> PipelineProgram:
+        if self._progress is not None:
+            elapsed_s = time.perf_counter() - self._start
+            self._progress(PlanProgress(phase="programs", detail=program.name, elapsed_s=elapsed_s))
         group = self._choice.groups[program.stage]
         kind = self._kind_of(group)
         pricing = self._pricing.get(kind)
