@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Forced strategies by the names under which they are known.
 EXPERTS = {
     "data parallel": "data",
+    "optimizer sharded (ZeRO-1)": "zero1",
     "fully sharded (ZeRO-3)": "fsdp",
     "tensor parallel": "tensor",
     "data × tensor": "mixed",
@@ -26,7 +27,7 @@ EXPERTS = {
 }
 
 #: Those that are quickly priced, in the order in which one is tried as first plan.
-_FIRST = ("data parallel", "fully sharded (ZeRO-3)")
+_FIRST = ("data parallel", "optimizer sharded (ZeRO-1)", "fully sharded (ZeRO-3)")
 
 #: Most axes of the meshes on which they are priced.
 _AXES = 2

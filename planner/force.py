@@ -11,6 +11,10 @@ along it. What each strategy promises, of all instructions that can be so:
 data        over all axes. Batch arguments, activations and their gradients are split along the batch and stay so.
             State is replicated; each sum over the batch is one all-reduce (each dot or reduction that makes one, in
             a loop each time round); everything else, the update of state with it, is computed whole on every device.
+zero1       over all axes. Along the batch as in `data`. State that the step computes with (parameters: whatever an
+            output that is no state depends on) is replicated, all other state (of the optimizer) is split as in
+            `fsdp`; gradients are reduce-scattered, the update is computed on shards, and what of it the next
+            step computes with is gathered.
 fsdp        over all axes. Along the batch as in `data`. Every state tensor is split on one dimension where all
             axes together divide one, and gathered for use; gradients are reduce-scattered and the update is
             computed on shards, where they divide.
@@ -113,10 +117,11 @@ def forced(
     requirements: Requirements = {}
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)
+    whole = _computed_with(flow, state) if options.force == "zero1" else frozenset()
     for number, node in enumerate(flow.parameters):
         shape = flow.nodes[node].shapes[0]
         rule: Rule = _is_replicated
-        if number in state:
+        if number in state - whole:
             rule = strategy.state(shape)
         elif number in batch:
             rule = strategy.batch(shape, batch[number])
@@ -159,6 +164,27 @@ def state_arguments(flow: Dataflow, options: PlanOptions) -> frozenset[int]:
     return frozenset(state)
 
 
+def _computed_with(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
+    """Flat numbers of the state that an output depends on that is no state itself, such as the loss."""
+    types = Counter(_type(flow.nodes[flow.parameters[number]].shapes[0]) for number in state)
+    todo = []
+    for number, output in enumerate(flow.outputs):
+        kind = _type(flow.nodes[output].shapes[0])
+        if number in flow.aliases or (not flow.aliases and types[kind] > 0):
+            types[kind] -= 1
+        else:
+            todo.append(output)
+    parameters = {node: number for number, node in enumerate(flow.parameters)}
+    reached = set(todo)
+    while todo:
+        for source, _ in (use.source for use in flow.nodes[todo.pop()].uses):
+            if source not in reached:
+                reached.add(source)
+                if source not in parameters:  # one that is updated in place reads its new value
+                    todo.append(source)
+    return frozenset(parameters[node] for node in reached if node in parameters) & state
+
+
 def _type(shape: ArrayShape) -> tuple[str, tuple[int, ...]]:
     return shape.element_type, shape.dimensions
 
@@ -192,6 +218,7 @@ class _Strategy:
             "data": cls(mesh=mesh, batch_axes=axes),
             "tensor": cls(mesh=mesh, state_axes=axes, least_rank=2),
             "mixed": cls(mesh=mesh, batch_axes=axes[:1], state_axes=axes[1:], least_rank=2),
+            "zero1": cls(mesh=mesh, batch_axes=axes, state_axes=axes, one_dim=True),
             "fsdp": cls(mesh=mesh, batch_axes=axes, state_axes=axes, one_dim=True),
             "replicated": cls(mesh=mesh),
         }[force]

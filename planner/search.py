@@ -572,7 +572,7 @@ class Found:
 
 
 #: Forced strategies that promise to compute along the batch.
-_ALONG_THE_BATCH = frozenset({"data", "fsdp", "mixed"})
+_ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed"})
 
 
 def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:

@@ -102,6 +102,21 @@ def test_fully_sharded_gathers_weights_scatters_gradients_and_updates_shards(nam
     assert all(entry.result[0].axes == ("data",) for _, entry in updates)
 
 
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "scan"])
+def test_zero_1_keeps_weights_and_splits_what_only_the_update_reads(name: str) -> None:
+    planned = forced(name, "zero1")
+    moved = Counter[str]()
+    for collective in planned.collectives:
+        moved[collective.kind] += collective.payload_bytes * collective.count
+    assert moved["reduce-scatter"] >= 0.9 * gradient_bytes(planned)
+    assert moved["all-gather"] <= 1.1 * gradient_bytes(planned), "weights, once: none is gathered to compute with it"
+    for variable in planned.parameters:
+        is_weight = variable.name.startswith(("params[", "p["))
+        if variable.alias is not None:
+            divides = any(size % 8 == 0 for size in variable.shape)
+            assert bool(variable.sharding.axes) == (divides and not is_weight), variable.name
+
+
 @pytest.mark.parametrize("name", LEARNING)
 def test_tensor_parallel_leaves_the_batch_whole(name: str) -> None:
     assert all(
