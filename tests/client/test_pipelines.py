@@ -186,7 +186,9 @@ def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session)
         np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
-def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages(session: sw.Session) -> None:
+def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages(
+    session: sw.Session, tmp_path: Path
+) -> None:
     function, args, _ = cases.mlp(optimizer=SGD)
     step = session.parallelize(function, stages=2, micro_batches=8, schedule="1f1b")
     _, measured = step.measure(*args)
@@ -194,6 +196,22 @@ def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages
     assert first.micro_batches == 2
     assert len(measured.tasks) == sum(map(len, step.plan.tasks.stages))
     assert all(task.begin_s <= task.end_s for task in measured.tasks)
+    step.trace(tmp_path / "step.json", *args)
+    assert_shows_what_ran(json.loads((tmp_path / "step.json").read_text()), step.plan)
+
+
+def assert_shows_what_ran(trace: dict[str, Any], plan: PipelinePlan) -> None:
+    """Every device has the tasks of its stage, predicted and measured, in the order of the list."""
+    processes = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    found: dict[tuple[str, int], list[tuple[float, str]]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            found.setdefault((processes[event["pid"]], event["tid"]), []).append((event["ts"], event["name"]))
+    for stage in plan.stages:
+        names = [str(task) for task in plan.tasks.stages[stage.number] if task.is_compute]
+        for device in stage.devices:
+            for which in ("predicted: devices", "measured: devices"):
+                assert [name for _, name in sorted(found[which, device], key=lambda each: each[0])] == names
 
 
 def test_a_task_that_raises_ends_the_step_on_all_workers_and_is_named(session: sw.Session) -> None:
