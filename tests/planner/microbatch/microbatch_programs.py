@@ -156,6 +156,22 @@ def outputs() -> Program:
     return step, (params, normal(2, BATCH, LENGTH, WIDTH), integers(3, WIDTH, BATCH, LENGTH)), (0,)
 
 
+def carried() -> Program:
+    """A state for each example, kept between steps and updated in place; a branch that looks at a counter."""
+    params = {"w": normal(1, WIDTH, WIDTH), "u": normal(2, WIDTH, WIDTH)}
+
+    def step(p: Any, state: Any, count: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            h = jnp.tanh(x @ p["w"] + state @ p["u"])
+            h = jax.lax.cond(count % 2 == 0, lambda h: h * 2.0, jnp.zeros_like, h)
+            return jnp.mean(h**2), h
+
+        (value, state), gradients = jax.value_and_grad(loss, has_aux=True)(p)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, gradients), state, count + 1, value
+
+    return step, (params, normal(3, BATCH, WIDTH), np.int32(4), normal(4, BATCH, WIDTH)), (0, 1, 2)
+
+
 def images() -> Program:
     """Convolutions, one of them grouped, with group norm, pooling, and its gradients."""
     params = {"k": normal(1, 3, 3, 2, WIDTH), "d": normal(2, 3, 3, 1, WIDTH), "w": normal(3, WIDTH, 5)}
@@ -186,6 +202,7 @@ EXACT: dict[str, Callable[[], Program]] = {
     "clipped": clipped,
     "rematerialised": rematerialised,
     "outputs": outputs,
+    "carried": carried,
     "images": images,
 }
 
