@@ -8,7 +8,7 @@ from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape,
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names, Region, is_first
-from shardwright.planner.microbatch.demand import Version
+from shardwright.planner.microbatch.demand import Demand, Version
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape
 from shardwright.planner.microbatch.modules import argument_numbers, handed_out, narrowed
 from shardwright.planner.microbatch.split import Shared, StepSplit
@@ -36,6 +36,7 @@ def accumulated(split: StepSplit, micro_batches: int) -> Module:
 class _Accumulated:
     def __init__(self, split: StepSplit, parts: int) -> None:
         self.split = split
+        self.micro = split.micro
         self.parts = parts
         self.names = Names(split.module)
         self.block = Block(self.names)
@@ -44,12 +45,14 @@ class _Accumulated:
         self.sizes: list[ArrayShape] = []  # by flat number, as the program has them
         self.start: list[Instruction] = []  # what the loop starts from
         self.carried: dict[int, int] = {}  # flat argument -> where the loop carries it
+        self.ahead: dict[Version, int] = {}  # computed before the loop -> where the loop carries it
         self.shared: dict[tuple[str, int], Instruction] = {}
         self.body = Region(self.names, "micro_batch", index_at=_INDEX)
 
     def run(self) -> Module:
         parameters = self._enter()
         self.start.append(self.block.constant("s32", "0"))
+        self._before()
         self._loop()
         once = Writer(self.split.once, 1, self.block, self._read_once, self._no_index)
         once.write()
@@ -85,16 +88,37 @@ class _Accumulated:
             found += self._leaves(self.block.element(value, number, value))
         return found
 
+    # ---- before the loop ---------------------------------------------------------------
+    def _before(self) -> None:
+        """What is computed of the whole batch ahead of the micro-batches: how many tokens count, say."""
+        micro, batch = self.split.micro, self.split.batch
+        arguments = {
+            (parameter, leaf, WHOLE)
+            for parameter, first in self.numbers.items()
+            for leaf in range(len(parameter.shape.leaves))
+            if first + leaf in batch
+        }
+        roots = tuple(micro.computable_ahead(arguments))
+        self.micro = Demand(micro.labels, micro.labeller, micro.roots, frozenset(roots)) if roots else micro
+        writer = Writer(Demand(micro.labels, micro.labeller, roots), 1, self.block, self._read_once, self._no_index)
+        writer.write()
+        for version in roots:
+            self.ahead[version] = len(self.start)
+            self.start.append(writer.value(version))
+
     # ---- the loop --------------------------------------------------------------------
     def _loop(self) -> None:
         body, block = self.body, self.body.block
         index = body.index()
-        writer = Writer(self.split.micro, self.parts, block, self._read_micro, body.index)
+        writer = Writer(self.micro, self.parts, block, self._read_micro, body.index)
         writer.write()
         values = handed_out(self.split, writer, block)
         one = block.constant("s32", "1")
         results = [block.make("add", INDEX_SHAPE, [index, one], "micro_batch", "next")]
-        results += [body.element(at, self.start[at].shape, "") for at in range(1, len(self.start))]
+        results += [
+            body.element(at, self.start[at].shape, self.names.like("micro_batch", "kept"))
+            for at in range(1, len(self.start))
+        ]
         results += [self._added(shared, value) for shared, value in zip(self.split.shared, values, strict=True)]
         carried = self.block.tuple(self.start, "micro_batches")
         shape = carried.shape
@@ -117,8 +141,11 @@ class _Accumulated:
         return region.finish(shape, root)
 
     def _read_micro(self, version: Version) -> Instruction:
-        """An argument in the body of the loop: this micro-batch's slice, or the whole of it."""
+        """What the loop's body is handed: an argument, this micro-batch's slice of it, or what was computed ahead."""
         parameter, leaf, kind = version
+        if version in self.ahead:
+            at = self.ahead[version]
+            return self.body.element(at, self.start[at].shape, self.names.like(parameter.name, "ahead"))
         number = self.numbers[parameter] + leaf
         block, stored = self.body.block, self.arguments[number].shape
         assert isinstance(stored, ArrayShape)

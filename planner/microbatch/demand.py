@@ -6,7 +6,7 @@ operands can be (a mask from an iota, random bits from their counters), else cut
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -52,12 +52,14 @@ class Recipe:
 class Demand:
     """What one part of the step computes of one computation.
 
-    roots: the versions that it hands out. recipes: per instruction that is needed, in the order of writing.
+    roots: the versions that it hands out. ahead: versions that are handed in because another part makes them.
+    recipes: per instruction that is needed, in the order of writing.
     """
 
     labels: Labels
     labeller: Labeller
     roots: tuple[Version, ...]
+    ahead: frozenset[Version] = frozenset()
     recipes: dict[Instruction, list[Recipe]] = field(default_factory=dict)
     _wanted: dict[Instruction, dict[Version, None]] = field(default_factory=dict)
 
@@ -119,6 +121,45 @@ class Demand:
                 for region in recipe.regions:
                     yield from region.divisors()
 
+    def read_by(self, recipe: Recipe, instruction: Instruction) -> Iterator[Version]:
+        """The versions of its operands that a recipe of `instruction` reads."""
+        kinds = iter(recipe.operands)
+        for operand in instruction.operands:
+            for leaf in range(len(operand.shape.leaves)):
+                kind = next(kinds, None)
+                if kind is not None:
+                    yield self.version(operand, leaf, kind)
+
+    def computable_ahead(self, batch: Container[Version]) -> list[Version]:
+        """Whole values made of whole batch arguments, `batch`, as far as anything else reads them."""
+        early: dict[Version, None] = {}
+        read: dict[Version, None] = {}
+        for instruction in self.labels.computation.instructions:
+            for recipe in self.recipes.get(instruction, ()):
+                operands = list(self.read_by(recipe, instruction))
+                is_whole = recipe.how is How.COPY and all(kind == WHOLE for _, _, kind in recipe.results)
+                if is_whole and any(version in batch or version in early for version in operands):
+                    early |= dict.fromkeys(recipe.results)
+                else:
+                    own = [(*version[:2], WHOLE) for version in recipe.results]  # cut out of, or scaled from
+                    read |= dict.fromkeys([*operands, *own])
+        return [version for version in early if version in read]
+
+    def only_cut(self) -> dict[int, Along]:
+        """Leaves of the one parameter that are only handed on, and cut along one dimension."""
+        (parameter,) = self.labels.computation.parameters
+        found: dict[int, set[Kind]] = {}
+        for recipe in self.recipes.get(parameter, ()):
+            if recipe.how is How.CUT:
+                for _, leaf, kind in recipe.results:
+                    found.setdefault(leaf, set()).add(kind)
+        for instruction, recipes in self.recipes.items():
+            for recipe in recipes:
+                for source, leaf, kind in self.read_by(recipe, instruction):
+                    if source is parameter and kind == WHOLE:
+                        found.pop(leaf, None)
+        return {leaf: kind for leaf, (kind, *more) in found.items() if isinstance(kind, Along) and not more}
+
     # ---- wanting -----------------------------------------------------------------
     def _want(self, instruction: Instruction, leaf: int, kind: Kind) -> None:
         version = self.version(instruction, leaf, kind)
@@ -142,12 +183,8 @@ class Demand:
         return found
 
     def _want_operands(self, instruction: Instruction, recipe: Recipe) -> None:
-        kinds = iter(recipe.operands)
-        for operand in instruction.operands:
-            for leaf in range(len(operand.shape.leaves)):
-                kind = next(kinds, None)
-                if kind is not None:
-                    self._want(operand, leaf, kind)
+        for version in self.read_by(recipe, instruction):
+            self._wanted.setdefault(version[0], {})[version] = None
 
     # ---- one version ---------------------------------------------------------------
     def _recipe(
@@ -157,7 +194,7 @@ class Demand:
         instruction, leaf, kind = version
         natural = self.labels.kinds[instruction][leaf]
         whole = self.version(instruction, leaf, WHOLE)
-        if kind == DONE and natural != DONE:
+        if version in self.ahead or (kind == DONE and natural != DONE):
             return Recipe(how=How.GIVEN, results=(version,)), None
         if instruction.opcode == "parameter":
             if kind in (natural, WHOLE):
@@ -183,10 +220,24 @@ class Demand:
         kinds = self.labels.kinds[instruction]
         regions = self.labels.regions.get(instruction)
         if regions is not None:
-            return self._control(instruction, kinds, regions)
+            return self._in_tight_loop(instruction, self._control(instruction, kinds, regions))
         reading = self.labels.readings[instruction]
         results = _versions(instruction, kinds)
         return Recipe(how=How.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
+
+    def _in_tight_loop(self, instruction: Instruction, recipe: Recipe) -> Recipe:
+        """The loop carrying parts of what its body only ever cuts parts out of: a mask for the whole batch, say."""
+        while instruction.opcode == "while":
+            start = [kind for _, _, kind in recipe.results]
+            wanted = self._wanted.get(instruction, {})
+            for leaf, kind in recipe.regions[1].only_cut().items():
+                if (instruction, leaf, WHOLE) not in wanted:
+                    start[leaf] = kind
+            found = self._relabelled(instruction, start)
+            if found is None or list(found[0]) != start or found[0] == tuple(kind for _, _, kind in recipe.results):
+                break
+            recipe = self._control(instruction, *found)
+        return recipe
 
     def _unsplit(self, instruction: Instruction, kind: Kind) -> Recipe:
         """As the program has it, of operands of the same kind."""

@@ -156,6 +156,24 @@ def outputs() -> Program:
     return step, (params, normal(2, BATCH, LENGTH, WIDTH), integers(3, WIDTH, BATCH, LENGTH)), (0,)
 
 
+def attending() -> Program:
+    """A mask as large as the scores, that layers run by a scan read."""
+
+    def loss(p: Any, x: Any) -> Any:
+        mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+
+        @jax.checkpoint
+        def layer(x: Any, w: Any) -> Any:
+            q = x @ w
+            scores = jnp.einsum("bqd,bkd->bqk", q, q)
+            scores = jnp.where(jnp.broadcast_to(mask, scores.shape), scores, -1e9)
+            return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), x), None
+
+        return jnp.mean(jax.lax.scan(layer, x, p)[0] ** 2)
+
+    return descent(loss, normal(1, 3, WIDTH, WIDTH), normal(2, BATCH, LENGTH, WIDTH))
+
+
 def carried() -> Program:
     """A state for each example, kept between steps and updated in place; a branch that looks at a counter."""
     params = {"w": normal(1, WIDTH, WIDTH), "u": normal(2, WIDTH, WIDTH)}
@@ -202,6 +220,7 @@ EXACT: dict[str, Callable[[], Program]] = {
     "clipped": clipped,
     "rematerialised": rematerialised,
     "outputs": outputs,
+    "attending": attending,
     "carried": carried,
     "images": images,
 }

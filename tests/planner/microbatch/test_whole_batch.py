@@ -21,7 +21,7 @@ from shardwright.planner.microbatch import (
     split_step,
 )
 from shardwright.xla import private
-from tests.planner.microbatch.microbatch_programs import EXACT
+from tests.planner.microbatch.microbatch_programs import BATCH, EXACT, LENGTH
 from tests.planner.programs import Program, lower
 from tests.planner.rewrites.rewrite_programs import compiled, run
 
@@ -85,6 +85,23 @@ def test_equals_the_whole_batch(name: str) -> None:
     split = split_step(parse(text))
     assert_equal(expected, run_accumulated(accumulated(split, 2), arguments))
     assert_equal(expected, run_parts(split, arguments, 4))
+
+
+def test_loops_carry_the_part_of_what_they_only_cut() -> None:
+    """The mask is made of constants for the whole batch; a micro-batch never holds more than its part of it."""
+    split = split_step(parse(lower(EXACT["attending"]())))
+    shapes = [leaf.dimensions for i in micro_module(split, 2).module.instructions() for leaf in i.shape.leaves]
+    assert (BATCH // 2, LENGTH, LENGTH) in shapes
+    assert (BATCH, LENGTH, LENGTH) not in shapes
+
+
+def test_what_counts_in_the_whole_batch_is_computed_once() -> None:
+    """Ahead of the loop over micro-batches: the loop carries the number of tokens, not all lengths."""
+    module = accumulated(split_step(parse(lower(EXACT["masked"]()))), 2)
+    (loop,) = [i for i in module.entry if i.opcode == "while"]
+    carried = [leaf.dimensions for leaf in loop.shape.leaves]
+    assert (2, BATCH // 2) in carried  # lengths, by micro-batch
+    assert all(i.opcode != "reshape" or i.shape.leaves[0].dimensions != (BATCH,) for i in loop.called["body"][0])
 
 
 def test_one_micro_batch_is_the_step_itself() -> None:
