@@ -8,8 +8,19 @@ twice; what is read later is kept longer. A chunk that nobody waits for, as the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from shardwright.hlo import Computation, Instruction
 from shardwright.planner.pipeline.homes import Home, Homes, readers
+
+
+def _users_of(instruction: Instruction, users: Mapping[Instruction, Sequence[Instruction]]) -> Iterator[Instruction]:
+    """Those that compute with it: a tuple only hands it on."""
+    for user in users[instruction]:
+        if user.opcode == "tuple":
+            yield from _users_of(user, users)
+        else:
+            yield user
 
 
 def delayed(homes: Homes, entry: Computation) -> Homes:
@@ -20,7 +31,7 @@ def delayed(homes: Homes, entry: Computation) -> Homes:
         home = homes.of.get(instruction)
         if home is None or not home.is_backward:
             continue
-        if any(user in awaited or homes.of.get(user, home) != home for user in users[instruction]):
+        if any(user in awaited or homes.of.get(user, home) != home for user in _users_of(instruction, users)):
             awaited.add(instruction)
     chunks = {homes.of[instruction].chunk for instruction in awaited}
     of: dict[Instruction, Home] = {}
