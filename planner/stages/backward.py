@@ -29,9 +29,9 @@ _NOWHERE = -1
 class Placing:
     """One step to be placed.
 
-    free: nodes made anew for each reader. state: nodes of kept arguments. of_forward: part of each forward node.
-    settled: parts of nodes that are known (loops that belong together). once: nodes that run once a step, in order.
-    count: of parts.
+    free: nodes made anew for each reader. state: nodes of arguments that do not carry the batch.
+    of_forward: part of each forward node. settled: parts of nodes that are known (loops that belong together).
+    once: nodes that run once a step, in order. count: of parts.
     """
 
     flow: Dataflow

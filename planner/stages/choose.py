@@ -25,7 +25,6 @@ from shardwright.hlo import Module
 from shardwright.planner.budget import Price
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Leaf
-from shardwright.planner.force import state_arguments
 from shardwright.planner.meshes import candidate_meshes, refines
 from shardwright.planner.microbatch import StepSplit, Term, accumulated, split_step
 from shardwright.planner.program import Program
@@ -190,7 +189,7 @@ class _Search:
         self.split = split_step(self.program.module, options)
         if self.wanted.micro_batches is not None:
             self.split.check(self.wanted.micro_batches)
-        state = state_arguments(self.program.flow, options)
+        state = set(range(len(self.program.flow.parameters))).difference(self.split.batch)
         once = {name for name, parts in self.split.parts.items() if "once" in parts and "micro" not in parts}
         self.coarse = coarse_parts(self.split.module, state, once)
         nodes = {n.instruction.name: n.index for n in self.coarse.flow.nodes if not n.is_value}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.errors import PlanError
 from shardwright.hlo import Module
 from shardwright.planner.dataflow import BARRIERS, Dataflow, build_dataflow
 from shardwright.planner.graph import free_nodes
@@ -34,8 +35,8 @@ class Coarse:
 
     flow: the entry, loops being one node each. first: per node the number of its part (of row 0's, in a stack), -1 for
     what is made anew for each reader. forward: nodes of the forward pass; fed: others that it reads. once: nodes that
-    run once a step. stacks: per node of a loop over layers, how it goes over them. state: nodes of arguments kept
-    between steps.
+    run once a step. stacks: per node of a loop over layers, how it goes over them. state: nodes of arguments that do
+    not carry the batch.
     """
 
     flow: Dataflow
@@ -56,16 +57,23 @@ class Coarse:
 def coarse_parts(module: Module, state: Collection[int], once: Collection[str]) -> Coarse:
     """The parts of a module, calls written out.
 
-    state: flat numbers of the arguments kept between steps. once: names of entry instructions that run once a step.
+    state: flat numbers of the arguments that do not carry the batch. once: names of entry instructions that run once a
+    step. Raises PlanError where there is no loss, a single number made of both, to divide what leads to it.
     """
     flow = build_dataflow(module, is_flat=True)
     free = free_nodes(flow, ())
     kept = frozenset(flow.parameters[number] for number in state)
-    forward = forward_nodes(flow, free, kept)
+    updates = [node.index for node in flow.nodes if not node.is_value and node.instruction.name in once]
+    forward = sorted(set(forward_nodes(flow, free, kept)).difference(updates))
+    if not forward:
+        raise PlanError(
+            "no result is a single number made of the batch and of other arguments: there is no pass to cut",
+            where="stages",
+            remedy="return the loss, or plan with stages=1",
+        )
     stacks = _stacks(flow, frozenset(forward))
     of_forward, heads = _divided(flow, forward, {i for group in stacks for i in group})
     with_forward = {i: of_forward[ahead] for group in stacks for i in group for ahead in group if ahead in of_forward}
-    updates = [node.index for node in flow.nodes if not node.is_value and node.instruction.name in once]
     placing = Placing(
         flow=flow, free=free, state=kept, of_forward=of_forward, settled=with_forward, once=updates, count=len(heads)
     )

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from shardwright.config import PlanOptions
-from shardwright.planner.force import state_arguments
 from shardwright.planner.microbatch import StepSplit, split_step
 from shardwright.planner.program import Program
 from shardwright.planner.stages.coarse import Coarse, coarse_parts
@@ -110,4 +109,5 @@ def split_and_parts(name: str) -> tuple[StepSplit, Coarse]:
     found = program(name)
     split = split_step(found.module)
     once = {name for name, parts in split.parts.items() if parts == {"once"}}
-    return split, coarse_parts(split.module, state_arguments(found.flow, found.options), once)
+    state = set(range(len(found.flow.parameters))).difference(split.batch)
+    return split, coarse_parts(split.module, state, once)

@@ -10,12 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
+from shardwright.planner.program import Program
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.groups import device_groups, groupings
@@ -162,6 +166,22 @@ def test_everything_can_be_forced() -> None:
     assert (found.stages, found.micro_batches, found.schedule) == (2, 2, "gpipe")
     assert {str(group.mesh) for group in found.groups} == {"a=2 × b=2"}
     assert found.imbalance <= 0.6
+
+
+def test_an_evaluation_is_cut_too() -> None:
+    weights = [np.ones((16, 16), np.float32)] * 4
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2), x.sum(-1)
+
+    text = jax.jit(loss).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo", debug_info=True)
+    found = search_pipeline(Program(text, PlanOptions()), Cluster.local(2), Wanted(stages=2, micro_batches=2))
+    assert sorted(chunk for name, chunk in found.chunk_of.items() if name.startswith("dot")) == [0, 0, 1, 1]
+    without = jax.jit(lambda *given: loss(*given)[1]).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo")
+    with pytest.raises(PlanError, match="no pass to cut"):
+        search_pipeline(Program(without, PlanOptions()), Cluster.local(2), Wanted(stages=2))
 
 
 def test_what_cannot_be() -> None:
