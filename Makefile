@@ -92,6 +92,10 @@ bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, 
 bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the whole budget (10 minutes).
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --quick --json build/bench-planner-quick.json
 
+.PHONY: bench-ablation
+bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time and quality, switched off by itself (15 minutes); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.ablation --json build/ablation.json
+
 .PHONY: plan-published
 plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples for 64 nodes of 8 A100 (an hour); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.plan_published --json build/plan-published.json

@@ -57,8 +57,10 @@ PARTS = ("segments", "reuse", "runs", "reductions", "ILP", "hubs")
 CASES = {
     "gpt2-2": Entry(model="gpt2", size="124M", devices=8, changes={"layers": 2}),
     "gpt2-12": Entry(model="gpt2", size="124M", devices=8),
+    "gpt2-48": Entry(model="gpt2", size="124M", devices=8, changes={"layers": 48}),
     "moe-4": Entry(model="moe", size="8e", devices=8, changes={"layers": 4}),
-    "llama": Entry(model="llama", size="1B", devices=8),
+    "unet": Entry(model="unet", size="128", devices=8, changes={"blocks": 1}),
+    "dlrm": Entry(model="dlrm", size="1M", devices=8),
 }
 _MESH = Mesh.of({"data": 2, "model": 4})
 
