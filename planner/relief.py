@@ -11,7 +11,7 @@ so that another one could still be faster: the plan's bound is of its own entry.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
@@ -49,6 +49,8 @@ def relieved(outcome: Outcome) -> Outcome:
             return outcome
     ladder = _ladder(outcome) if options.remat != "none" else []
     if options.remat == "full":
+        if not ladder:
+            outcome.notes.append("remat='full': there is nothing outside of loops that could be computed again")
         made = search.variant(ladder[-1], search.program.micro_batches) if ladder else outcome
         made.search.fit(made)
         return made
@@ -74,6 +76,7 @@ class _Table:
     ladder: Sequence[Recomputation]
     tried: dict[tuple[int, int], Outcome]
     found: Outcome | None = None
+    notes: list[str] = field(default_factory=list)
 
     def best(self) -> Outcome:
         """The fastest of the outcomes that fit, or the one that needs least."""
@@ -83,6 +86,7 @@ class _Table:
             self._bisect(number)
         self._price()
         best = self.found or self._least()
+        best.notes += self.notes
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
 
@@ -95,7 +99,7 @@ class _Table:
             try:
                 self.tried[number, NOTHING] = self.search.variant(None, number)
             except (PlanError, AnnotationError) as error:
-                self.search.flow.notes.append(f"not in {number} micro-batches: {error.message}")
+                self.notes.append(f"not in {number} micro-batches: {error.message}")
                 return
             if self._is_too_slow(number, NOTHING):
                 return

@@ -174,6 +174,7 @@ class Search:
         self._best = self._bounded(outcome.found)
         self.report("check", str(self._best.mesh))
         made = self._assemble(self._best, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
+        made = replace(made, notes=(*made.notes, *outcome.notes))
         options = self.options
         module, made = without_idle_views(
             self.program.module, made, arguments=options.argument_views, outputs=options.output_views
@@ -506,7 +507,7 @@ class Search:
 class Outcome:
     """What planning one program on every mesh gave; a plan that fits, or why there is none.
 
-    others: what planning the same program otherwise gave.
+    others: what planning the same program otherwise gave. notes: what else is to be said of that.
     """
 
     search: Search
@@ -515,6 +516,7 @@ class Outcome:
     found: Found | None = None
     refusal: MemoryBudgetError | None = None
     others: list[Candidate] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def step_s(self) -> float:

@@ -4,6 +4,7 @@ whole plans under budgets against XLA's memory."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from shardwright.planner import plan
 from shardwright.planner.recompute import _Kind, _Value
 from shardwright.plans import Plan
 from shardwright.xla import CompileService
-from tests.planner.programs import gpt2, lower
+from tests.planner.programs import gpt2, lower, scan
 from tests.planner.rewrites.rewrite_programs import run
 
 DEVICES = 4
@@ -140,3 +141,17 @@ def test_all_that_can_be_is_computed_again_where_that_is_asked_for(unlimited: Pl
 def test_equal_layers_stay_equal_segments(unlimited: Plan, halved: Plan) -> None:
     """Clones belong to the segment that they repeat."""
     assert [segment.kind for segment in halved.segments] == [segment.kind for segment in unlimited.segments]
+
+
+def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
+    """What a loop keeps for the backward loop is not computed again; a part of the batch keeps less of it."""
+    step = lower(scan(layers=4, batch=256, width=16))
+    options = PlanOptions(mesh={"data": DEVICES})
+    whole = plan(step, CLUSTER, options)
+    limit = whole.memory.peak_bytes * 6 // 10
+    made = plan(step, CLUSTER, replace(options, memory_budget=limit))
+    assert made.memory.peak_bytes <= limit
+    assert made.micro_batches > 1
+    full = plan(step, CLUSTER, replace(options, remat="full"))
+    assert not full.recomputed
+    assert any("nothing outside of loops" in note for note in full.notes)
