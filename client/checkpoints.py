@@ -65,6 +65,10 @@ class Save:
             self._is_seen = True
             raise self._error
 
+    def settle(self) -> None:
+        """Returns when it is complete or has failed; its error is still to be met."""
+        self._thread.join()
+
     def unseen_error(self) -> ShardwrightError | None:
         """Waits; what went wrong, if nobody has met it yet: the caller is to tell."""
         self._thread.join()

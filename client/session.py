@@ -207,7 +207,7 @@ class Session:
         """The state of a checkpoint, as handles; arrays are read when a step is first called with them.
 
         Then each worker reads its own part, as the step's plan lays it out, whatever the plan or
-        the number of workers was when it was saved.
+        the number of workers was when it was saved. Waits for a save of this session that is under way.
 
         Args:
           step: number of the checkpoint; default: the latest.
@@ -220,13 +220,17 @@ class Session:
         from shardwright.client import checkpoints
 
         self.require_open()
+        if self._save is not None:
+            self._save.settle()
         return checkpoints.restore(self, directory, step=step, like=like)
 
     def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
-        """Numbers of the complete checkpoints in a directory of the workers, ascending."""
+        """Numbers of the complete checkpoints in a directory of the workers, ascending; waits for a save under way."""
         from shardwright.client import checkpoints
 
         self.require_open()
+        if self._save is not None:
+            self._save.settle()
         return checkpoints.checkpoints(self, directory)
 
     def status(self) -> master_pb2.StatusReply:

@@ -166,6 +166,13 @@ def test_an_initializer_whose_handles_are_only_a_pattern_does_not_run(session: s
     np.testing.assert_array_equal(np.asarray(state.table), values.table)
 
 
+def test_restoring_waits_for_a_save_that_is_under_way(session: sw.Session, tmp_path: Path) -> None:
+    session.save({"w": np.ones((512, 512), np.float32)}, tmp_path, step=1)
+    assert session.checkpoints(tmp_path) == (1,)
+    session.save({"w": np.full((512, 512), 2, np.float32)}, tmp_path, step=2)
+    assert np.asarray(session.restore(tmp_path)["w"])[0, 0] == 2
+
+
 def test_a_part_of_a_checkpoint_is_restored(session: sw.Session, saved: Any) -> None:
     directory, values, _ = saved
     part = session.restore(directory, like={"table": jax.ShapeDtypeStruct((29, 32), np.float32)})
@@ -205,6 +212,41 @@ def test_the_numbers_go_up_and_only_the_latest_are_kept(session: sw.Session, tmp
     assert session.restore(tmp_path / "run")["n"].item() == 99
     assert session.restore(tmp_path / "run", step=2)["n"].item() == 2
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["2", "20", "3"]
+
+
+# ---- pipelines ----------------------------------------------------------------------------
+
+
+def init_layers(key: Any) -> tuple[Any, Any]:
+    """Four equal layers, stacked, and their momentum."""
+    params = {"layers": jax.random.normal(key, (4, 16, 16)) * 0.3, "head": jax.random.normal(key, (16, 16)) * 0.1}
+    return params, jax.tree.map(jnp.zeros_like, params)
+
+
+def train_layers(params: Any, momentum: Any, x: Any) -> tuple[Any, Any, Any]:
+    def loss_of(params: Any) -> Any:
+        hidden, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params["layers"])
+        return jnp.mean((hidden @ params["head"] - x) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
+
+
+def test_a_pipeline_goes_on_as_one_program_and_back_again(session: sw.Session, tmp_path: Path) -> None:
+    pipeline = session.parallelize(train_layers, donate_argnums=(0, 1), stages=2, micro_batches=2)
+    state: Any = pipeline.init(init_layers, KEY)
+    *state, _ = pipeline(*state, X)
+    assert "rows 2:4" in state[0]["layers"].sharding, "each stage has its own layers"
+    pipeline.save(state, tmp_path, step=1)
+    *state, expected = pipeline(*state, X)
+    program = session.parallelize(train_layers, donate_argnums=(0, 1), mesh="8", force="fsdp")
+    *restored, loss = program(*program.restore(tmp_path), X)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    program.save(restored, tmp_path, step=2)
+    *_, expected = pipeline(*state, X)
+    *_, loss = pipeline(*pipeline.restore(tmp_path), X)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
 # ---- refusals ----------------------------------------------------------------------------
