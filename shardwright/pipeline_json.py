@@ -1,4 +1,4 @@
-"""PipelinePlan ↔ JSON: the plans of its programs as `plan_json` writes them, each with its text, and what joins them.
+"""PipelinePlan ↔ JSON (schema: docs/pipeline-schema.json): plans of programs, each with its text, and what joins them.
 
 `pipeline` holds the format's version and tells such a plan from one of a single program. Reading accepts any minor
 version of the major number; keys that are not known are refused, except from a later minor version.

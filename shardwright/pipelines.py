@@ -183,7 +183,7 @@ class PipelinePlan:
 
     # ---- serialization -------------------------------------------------
     def to_json(self, *, indent: int | None = None) -> str:
-        """The plan as JSON, with the text of every program; without that of the user's."""
+        """The plan as JSON (schema: docs/pipeline-schema.json), with the text of every program; without the user's."""
         from shardwright.pipeline_json import encode
 
         return json.dumps(encode(self), indent=indent)

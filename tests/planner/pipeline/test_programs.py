@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from shardwright.errors import PlanCheckError, PlanError
@@ -66,6 +68,14 @@ def test_json_brings_the_plan_back(plan):
     assert all(program.plan.hlo_text for program in again.programs)
     one = plan.programs[0].plan
     assert plan_from_json(one.to_json()) == one
+
+
+def test_json_fits_the_schemas(plan):
+    data = json.loads(plan.to_json())
+    docs = Path(__file__).resolve().parents[3] / "docs"
+    jsonschema.validate(data, json.loads((docs / "pipeline-schema.json").read_text()))
+    for program in data["programs"]:
+        jsonschema.validate(program["plan"], json.loads((docs / "plan-schema.json").read_text()))
 
 
 @pytest.mark.parametrize(
