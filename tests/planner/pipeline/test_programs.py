@@ -36,7 +36,11 @@ def test_gradients_are_reduced_once_a_step(plan):
 
 
 def test_every_program_has_the_collectives_that_it_says(plan):
-    for program in plan.programs:
+    reducing = pipeline(cases.passed_on(), stages=2, micro_batches=4, schedule="1f1b", devices=2)
+    kinds = {each.kind for program in reducing.programs for each in program.plan.collectives}
+    assert kinds == {"all-reduce", "all-gather"}
+    assert any(entry.partial for program in reducing.programs for entry in program.plan.instructions)
+    for program in (*plan.programs, *reducing.programs):
         compiled = compile_planned(program.plan.require_hlo(), program.plan, want_executable=False)
         assert prove(program.plan, compiled.collectives).holds, program.name
 
