@@ -165,6 +165,32 @@ def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.
     assert distance(params, expected) <= 1e-5
 
 
+def test_stacked_layers_lie_in_rows_on_the_stages(session: sw.Session) -> None:
+    def init(key: jax.Array) -> Any:
+        first, second = jax.random.split(key)
+        return {"w": 0.3 * jax.random.normal(first, (4, 8, 16)), "v": 0.3 * jax.random.normal(second, (4, 16, 8))}
+
+    def loss_of(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, p: (x + jnp.tanh(x @ p["w"]) @ p["v"], None), x, params)
+        return jnp.mean((x - y) ** 2)
+
+    def train_step(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    step = session.parallelize(train_step, donate_argnums=0, stages=2, micro_batches=2, schedule="1f1b")
+    key = jax.random.key(5)
+    x, y = cases.normal(0, 16, 8, scale=1.0), cases.normal(1, 16, 8, scale=1.0)
+    params, expected = step.init(init, key), jax.jit(init)(key)
+    for _ in range(2):
+        params, loss = step(params, x, y)
+        expected, expected_loss = jax.jit(train_step)(expected, x, y)
+        assert abs(float(loss) - float(expected_loss)) <= 1e-5
+    assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [Rows, Rows]
+    assert distance(params, expected) <= 1e-5
+    assert abs(float(session.parallelize(loss_of)(params, x, y)) - float(loss_of(expected, x, y))) <= 1e-5
+
+
 def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session) -> None:
     function, (params, state, *batch), _ = cases.mlp(optimizer=SGD)
     shapes = jax.tree.map(lambda leaf: leaf.shape, params)
