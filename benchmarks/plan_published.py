@@ -24,6 +24,7 @@ import shardwright as sw
 from examples.gpt2 import model as gpt2
 from examples.moe import model as moe
 from examples.wide_resnet import model as wide_resnet
+from shardwright.pipelines import PipelinePlan
 
 _MODELS = {"gpt2": gpt2, "moe": moe, "wide_resnet": wide_resnet}
 _CLUSTER = Path(__file__).resolve().parent.parent / "cluster_configs" / "a100_64x8.json"
@@ -85,9 +86,14 @@ def _planned(case: str, model: ModuleType, preset: str, batch: int | None, clust
         plan = sw.plan(text, cluster, cache=False)
     except sw.PlanError as error:
         return Row(**figures, plan_s=time.monotonic() - lowered_s, refusal=error.message)
+    plan_s = time.monotonic() - lowered_s
+    if isinstance(plan, PipelinePlan):
+        stages = f"{len(plan.stages)} × {plan.stages[0].mesh}, {plan.micro_batches} micro-batches, {plan.schedule}"
+        peak = max(stage.memory.peak_bytes for stage in plan.stages)
+        return Row(**figures, plan_s=plan_s, mesh=stages, step_s=plan.step_s, peak_bytes=peak)
     return Row(
         **figures,
-        plan_s=time.monotonic() - lowered_s,
+        plan_s=plan_s,
         mesh=str(plan.mesh),
         step_s=plan.cost.step_s,
         peak_bytes=plan.memory.peak_bytes,
