@@ -21,6 +21,9 @@ from shardwright.planner.rewrites.lookups import own_rows
 
 MICRO, ONCE = "micro", "once"
 
+#: Instructions that talk to the host or to other programs.
+_EFFECTS = frozenset({"infeed", "outfeed", "recv", "recv-done", "send", "send-done"})
+
 #: Floats whose terms are added up in single precision.
 _NARROW = frozenset({"bf16", "f16"})
 
@@ -93,6 +96,7 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
     options = options or PlanOptions()
     with collector_paused():
         module = own_rows(inline_calls(module))
+        _refuse_effects(module)
         flow = build_dataflow(module)
         refused: list[tuple[tuple[bool, int], dict[int, Along], MicroBatchError]] = []
         order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}
@@ -119,6 +123,18 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
                 return cut(module, batch, labeller, labels)
             error = refusal(module, labeller, labels)
         raise error
+
+
+def _refuse_effects(module: Module) -> None:
+    """MicroBatchError where something happens besides what is computed: as often as the step runs, no more."""
+    for instruction in module.instructions():
+        if instruction.opcode in _EFFECTS or instruction.get("custom_call_has_side_effect", False):
+            line = module.source(instruction)
+            raise MicroBatchError(
+                f"{instruction.opcode} {instruction.name} has an effect beside its result, once a step",
+                where=f"{instruction.name}, {line}" if line else instruction.name,
+                remedy="leave it out of the step, or plan without micro-batches",
+            )
 
 
 def labelled(module: Module, batch: Mapping[int, Along], *, inexact: bool = False) -> tuple[Labeller, Labels]:

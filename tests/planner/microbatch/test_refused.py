@@ -95,6 +95,19 @@ def test_names_what_needs_the_whole_batch(program: Any, opcode: str, line: str) 
     assert "plan without micro-batches" in error.remedy
 
 
+def test_what_happens_once_a_step() -> None:
+    text = """HloModule m
+ENTRY main {
+  x = f32[4,8]{1,0} parameter(0)
+  y = f32[4,8]{1,0} tanh(x)
+  told = f32[4,8]{1,0} custom-call(y), custom_call_target="tell", custom_call_has_side_effect=true
+  ROOT r = (f32[4,8]{1,0}) tuple(y)
+}
+"""
+    with pytest.raises(MicroBatchError, match="custom-call told has an effect"):
+        split_step(parse(text))
+
+
 def test_without_a_batch() -> None:
     def step(params: Any, rate: Any) -> Any:
         return jax.tree.map(lambda p: p - rate * p, params)
