@@ -43,6 +43,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "mixed": {"force": "mixed", "mesh": "2x4"},
     "replicated": {"force": "replicated", "mesh": "8"},
     "search": {"mesh": "2x4"},
+    "full-remat": {"force": "data", "mesh": "8", "remat": "full"},
+    "micro-batches": {"force": "data", "mesh": "8", "micro_batches": 2},
 }
 #: Models of which XLA:CPU compiles only these plans in reasonable time.
 FEW_PLANS = {"gpt2-12": ("data", "fsdp"), "gpt2-24": ("data",)}
@@ -71,6 +73,7 @@ def judged_by_tpu(text: str, plan: Plan, python: str) -> CompiledMemory:
 def compare(model: str, name: str, text: str, arguments: argparse.Namespace, service: CompileService) -> dict[str, Any]:
     """One row: predicted and judged bytes of a model under a plan."""
     plan = sw.plan(text, DEVICES, **PLANS[name])
+    text = plan.require_hlo()  # as it was rewritten: calls written out, values computed again, micro-batches
     if arguments.tpu_python:
         profile = hardware_profile("tpu-v5e")
         judged = judged_by_tpu(text, plan, arguments.tpu_python)

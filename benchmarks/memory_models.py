@@ -37,7 +37,7 @@ def training_step(loss: Callable[..., jax.Array], params: Tree, *batch: Tree, op
 
     state = jax.eval_shape(optimizer.init, params)
     lowered = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(params, state, *batch)
-    return str(lowered.as_text("hlo"))
+    return str(lowered.as_text("hlo", debug_info=True))
 
 
 def sgd() -> Any:
@@ -57,7 +57,7 @@ def gpt2(
     params, state = jax.eval_shape(init, jax.random.key(0))
     tokens = array(batch, context + 1, dtype=jnp.int32)
     lowered = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(params, state, tokens)
-    return str(lowered.as_text("hlo"))
+    return str(lowered.as_text("hlo", debug_info=True))
 
 
 def mlp(batch: int = 1024, width: int = 256, layers: int = 6, dtype: Any = jnp.float32, optimizer: Any = sgd) -> str:
