@@ -93,7 +93,7 @@ bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the wh
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --quick --json build/bench-planner-quick.json
 
 .PHONY: bench-ablation
-bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time and quality, switched off by itself (15 minutes); JSON in build/.
+bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time and quality, switched off by itself (half an hour); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.ablation --json build/ablation.json
 
 .PHONY: plan-published

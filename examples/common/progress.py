@@ -89,8 +89,11 @@ class TrainingProgress:
             print(f"step {self._read:>4}/{self._steps}  {figures}", flush=True)
 
     def _speed(self) -> str:
-        """Speed and time left; nothing of the first step, which may have waited for the parameters."""
-        if len(self._times_s) < 2:
+        """Speed and time left, once enough losses were read that some were waited for: the last ones come together.
+
+        Nothing of the first step, which may itself have waited for the parameters.
+        """
+        if len(self._times_s) <= 2 * _STEPS_AHEAD + 1:
             return ""
         seconds_per_step = (self._times_s[-1] - self._times_s[0]) / (len(self._times_s) - 1)
         left_s = round((self._steps - self._read) * seconds_per_step)

@@ -70,7 +70,7 @@ def images() -> Iterator[Any]:
     [
         ("gpt2", gpt2, adamw(1e-2, STEPS), texts, "--explain --trace {}/trace.json"),
         ("moe", moe, optax.adamw(1e-2), texts, "--devices 4 --mesh 2x2 --annotate"),
-        ("wide_resnet", wide_resnet, optax.adam(1e-2), images, "--devices 2 --mesh 2"),
+        ("wide_resnet", wide_resnet, optax.adam(1e-2), images, "--devices 2 --stages 2 --micro-batches 2"),
     ],
     ids=["gpt2", "moe", "wide_resnet"],
 )

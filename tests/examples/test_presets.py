@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 import pytest
 
 import shardwright as sw
+from examples.cnn import train as cnn
 from examples.gpt2 import model as gpt2
 from examples.moe import model as moe
 from examples.wide_resnet import model as wide_resnet
@@ -37,8 +40,12 @@ def test_layers_in_a_scan_compute_what_layers_one_by_one_do() -> None:
     config, key = gpt2.Config(layers=3, width=16, heads=2, context=8, batch=2), jax.random.key(0)
     scanned = gpt2.Config(layers=3, width=16, heads=2, context=8, batch=2, scan=True)
     tokens = jax.random.randint(key, (2, 9), 0, 256)
-    expected = gpt2.loss_of(gpt2.init_params(config, key), tokens, config)
-    assert gpt2.loss_of(gpt2.init_params(scanned, key), tokens, scanned) == pytest.approx(float(expected), abs=1e-5)
+
+    @partial(jax.jit, static_argnums=1)
+    def loss(key: jax.Array, config: gpt2.Config) -> jax.Array:
+        return gpt2.loss_of(gpt2.init_params(config, key), tokens, config)
+
+    assert float(loss(key, scanned)) == pytest.approx(float(loss(key, config)), abs=1e-5)
 
 
 def test_an_expert_takes_no_more_than_its_capacity_of_a_sequence() -> None:
@@ -101,3 +108,20 @@ def test_lowered_text_keeps_annotations_and_unused_arguments() -> None:
     assert "shardwright.annotate" in program.as_text()
     with pytest.raises(sw.OptionError, match="has 3 parameters"):
         sw.lower(step, x, x, 2.0, donate_argnums=-5)
+
+
+@pytest.mark.parametrize("model", [gpt2, moe, wide_resnet], ids=["gpt2", "moe", "wide_resnet"])
+def test_a_batch_of_an_example_may_be_cut_into_micro_batches(model: Any) -> None:
+    config = model.PRESETS["tiny"]
+    types = wide_resnet.batch_types(config) if model is wide_resnet else gpt2.batch_types(config)
+    init, train_step, _ = model.make_steps(config, optax.sgd(0.1))
+    program = sw.lower(train_step, *jax.eval_shape(init, jax.random.key(0)), *types, donate_argnums=(0, 1))
+    plan = sw.plan(program.as_text(), 2, mesh="2", micro_batches=4, cache=False)
+    assert plan.micro_batches == 4
+
+
+def test_batch_norm_is_not_cut_and_the_line_is_named() -> None:
+    program = sw.lower(cnn.train_step, *cnn.example_arguments(), donate_argnums=(0, 1, 2))
+    line = next(n for n, text in enumerate(Path(cnn.__file__).read_text().splitlines(), 1) if "x.mean(" in text)
+    with pytest.raises(sw.MicroBatchError, match=rf"train\.py:({line}|{line + 1})\b"):
+        sw.plan(program.as_text(), 2, micro_batches=2, cache=False)
