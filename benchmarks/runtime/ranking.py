@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,12 @@ MICRO_BATCHES = (2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
-def grid() -> Iterator[dict[str, Any]]:
-    """Keywords of `parallelize`. One stage first: plain, and with gradients accumulated."""
-    for micro_batches in (1, *MICRO_BATCHES):
+def grid(counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Keywords of `parallelize`. One stage first: plain, and with gradients accumulated. counts: of micro-batches."""
+    for micro_batches in (1, *counts):
         yield {"stages": 1, "micro_batches": micro_batches}
     for stages in STAGES:
-        for micro_batches in MICRO_BATCHES:
+        for micro_batches in counts:
             for schedule in SCHEDULES:
                 if schedule != "interleaved" or 2 * stages <= CONFIG.layers:
                     yield {"stages": stages, "micro_batches": micro_batches, "schedule": schedule}
@@ -82,11 +82,12 @@ class Trained:
         return self.how | {"predicted_s": predicted_s, "measured_s": min(self.seconds)}
 
 
-def trained() -> Iterator[Trained]:
+def trained(counts: Sequence[int]) -> Iterator[Trained]:
     """Every point of the grid after its rounds, which alternate between the points."""
     with sw.connect(devices=DEVICES) as session:
         points = []
-        for how in grid():
+        for how in grid(counts):
+            print(f"compiling: {_named(how)}", file=sys.stderr, flush=True)
             try:
                 points.append(Trained(session, how))
             except sw.ShardwrightError as error:
@@ -100,8 +101,11 @@ def trained() -> Iterator[Trained]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument(
+        "--micro-batches", metavar="M", type=int, nargs="+", default=MICRO_BATCHES, help="numbers that are tried"
+    )
     arguments = parser.parse_args()
-    rows = [point.row for point in trained()]
+    rows = [point.row for point in trained(arguments.micro_batches)]
     for row in rows:
         how = _named(row)
         print(f"{how:52} predicted {row['predicted_s'] * 1e3:7.1f} ms, measured {row['measured_s'] * 1e3:7.1f} ms")
