@@ -25,9 +25,11 @@ def example_parser(
     """A parser with a preset, an option for each size in it, and what `planning_options` and `show_plan` read."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=presets, default=default, help=f"sizes (default: {default})")
-    parser.add_argument("--steps", type=int, default=steps, help=f"default: {steps}")
-    parser.add_argument("--devices", type=int, default=8, help="CPU devices of the embedded server (default: 8)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, metavar="N", default=steps, help=f"default: {steps}")
+    parser.add_argument(
+        "--devices", type=int, metavar="N", default=8, help="CPU devices of the embedded server (default: 8)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0)
     parser.add_argument("--explain", action="store_true", help="print the plan at the end")
     parser.add_argument("--trace", metavar="FILE", help="measure one step; with --plan-only, the predicted one")
     parser.add_argument(
@@ -54,7 +56,7 @@ def example_parser(
     plan.add_argument("--deadline", type=float, metavar="SECONDS", help="take the best plan found by then")
     plan.add_argument("--stages", type=int, metavar="N", help="pipeline stages (default: search)")
     plan.add_argument("--micro-batches", type=int, metavar="N", help="parts of a batch (default: search)")
-    plan.add_argument("--schedule", help="order of the micro-batches in a pipeline (default: search)")
+    plan.add_argument("--schedule", help="gpipe, 1f1b, 2f2b, …, interleaved or zero-bubble (default: search)")
     return parser
 
 
