@@ -20,6 +20,10 @@ TASK_S = 1e-4
 #: Steps shorter than this gain nothing from a pipeline that its tasks' dispatch would not take.
 WORTH_S = 0.02
 
+#: Devices from which on one program for all of them is only planned on one mesh, nodes × devices of a node, as it
+#: stands, before a pipeline is looked for: the whole search on so many takes minutes.
+VAST_DEVICES = 256
+
 Listener = Callable[[PlanProgress], None]
 
 
@@ -38,7 +42,7 @@ def plan_step(
         searched = searched_pipeline(hlo_text, cluster, options, progress=progress)
         return pipeline_of(hlo_text, cluster, options, searched, progress=progress)
     try:
-        whole = plan_whole(hlo_text, cluster, options, progress=progress)
+        whole = plan_whole(hlo_text, cluster, whole_options(cluster, options), progress=progress)
     except MemoryBudgetError as error:
         if not _may_pipeline(cluster, options):
             raise
@@ -46,6 +50,17 @@ def plan_step(
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
         return whole
     return _faster(hlo_text, cluster, options, whole, progress)
+
+
+def whole_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
+    """What is asked of the plan of one program."""
+    each = {node.device_count for node in cluster.workers}
+    is_vast = cluster.device_count >= VAST_DEVICES and len(each) == 1 and options.effort == "default"
+    if not (is_vast and _may_pipeline(cluster, options)):
+        return options
+    size = each.pop()
+    mesh = {"data": cluster.device_count // size, "model": size}
+    return replace(options, mesh=mesh, remat="none", micro_batches=options.micro_batches or 1)
 
 
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:

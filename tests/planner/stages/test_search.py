@@ -19,6 +19,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
+from shardwright.planner.planning import whole_options
 from shardwright.planner.program import Program
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
@@ -154,6 +155,15 @@ def test_why_a_pipeline_does_not_pay() -> None:
     found = search_pipeline(program("dense"), cluster, Wanted(stages=2, micro_batches=4), whole_s=1.0)
     assert "one program on all devices" in found.notes[0]
     assert "% of the time stages wait" in found.notes[0]
+
+
+def test_one_program_on_very_many_devices_is_planned_on_one_mesh() -> None:
+    many, few = nodes(*[8] * 32), nodes(*[8] * 31)
+    found = whole_options(many, PlanOptions())
+    assert (found.mesh, found.remat, found.micro_batches) == ({"data": 32, "model": 8}, "none", 1)
+    assert whole_options(few, PlanOptions()) == PlanOptions()
+    for asked in (PlanOptions(stages=1), PlanOptions(effort="best"), PlanOptions(mesh={"data": 256})):
+        assert whole_options(many, asked) is asked
 
 
 # ---- what can be forced ----------------------------------------------------------------
