@@ -118,9 +118,13 @@ def _group_normed(p: Any, x: Any, groups: int = 2) -> Any:
     return ((y - mean) * jax.lax.rsqrt(var + 1e-5)).reshape(x.shape) * p["g"] + p["b"]
 
 
-def unet(chunks: int = 4, batch: int = 8, size: int = 8, channels: int = 4) -> Case:
-    """Down and up again: what goes down is added on the way up, chunks apart."""
+def unet(chunks: int = 4, batch: int = 8, channels: int = 4) -> Case:
+    """Down and up again: what goes down is added on the way up, chunks apart.
+
+    Images are 4 wide at the bottom: of a single pixel a group norm leaves nothing, and gradients are noise.
+    """
     depth = chunks // 2
+    size = 4 << (depth - 1)
     params = {
         "in": normal(0, 3, 3, 3, channels), "out": normal(1, 3, 3, channels, 3),
         "down": [{"w": normal(2 + i, 3, 3, channels, channels), "n": _norm(channels)} for i in range(depth)],
