@@ -183,6 +183,8 @@ class _Emitter:
             shardings = shardings[operation.attributes["index"].value :]
         from_scalars = all(operand.type.rank == 0 for _, operand in _tensors(operation.operands))
         for number, (_, result) in enumerate(_tensors(operation.results)):
+            if entry is None and result in self.values:  # an argument, taken from how it is stored
+                continue
             lies = _fitting(shardings[number], result) if number < len(shardings) else None
             steps = _steps_of_sum(operation, entry, lies, self.plan.mesh) if entry and lies else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.

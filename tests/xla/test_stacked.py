@@ -116,3 +116,17 @@ def test_an_uneven_one_is_refused():
     planned = plan(text, {"x": 4, "y": 2}, {0: term}, {0: term})
     with pytest.raises(PlanError, match="uneven"):
         emit_stablehlo(text, planned)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_stored_sum_is_scattered_before_it_is_reduced_over_another_axis(dim):
+    """At once, XLA would reduce whole arrays over both axes."""
+    text = lower(lambda total: -total, np.zeros((4, 6), np.float32))
+    used = sharding(tuple("y" if dim == at else None for at in range(2)))
+    (negate,) = named(text, "negate")
+    stored = sharding((None, None), ("x", "y"))
+    planned = plan(text, {"x": 2, "y": 2}, {0: stored}, {0: used}, [entry(negate, [used], used)])
+    terms = _RANDOM.normal(size=(4, 4, 6)).astype(np.float32)
+    (out,), observed = run_planned(planned, terms)
+    np.testing.assert_allclose(out, -terms.sum(0), rtol=1e-5, atol=1e-5)
+    assert kinds(observed) == [("all-reduce", 2), ("reduce-scatter", 2)]
