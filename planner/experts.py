@@ -43,7 +43,9 @@ def first_plan(search: Search) -> Found | None:
             if not isinstance(made, Refusal):
                 found = search.found(made.chain, made.solved, made.notes)
                 if search.needed_bytes(found) <= search.limit_bytes:
-                    scope = f"the deadline came before another plan than that known as {name!r} was found"
+                    scope = (
+                        f"this is the plan that is known as {name!r}: the search, as far as it came, found none faster"
+                    )
                     return replace(found, cost=replace(found.cost, bound_scope=scope))
     return None
 

@@ -121,6 +121,8 @@ class Search:
         except OutOfTimeError:
             outcome = self._known.outcome()
         self.clock.interrupts = False
+        if self._known.is_faster_than(outcome):
+            outcome.search, outcome.found = self._known.search or self, self._known.found
         return outcome.search.finish(outcome)
 
     def _know_a_plan(self) -> None:
@@ -132,8 +134,7 @@ class Search:
         found = first_plan(self)
         if found is not None:
             self._incumbent_s = found.cost.step_s
-            self._known.offer(self, found)
-            self.clock.interrupts = True
+            self._offer(found)
             self.report("search", str(found.mesh))
 
     def variant(self, again: Recomputation | None, micro_batches: int) -> Outcome:
@@ -187,7 +188,7 @@ class Search:
         tried: list[Tried] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
         for mesh in self._meshes():
-            if self.is_late() and (tried or self.clock.interrupts):
+            if self.clock.is_late and (tried or self.clock.interrupts):
                 refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
                 continue
             try:
@@ -254,7 +255,7 @@ class Search:
                     continue
             if found.cost.step_s < limit_s:
                 best = found
-                self._known.offer(self, found)
+                self._offer(found)
         return best
 
     def _candidates(
@@ -318,7 +319,13 @@ class Search:
         return is_free and options.mode == "search" and options.effort == "default"
 
     def is_late(self) -> bool:
-        return self.clock.is_late
+        """Whether the plan that is known has to do."""
+        return self.clock.is_late and self.clock.interrupts
+
+    def _offer(self, found: Found) -> None:
+        """A plan that fits, which a deadline may leave with from now on."""
+        self._known.offer(self, found)
+        self.clock.interrupts = True
 
     def time_limit_s(self) -> float:
         """Seconds that the integer program may take now."""
@@ -534,6 +541,11 @@ class _Known:
     def offer(self, search: Search, found: Found) -> None:
         if self.found is None or found.cost.step_s < self.found.cost.step_s:
             self.search, self.found = search, found
+
+    def is_faster_than(self, outcome: Outcome) -> bool:
+        return self.found is not None and (
+            outcome.found is None or self.found.cost.step_s < outcome.found.cost.step_s * (1 - LEAST_GAIN)
+        )
 
     def outcome(self) -> Outcome:
         assert self.search is not None
