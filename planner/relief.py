@@ -28,9 +28,8 @@ LEAST_GAIN = 1e-3
 MOST_MICRO_BATCHES = 16
 
 #: Entries that are fitted by a price of memory, at most. What one promises: its fastest plan's time, times the ratio of
-#: what that needs to the budget to this power.
+#: what that needs to the budget.
 MOST_PRICED = 3
-PER_EXCESS = 0.5
 
 #: The rung of the ladder on which nothing is computed again.
 NOTHING = -1
@@ -155,7 +154,7 @@ class _Table:
     def _promise_s(self, outcome: Outcome) -> float:
         search, fastest = outcome.search, min(outcome.tried, key=lambda each: each.step_s)
         needed = search.needed_bytes(search.found(fastest.chain, fastest.solved, fastest.notes))
-        return fastest.step_s * float(max(1.0, needed / search.limit_bytes) ** PER_EXCESS)
+        return fastest.step_s * max(1.0, needed / search.limit_bytes)
 
     def _least(self) -> Outcome:
         """The last outcome that is refused, with the most that was tried to save memory."""
