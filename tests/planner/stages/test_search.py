@@ -50,8 +50,8 @@ def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
     made = {"remat": lambda: dense(2, remat=True), "scanned": scanned, "branches": branches}[name]()
     options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
     text, cluster = lower(made), Cluster.local(4)
-    found = searched_pipeline(text, cluster, options)
-    plan = pipeline_of(text, cluster, options, found)
+    searched = searched_pipeline(text, cluster, options)
+    found, plan = searched.choice, pipeline_of(text, cluster, options, searched)
     assert len(plan.stages) == 2
     assert_follows_jax(made, plan, steps=2)
     # What was counted before there were programs.
@@ -77,7 +77,7 @@ def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
         "import sys; from shardwright.config import PlanOptions; from shardwright.cluster import Cluster\n"
         "from shardwright.planner.pipeline.chosen import searched_pipeline\n"
         "options = PlanOptions(stages=2, micro_batches=4)\n"
-        "found = searched_pipeline(open(sys.argv[1]).read(), Cluster.local(4), options)\n"
+        "found = searched_pipeline(open(sys.argv[1]).read(), Cluster.local(4), options).choice\n"
         "print(sorted(found.chunk_of.items()), found.step_s, found.memory_bytes, found.candidates)"
     )
     answers = {
