@@ -17,11 +17,12 @@ import jax
 import numpy as np
 
 from shardwright.dtypes import to_dtype
-from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape, parse
+from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, parse
 from shardwright.planner.rules import Factor, denied, rule_of
 from shardwright.planner.rules.linear import LinearWay, linear_ways, reduced_at_once
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding
 from shardwright.xla import emit_stablehlo, private
+from tests.planner.trial_parts import copied_regions, relative_error, trials_module
 from tests.xla.hand import plan as plan_by_hand
 
 Choice = LinearWay | Factor | None
@@ -183,7 +184,8 @@ class _Bundle:
             sharding = trial.operand(position, shape.rank)
             operands.append(self._operand(f"t{label}_{position}", operand, shape, sharding))
             used.append((sharding,))
-        called, attributes = self._regions(label, original)
+        called, attributes = copied_regions(label, original)
+        self.regions += [region for regions in called.values() for region in regions]
         case = Instruction(
             name=f"case.{label}", opcode=original.opcode, shape=original.shape, operands=tuple(operands),
             attributes=attributes, called=called, payload=original.payload, index=original.index,
@@ -226,21 +228,8 @@ class _Bundle:
         self.entry.append(made)
         return made
 
-    def _regions(self, label: str, original: Instruction) -> tuple[dict[str, Any], dict[str, Attribute]]:
-        attributes = {n: a for n, a in original.attributes.items() if n not in ("metadata", "sharding")}
-        called = {}
-        for name, computations in original.called.items():
-            copies = tuple(_copy(c, f"case{label}_{name}_{i}") for i, c in enumerate(computations))
-            self.regions.extend(copies)
-            called[name] = copies
-            attributes[name] = Attribute(name, copies[0].name, copies[0].name)
-        return called, attributes
-
     def module(self) -> Module:
-        shape = TupleShape(tuple(output.shape for output in self.outputs))
-        root = Instruction(name="root", opcode="tuple", shape=shape, operands=tuple(self.outputs), is_root=True)
-        entry = Computation("main", [*self.entry, root], root, tuple(self.parameters), is_entry=True)
-        return Module("trials", {}, [*self.regions, entry], entry)
+        return trials_module(self.regions, self.entry, self.parameters, self.outputs)
 
 
 def _entry(
@@ -269,18 +258,6 @@ def _adder(name: str, element_type: str) -> Computation:
     return Computation(name, [left, right, root], root, (left, right))
 
 
-def _copy(region: Computation, name: str) -> Computation:
-    copies: dict[Instruction, Instruction] = {}
-    for old in region:
-        copies[old] = Instruction(
-            name=f"{name}.{old.name}", opcode=old.opcode, shape=old.shape,
-            operands=tuple(copies[operand] for operand in old.operands), payload=old.payload,
-            attributes={n: a for n, a in old.attributes.items() if n != "metadata"},
-            index=old.index, is_root=old.is_root,
-        )  # fmt: skip
-    return Computation(name, list(copies.values()), copies[region.root], tuple(copies[p] for p in region.parameters))
-
-
 # ---- compile, run, judge -------------------------------------------------------
 
 _COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -301,7 +278,10 @@ def judge(trials: Sequence[Trial]) -> list[Verdict]:
         expected, _ = _run(private.stablehlo_of(text), arguments, None, bundle)
         actual, compiled = _run(emit_stablehlo(text, plan), arguments, bundle.mesh, bundle)
     kinds = tuple(match[1] for match in _COLLECTIVE.finditer(compiled))
-    return [Verdict(trial, _error(want, got), kinds) for trial, want, got in zip(trials, expected, actual, strict=True)]
+    return [
+        Verdict(trial, relative_error(want, got), kinds)
+        for trial, want, got in zip(trials, expected, actual, strict=True)
+    ]
 
 
 def judge_all(trials: Sequence[Trial], batch: int = 40) -> list[Verdict]:
@@ -366,16 +346,3 @@ def _run(
         (shape,) = output.shape.leaves
         results.append(np.asarray(jax.make_array_from_single_device_arrays(shape.dimensions, place, pieces)))
     return results, private.compiled_hlo(executable)
-
-
-def _error(want: np.ndarray, got: np.ndarray) -> float:
-    if want.dtype.name == "bfloat16":
-        want, got = want.astype(np.float32), got.astype(np.float32)
-    if not np.issubdtype(want.dtype, np.inexact):
-        return 0.0 if np.array_equal(want, got) else np.inf
-    if not np.array_equal(np.isfinite(want), np.isfinite(got)):
-        return np.inf
-    finite = np.isfinite(want)
-    if not finite.any():
-        return 0.0
-    return float(np.abs(want[finite] - got[finite]).max() / max(np.abs(want[finite]).max(), 1e-6))

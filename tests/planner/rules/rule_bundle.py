@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rule_cases import Trial, trial_shardings
 
@@ -19,6 +18,7 @@ from shardwright.plans import (
     ValueSharding,
     VariablePlan,
 )
+from tests.planner.trial_parts import copied_regions, trials_module
 
 
 @dataclass
@@ -51,7 +51,8 @@ class Bundle:
             values.append(shardings)
         if original.opcode == "cholesky" or "potrf" in original.get("custom_call_target", ""):
             self.definite.append(operands[0].index)
-        called, attributes = self._regions(number, original)
+        called, attributes = copied_regions(str(number), original)
+        self.regions += [region for regions in called.values() for region in regions]
         case = Instruction(
             name=f"case.{number}", opcode=original.opcode, shape=original.shape, operands=tuple(operands),
             attributes=attributes, called=called, payload=original.payload, index=original.index,
@@ -76,16 +77,6 @@ class Bundle:
         self.entry.append(copy)
         return copy
 
-    def _regions(self, number: int, original: Instruction) -> tuple[dict[str, Any], dict[str, Attribute]]:
-        attributes = {n: a for n, a in original.attributes.items() if n not in ("metadata", "sharding")}
-        called = {}
-        for name, computations in original.called.items():
-            copies = tuple(_copy(c, f"case{number}_{name}_{i}") for i, c in enumerate(computations))
-            self.regions.extend(copies)
-            called[name] = copies
-            attributes[name] = Attribute(name, copies[0].name, copies[0].name)
-        return called, attributes
-
     def _output(self, number: int, case: Instruction, results: ValueSharding) -> None:
         leaves = [case]
         if isinstance(case.shape, TupleShape):
@@ -96,10 +87,7 @@ class Bundle:
         self.output_trials.extend([number] * len(leaves))
 
     def module(self) -> Module:
-        shape = TupleShape(tuple(output.shape for output in self.outputs))
-        root = Instruction(name="root", opcode="tuple", shape=shape, operands=tuple(self.outputs), is_root=True)
-        entry = Computation("main", [*self.entry, root], root, tuple(self.parameters), is_entry=True)
-        return Module("trials", {}, [*self.regions, entry], entry)
+        return trials_module(self.regions, self.entry, self.parameters, self.outputs)
 
     def plan(self) -> Plan:
         return Plan(
@@ -121,18 +109,6 @@ def _element(value: Instruction, index: int, shape: Shape) -> Instruction:
         attributes={"index": Attribute("index", str(index), index)},
         index=index,
     )
-
-
-def _copy(region: Computation, name: str) -> Computation:
-    copies: dict[Instruction, Instruction] = {}
-    for old in region:
-        copies[old] = Instruction(
-            name=f"{name}.{old.name}", opcode=old.opcode, shape=old.shape,
-            operands=tuple(copies[operand] for operand in old.operands), payload=old.payload,
-            attributes={n: a for n, a in old.attributes.items() if n != "metadata"},
-            index=old.index, is_root=old.is_root,
-        )  # fmt: skip
-    return Computation(name, list(copies.values()), copies[region.root], tuple(copies[p] for p in region.parameters))
 
 
 def _variables(

@@ -20,7 +20,6 @@ from math import prod
 from pathlib import Path
 
 import jax
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
@@ -34,6 +33,7 @@ from shardwright.planner.rules.base import operand_leaves
 from shardwright.planner.rules.halo import exchanged_bytes
 from shardwright.plans import Mesh, Plan, TensorSharding
 from shardwright.xla import emit_stablehlo, private
+from tests.planner.trial_parts import relative_error
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
@@ -123,7 +123,7 @@ def judge(trials: Sequence[Trial]) -> list[Verdict]:
         actual, compiled = _run(emit_stablehlo(text, plan), arguments, plan)
     errors = [0.0] * len(trials)
     for number, want, got in zip(bundle.output_trials, expected, actual, strict=True):
-        errors[number] = max(errors[number], _error(want, got))
+        errors[number] = max(errors[number], relative_error(want, got))
     collectives = _collectives(compiled, len(trials))
     return [Verdict(trial, errors[k], collectives[k]) for k, trial in enumerate(trials)]
 
@@ -218,19 +218,6 @@ def _axes(plan: Plan | None) -> tuple[str, ...]:
 
 def _placement(mesh: JaxMesh, sharding: TensorSharding | None) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(sharding.dims if sharding else ())))
-
-
-def _error(want: np.ndarray, got: np.ndarray) -> float:
-    if want.dtype == ml_dtypes.bfloat16:
-        want, got = want.astype(np.float32), got.astype(np.float32)
-    if not np.issubdtype(want.dtype, np.inexact):
-        return 0.0 if np.array_equal(want, got) else np.inf
-    finite = np.isfinite(want)
-    if not np.array_equal(want[~finite], got[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
-        return np.inf
-    if not finite.any():
-        return 0.0
-    return float(np.abs(want[finite] - got[finite]).max() / max(np.abs(want[finite]).max(), 1e-6))
 
 
 _COLLECTIVE = re.compile(rf" = (\(?\w+\[.*) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
