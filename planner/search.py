@@ -323,7 +323,10 @@ class Search:
         return self.clock.is_late and self.clock.interrupts
 
     def _offer(self, found: Found) -> None:
-        """A plan that fits, which a deadline may leave with from now on."""
+        """A plan that fits, which a deadline may leave with from now on; not one that keeps what was to be computed
+        again."""
+        if self.options.remat == "full" and self.recomputation is None:
+            return
         self._known.offer(self, found)
         self.clock.interrupts = True
 
