@@ -164,7 +164,8 @@ def _serving(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strat
             for a, b in zip(common.dims, other.dims, strict=True)
         )
         common = TensorSharding(dims)
-    found = graph.builder.giving(instruction, common) or graph.builder.giving(instruction, whole)
+    giving, number = graph.builder.giving, graph.layout.signatures[node]
+    found = giving(instruction, number, common) or giving(instruction, number, whole)
     assert found is not None, "every instruction can be computed whole"
     return found
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from shardwright.planner.chain import Chain, Key, aligned
 from shardwright.planner.clock import Clock
+from shardwright.planner.dual import LEAST
 from shardwright.planner.graph import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
 from shardwright.planner.segments import Run
@@ -142,12 +143,12 @@ class _Repeat:
             taken_left = taken_right = 0.5 * self.unary[left_slot]
         else:
             taken_left, taken_right = self.unary[left_slot], self.unary[right_slot]
-        matrix += taken_left[:, None] + taken_right[None, :]
-        left = 0.5 * matrix.min(axis=1)
+        matrix += taken_left[:, None] + taken_right
+        left = 0.5 * LEAST(matrix, 1)
         matrix -= left[:, None]
-        right = matrix.min(axis=0)
-        matrix -= right[None, :]
-        rest = matrix.min(axis=1)
+        right = LEAST(matrix, 0)
+        matrix -= right
+        rest = LEAST(matrix, 1)
         matrix -= rest[:, None]
         self.messages[v] = self.messages[v] - taken_left + left + rest
         self.messages[w] = self.messages[w] - taken_right + right

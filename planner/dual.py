@@ -23,6 +23,9 @@ _SWEEPS = 300
 _PATIENCE = 10
 _LEAST_GAIN = 1e-5
 
+#: `min` of an array along an axis; the method of the same name takes a third longer on small ones.
+LEAST = np.minimum.reduce
+
 #: Relative gap that counts as none: rounding in the last digits, over thousands of additions.
 TIGHT = 1e-9
 
@@ -73,18 +76,20 @@ def tighten(problem: Problem, close: float = TIGHT, clock: Clock | None = None) 
 def _handshake(unary: list[FloatArray], edge: tuple[int, int], matrix: FloatArray) -> None:
     """Move costs between one edge's matrix (in place) and its ends so that the three minima's sum is largest."""
     v, w = edge
-    matrix += unary[v][:, None] + unary[w][None, :]
-    left = 0.5 * matrix.min(axis=1)
+    matrix += unary[v][:, None] + unary[w]
+    left = LEAST(matrix, 1)
+    left *= 0.5
     matrix -= left[:, None]
-    right = matrix.min(axis=0)
-    matrix -= right[None, :]
-    rest = matrix.min(axis=1)
+    right = LEAST(matrix, 0)
+    matrix -= right
+    rest = LEAST(matrix, 1)
     matrix -= rest[:, None]
-    unary[v], unary[w] = left + rest, right
+    left += rest
+    unary[v], unary[w] = left, right
 
 
 def _bound(unary: list[FloatArray], pairs: dict[tuple[int, int], FloatArray]) -> float:
-    return float(sum(cost.min() for cost in unary) + sum(matrix.min() for matrix in pairs.values()))
+    return float(sum(LEAST(cost) for cost in unary) + sum(LEAST(matrix, None) for matrix in pairs.values()))
 
 
 def _decode(unary: list[FloatArray], pairs: dict[tuple[int, int], FloatArray], count: int) -> IntArray:

@@ -57,9 +57,12 @@ class Strategy:
     choices: tuple[Choice, ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Near:
-    """The strategies that do as `strategy` does along every mesh axis that is not `free`."""
+    """The strategies that do as `strategy` does along every mesh axis that is not `free`.
+
+    Known by identity: whoever makes them makes one for all variables of which the same is left.
+    """
 
     strategy: Strategy
     free: frozenset[str]
@@ -117,6 +120,7 @@ class StrategyBuilder:
         self._prices = prices
         self._sets: dict[object, StrategySet] = {}
         self._rules: dict[object, OpRule] = {}
+        self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
 
     def rule(self, instruction: Instruction) -> OpRule:
         """The instruction's rule."""
@@ -137,8 +141,7 @@ class StrategyBuilder:
 
         linear: which operand leaves may be partial sums together. number: stands for the instruction's signature.
         """
-        along = None if near is None else (near.strategy.choices, near.free)
-        key = (signature(instruction) if number is None else number, linear, along)
+        key = (signature(instruction) if number is None else number, linear, near)
         found = self._sets.get(key)
         if found is None:
             found = self._sets[key] = self._build(instruction, linear, near)
@@ -153,8 +156,17 @@ class StrategyBuilder:
             self._sets[key] = found
         return found
 
-    def giving(self, instruction: Instruction, result: TensorSharding) -> Strategy | None:
-        """A strategy that makes the instruction's array as `result` and reduces nothing; None where there is none."""
+    def giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
+        """A strategy that makes the instruction's array as `result` and reduces nothing; None where there is none.
+
+        number: stands for the instruction's signature.
+        """
+        key = (number, result)
+        if key not in self._giving:
+            self._giving[key] = self._find_giving(instruction, result)
+        return self._giving[key]
+
+    def _find_giving(self, instruction: Instruction, result: TensorSharding) -> Strategy | None:
         places = {axis: dim for dim, axes in enumerate(result.dims) for axis in axes}
         factors = self.rule(instruction).factors
         choices = [
