@@ -13,7 +13,7 @@ from shardwright.cost import hardware_profile, required_bytes
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.hlo import ArrayShape
-from shardwright.pipelines import PipelineCandidate, PipelinePlan
+from shardwright.pipelines import PipelinePlan
 from shardwright.planner.pipeline.boundary import Origin
 from shardwright.planner.pipeline.layouts import WholeStep
 from shardwright.planner.pipeline.make import Choice, Group, make_pipeline
@@ -82,18 +82,7 @@ def choice_of(program: Program, found: PipelineChoice) -> Choice:
         chunks=found.chunks,
         arguments=_origins(found.arguments, sides[0], program.arguments),
         outputs=_origins(found.outputs, sides[1], program.outputs),
-        candidates=tuple(
-            PipelineCandidate(
-                stages=each.stages,
-                mesh=each.mesh,
-                micro_batches=each.micro_batches,
-                schedule=each.schedule,
-                step_s=each.step_s,
-                bubble_fraction=each.bubble_fraction,
-                note=each.note,
-            )
-            for each in found.candidates
-        ),
+        candidates=found.candidates,
         notes=found.notes,
         whole=tuple(_whole(found)),
     )

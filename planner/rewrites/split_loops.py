@@ -11,12 +11,13 @@ numbers in its own, shorter stacks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape
+from shardwright.planner.inlining import callees_first
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.row_wise import RowWise, row_wise
 from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
@@ -102,7 +103,6 @@ class _Splitter:
     whole: dict[Value, Instruction] = field(default_factory=dict)
     parts: dict[Value, tuple[Instruction, ...]] = field(default_factory=dict)
     out: list[Instruction] = field(default_factory=list)
-    callees: list[Computation] = field(default_factory=list)
     label_of: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,8 +120,7 @@ class _Splitter:
                 self._instruction(instruction)
         outputs, root = self._root()
         computation = edit.computation_of(entry, self.out, root)
-        kept = [c for c in self.source.computations if not c.is_entry]
-        made = edit.module_of(self.source, [*_reached(computation, [*kept, *self.callees]), computation])
+        made = edit.module_of(self.source, callees_first(computation))
         self._aliases(made, numbers)
         return SplitLoops(module=made, arguments=arguments, outputs=outputs, label_of=self.label_of)
 
@@ -351,7 +350,6 @@ class _Splitter:
         for which, computation in (("condition", condition), ("body", made_body)):
             made.attributes[which] = edit.attribute(which, f"%{computation.name}")
         made.attributes.pop("backend_config", None)
-        self.callees += [condition, *body.made]
         self.label_of.update({operand.name: rows.label, made.name: rows.label})
         self.out += [operand, made]
         return made
@@ -412,7 +410,6 @@ class _Body:
     shape: TupleShape
     rows: Rows
     suffix: str
-    made: list[Computation] = field(default_factory=list)
 
     def copy(self, source: Computation, *, is_body: bool = True) -> Computation:
         new: dict[Instruction, Instruction] = {}
@@ -433,9 +430,7 @@ class _Body:
             instruction.is_root = instruction is root
         parameters = tuple(sorted((i for i in out if i.opcode == "parameter"), key=lambda i: i.index))
         name = f"{source.name}.{self.suffix}"
-        found = Computation(self.names.like(name, "part"), out, root, parameters, attributes=source.attributes)
-        self.made.append(found)
-        return found
+        return Computation(self.names.like(name, "part"), out, root, parameters, attributes=source.attributes)
 
     def _regions(self, made: Instruction) -> None:
         made.called = {
@@ -516,19 +511,3 @@ def _named_rows(attributes: Mapping[str, Attribute], rows: Rows) -> dict[str, At
         text = _OP_NAME.sub(rf'\1[{rows[0]}:{rows[1]}]"', metadata.text, count=1)
         made["metadata"] = edit.attribute("metadata", text)
     return made
-
-
-def _reached(entry: Computation, candidates: Iterable[Computation]) -> list[Computation]:
-    """The computations that the entry still reaches, callees before callers."""
-    found: dict[Computation, None] = {}
-    stack = [(entry, False)]
-    while stack:
-        computation, is_finished = stack.pop()
-        if is_finished:
-            found.setdefault(computation)
-        elif computation not in found:
-            stack.append((computation, True))
-            callees = [each for i in computation.instructions for called in i.called.values() for each in called]
-            stack += [(callee, False) for callee in reversed(callees) if callee not in found]
-    del found[entry]
-    return list(found)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.hlo import Module
+from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.microbatch import StepSplit
 from shardwright.planner.rewrites.split_loops import Piece
 from shardwright.plans import Mesh
@@ -36,19 +37,6 @@ class StageGroup:
 
     first_device: int
     mesh: Mesh
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineCandidate:
-    """A pipeline that was priced, or why it was left out (step_s None)."""
-
-    stages: int
-    mesh: Mesh
-    micro_batches: int
-    schedule: str
-    step_s: float | None
-    bubble_fraction: float = 0.0
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

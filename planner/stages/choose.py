@@ -22,6 +22,7 @@ from shardwright.cost import Topology, hardware_profile
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
+from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.budget import Price
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Leaf
@@ -29,7 +30,7 @@ from shardwright.planner.meshes import candidate_meshes, refines
 from shardwright.planner.microbatch import StepSplit, Term, accumulated, split_step
 from shardwright.planner.program import Program
 from shardwright.planner.search import Found, Listener, Search
-from shardwright.planner.stages.choice import PipelineCandidate, PipelineChoice, Wanted
+from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.coarse import Coarse, coarse_parts
 from shardwright.planner.stages.contract import contracted
 from shardwright.planner.stages.cut import cut

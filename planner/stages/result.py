@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardwright.hlo import Module
+from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.microbatch import StepSplit
 from shardwright.planner.rewrites.split_loops import Parts, Rows, split_loops
-from shardwright.planner.stages.choice import PipelineCandidate, PipelineChoice, StageGroup
+from shardwright.planner.stages.choice import PipelineChoice, StageGroup
 from shardwright.planner.stages.coarse import Coarse
 
 if TYPE_CHECKING:
