@@ -35,13 +35,18 @@ class Bounded:
     """What message passing found.
 
     states / value: the best assignment so far. lower_bound: no assignment is under it.
-    kept: per variable, the states that may be part of a better assignment than `value`.
+    raised: per variable, how far each of its states raises the bound.
     """
 
     states: IntArray
     value: float
     lower_bound: float
-    kept: tuple[IntArray, ...]
+    raised: tuple[FloatArray, ...]
+
+    def kept(self, value: float) -> tuple[IntArray, ...]:
+        """Per variable, the states that may be part of a better assignment than one of `value`."""
+        slack = value - self.lower_bound + TIGHT * abs(value)
+        return tuple(np.flatnonzero(each <= slack) for each in self.raised)
 
 
 def tighten(problem: Problem, close: float = TIGHT, clock: Clock | None = None) -> Bounded:
@@ -69,8 +74,8 @@ def tighten(problem: Problem, close: float = TIGHT, clock: Clock | None = None) 
             break
         if clock is not None and clock.is_late:
             break
-    kept = _kept(unary, pairs, history[-1], value)
-    return Bounded(states=states, value=value, lower_bound=min(history[-1], value), kept=kept)
+    raised = _raised(unary, pairs)
+    return Bounded(states=states, value=value, lower_bound=min(history[-1], value), raised=raised)
 
 
 def _handshake(unary: list[FloatArray], edge: tuple[int, int], matrix: FloatArray) -> None:
@@ -106,14 +111,11 @@ def _decode(unary: list[FloatArray], pairs: dict[tuple[int, int], FloatArray], c
     return states
 
 
-def _kept(
-    unary: list[FloatArray], pairs: dict[tuple[int, int], FloatArray], bound: float, value: float
-) -> tuple[IntArray, ...]:
-    """States that do not raise the bound above `value`, counting their variable and its edges."""
+def _raised(unary: list[FloatArray], pairs: dict[tuple[int, int], FloatArray]) -> tuple[FloatArray, ...]:
+    """How far each state raises the bound, counting its variable and its edges."""
     raised = [cost - cost.min() for cost in unary]
     for (v, w), matrix in pairs.items():
         least = matrix.min()
         raised[v] = raised[v] + (matrix.min(axis=1) - least)
         raised[w] = raised[w] + (matrix.min(axis=0) - least)
-    slack = value - bound + TIGHT * abs(value)
-    return tuple(np.flatnonzero(each <= slack) for each in raised)
+    return tuple(raised)

@@ -349,21 +349,21 @@ class Search:
             )
 
     # ---- one mesh ------------------------------------------------------------
-    def on_mesh(self, mesh: Mesh) -> Tried:
-        """The fastest plan on one mesh, memory aside."""
+    def on_mesh(self, mesh: Mesh, close: float = 0.0) -> Tried:
+        """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
         self.report("rules", str(mesh))
         force = forced(self.flow, self.program.arguments, self.options, mesh, self.program.batch)
         notes = list(self.flow.notes)
         chain = self.chain(mesh, force, force.in_place)
         self.report("search", str(mesh))
         try:
-            solved = self._solved(chain)
+            solved = self._solved(chain, close)
         except PlanError:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             chain = self.chain(mesh, force, frozenset())
-            solved = self._solved(chain)
+            solved = self._solved(chain, close)
         if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
             notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
         return self.tried(chain, solved, notes)
@@ -372,11 +372,11 @@ class Search:
         step_s = solved.value + chain.graph.least_of_free_s()
         return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
 
-    def _solved(self, chain: Chain) -> SolvedChain:
+    def _solved(self, chain: Chain, close: float) -> SolvedChain:
         if self.options.mode == "propagate":
             return propagated(chain)
-        close = CLOSE_IF_LARGE if self._is_large and self._descends else 0.0
-        return chain.solve(self.time_limit_s(), close)
+        least = CLOSE_IF_LARGE if self._is_large and self._descends else 0.0
+        return chain.solve(self.time_limit_s(), max(close, least))
 
     def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> Found:
         decisions = decide(chain.graph, solved.states)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from shardwright.errors import PlanError
 from shardwright.planner import dual, ilp, pbqp
 from shardwright.planner.clock import Clock
 from shardwright.planner.ilp import Solution
-from shardwright.planner.pbqp import Problem
+from shardwright.planner.pbqp import IntArray, Problem
 
 #: Cores of up to so many states are solved to optimality; larger ones until this relative gap is proven.
 EXACT_STATES = 2000
 CLOSE = 1e-4
+
+#: Where the bound is nearly exact and the assignment known is not, the best one has states that hardly raise the bound:
+#: parts of the distance between the two up to which states are looked at first.
+NEAR = (1e-4, 1e-3)
 
 
 def solve(problem: Problem, *, time_limit_s: float, close: float = 0.0, clock: Clock | None = None) -> Solution:
@@ -47,14 +53,33 @@ def _solve_core(core: Problem, time_limit_s: float, good_enough: float, clock: C
     close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE)
     bounded = dual.tighten(core, close, clock)
     known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
-    if known.value - known.lower_bound <= close * abs(known.value) or (clock.is_late and np.isfinite(known.value)):
+    for part in (*NEAR, 1.0) if np.isfinite(known.value) else (1.0,):
+        if known.value - known.lower_bound <= close * abs(known.value) or (clock.is_late and np.isfinite(known.value)):
+            break
+        reach = known.lower_bound + part * (known.value - known.lower_bound)
+        limit_s = clock.within(time_limit_s if part == 1.0 else time_limit_s / 4)
+        known = _among(core, known, bounded.kept(reach), limit_s, good_enough or ilp.EXACT, is_all=part == 1.0)
+    return known
+
+
+def _among(
+    core: Problem, known: Solution, kept: Sequence[IntArray], time_limit_s: float, gap: float, *, is_all: bool
+) -> Solution:
+    """The better of what is known and the best assignment of the states `kept`. is_all: a better one has only those."""
+    if not all(map(len, kept)):
         return known
-    rest = pbqp.reduce(core.restricted(bounded.kept))
-    solved = ilp.solve(rest.core, time_limit_s=clock.within(time_limit_s), gap=good_enough or ilp.EXACT)
+    try:
+        rest = pbqp.reduce(core.restricted(tuple(kept)))
+        solved = ilp.solve(rest.core, time_limit_s=time_limit_s, gap=gap)
+    except (ValueError, PlanError):  # no finite assignment among these
+        if np.isfinite(known.value):
+            return known
+        raise
     value = rest.constant + solved.value
-    bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
+    bound = known.lower_bound
+    if is_all:
+        bound = max(bound, min(rest.constant + solved.lower_bound, known.value))
     if value >= known.value:
         return Solution(states=known.states, value=known.value, lower_bound=bound)
-    chosen = rest.complete(solved.states)
-    states = np.array([kept[i] for kept, i in zip(bounded.kept, chosen, strict=True)], np.int64)
+    states = np.array([left[i] for left, i in zip(kept, rest.complete(solved.states), strict=True)], np.int64)
     return Solution(states=states, value=value, lower_bound=min(bound, value))

@@ -131,14 +131,15 @@ class _Chain(Chain):
         known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
         if self.off == "ILP" or known.value - known.lower_bound <= close * abs(known.value):
             return known
-        rest = self._reduced(core.restricted(bounded.kept))
+        kept = bounded.kept(bounded.value)
+        rest = self._reduced(core.restricted(kept))
         solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
         value = rest.constant + solved.value
         bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
         if value >= known.value:
             return replace(known, lower_bound=bound)
         chosen = rest.complete(solved.states)
-        states = np.array([kept[i] for kept, i in zip(bounded.kept, chosen, strict=True)], np.int64)
+        states = np.array([left[i] for left, i in zip(kept, chosen, strict=True)], np.int64)
         return Solution(states=states, value=value, lower_bound=min(bound, value))
 
 

@@ -61,6 +61,10 @@ MOST_REFINED, MOST_SIMULATED = 2, 3
 #: one before, the first a part of what the fastest plan's bytes cost at its own time.
 MOST_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
 
+#: Relative gap within which a plan on a mesh is solved: what stages take is read off it, a pipeline's other
+#: choices make far more of a difference.
+CLOSE = 0.02
+
 #: Part of a device's memory that a cut may fill: programs take up to a sixth more than was counted for them.
 FILLED = 0.85
 
@@ -155,14 +159,14 @@ class _Plans:
     def _next(self) -> Found:
         search = self.search
         if not self._found:
-            tried = search.on_mesh(self.mesh)
+            tried = search.on_mesh(self.mesh, CLOSE)
             return search.found(tried.chain, tried.solved, tried.notes)
         first = self._found[0]
         memory = search.program.memory(search.profile, first.chain.graph.layout.hubs)
         price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
         peaks = list(dict.fromkeys(memory.peak(each.decisions) for each in self._found[-2:]))
         chain = first.chain.with_price(Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks)))
-        return search.found(first.chain, chain.solve(PRICED_TIME_LIMIT_S), first.notes)
+        return search.found(first.chain, chain.solve(PRICED_TIME_LIMIT_S, CLOSE), first.notes)
 
 
 @dataclass(slots=True, eq=False)

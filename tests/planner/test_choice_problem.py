@@ -83,7 +83,7 @@ def test_message_passing_never_overbounds_and_keeps_what_is_better(seed: int) ->
     found = dual.tighten(problem)
     assert found.lower_bound <= best + 1e-9
     if np.isfinite(best) and best < found.value - 1e-9:
-        assert exhaustive(problem.restricted(found.kept)) == pytest.approx(best)
+        assert exhaustive(problem.restricted(found.kept(found.value))) == pytest.approx(best)
 
 
 def test_incumbent_is_an_assignment() -> None:
