@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardwright.cost import reshard
-from shardwright.hlo import ArrayShape, Instruction
+from shardwright.hlo import Instruction
 from shardwright.planner.causes import Causes, is_backward
 from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node
+from shardwright.planner.exposed import hidden_s
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.scopes import span, telling_depth
 from shardwright.planner.segments import CHOOSERS
@@ -245,27 +246,33 @@ def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[
 
 @dataclass(slots=True, kw_only=True)
 class _Ledger:
-    """Collects collectives; a value brought to one sharding for several readers is brought there once."""
+    """Collects collectives; a value brought to one sharding for several readers is brought there once.
+
+    beside: seconds a step of each move that may run beside compute.
+    """
 
     decisions: Decisions
     found: list[PlannedCollective] = field(default_factory=list)
+    beside: list[tuple[Leaf, float]] = field(default_factory=list)
     moved: set[tuple[Leaf, TensorSharding]] = field(default_factory=set)
 
     def add(
         self,
         instruction: str,
         cause: str,
-        shape: ArrayShape,
+        leaf: Leaf,
         source: TensorSharding,
         target: TensorSharding,
         weight: float,
         runs: int,
     ) -> None:
-        prices = self.decisions.graph.prices
-        mesh = prices.mesh
+        graph = self.decisions.graph
+        shape, mesh = graph.flow.nodes[leaf[0]].shapes[leaf[1]], graph.prices.mesh
         for move in reshard(shape.element_type, shape.dimensions, source, target, mesh):
-            once_s = move.time_s(mesh, prices.topology)
+            once_s = move.time_s(mesh, graph.prices.topology)
             count = max(1, runs)
+            if leaf in graph.beside:
+                self.beside.append((leaf, once_s * weight))
             self.found.append(
                 PlannedCollective(
                     kind=move.kind,
@@ -296,6 +303,28 @@ class _Ledger:
 
 def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> tuple[PlannedCollective, ...]:
     """Reductions of partial results and moves of operands, in program order; without `causes` they stay unsaid."""
+    return tuple(_ledger(decisions, causes).found)
+
+
+class Communication(NamedTuple):
+    """Seconds a step of communication: that the step waits for, that run beside compute, and that would if there
+    were enough compute."""
+
+    waited_s: float
+    hidden_s: float
+    hideable_s: float
+
+
+def communication(decisions: Decisions) -> Communication:
+    """What all collectives take, and the arguments that the client sends."""
+    ledger, overlap = _ledger(decisions, None), decisions.graph.prices.topology.overlap
+    whole_s = sum(collective.time_s for collective in ledger.found) + arrival_time_s(decisions)
+    beside = [(leaf, overlap * seconds) for leaf, seconds in ledger.beside]
+    hidden = hidden_s(decisions.graph.flow, beside, node_times_s(decisions))
+    return Communication(whole_s - hidden, hidden, sum(seconds for _, seconds in beside))
+
+
+def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
     ledger = _Ledger(decisions=decisions)
     flow = decisions.graph.flow
     for node in flow.nodes:
@@ -308,22 +337,21 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
             target = strategy.operands[use.position]
             lies = decisions.result(use.source)
             source = decisions.source(use.source, target)
-            shape = flow.nodes[use.source[0]].shapes[use.source[1]]
             for before, after in ((lies, source), (source, target)):
                 if before == after or (use.source, after) in ledger.moved:
                     continue
                 ledger.moved.add((use.source, after))
                 cause = causes.move(node, use) if causes else ""
-                ledger.add(node.instruction.name, cause, shape, before, after, use.weight, use.runs)
+                ledger.add(node.instruction.name, cause, use.source, before, after, use.weight, use.runs)
         for border in strategy.borders:
             ledger.add_border(node, border, causes.borders(node) if causes else "")
         made = strategy.results if node.is_value else local_results(strategy)
-        for shape, source, target in zip(node.shapes, made, decisions.lies[node.index], strict=True):
+        for i, (source, target) in enumerate(zip(made, decisions.lies[node.index], strict=True)):
             if source != target:
                 name = node.instruction.name
                 cause = causes.reduction(node) if causes else ""
-                ledger.add(name, cause, shape, source, target, node.weight, node.runs)
-    return tuple(ledger.found)
+                ledger.add(name, cause, (node.index, i), source, target, node.weight, node.runs)
+    return ledger
 
 
 def compute_time_s(decisions: Decisions) -> float:

@@ -234,7 +234,9 @@ class Graph:
 
     sets: strategies per node, made when asked for. in_place: nodes whose value is used as it lies or split further,
     never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
-    variable, where only the neighbourhood of one plan is searched. clock: ends the making of problems.
+    variable, where only the neighbourhood of one plan is searched. beside: values that are moved beside compute, of
+    whose moves the part `exposed` is priced. behind: nodes of whose computing only the part `counted` is.
+    clock: ends the making of problems.
     """
 
     layout: Layout
@@ -246,6 +248,10 @@ class Graph:
     confinement: Confinement | None = None
     preference: Preference | None = None
     near: Mapping[Variable, Near] = field(default_factory=dict)
+    beside: frozenset[Leaf] = frozenset()
+    exposed: float = 1.0
+    behind: frozenset[int] = frozenset()
+    counted: float = 1.0
     clock: Clock = field(default_factory=Clock)
     _least_s: dict[bool, float] = field(default_factory=dict)
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)
@@ -300,7 +306,7 @@ class Graph:
                     found = self.set_of((node.index, -1))
                     if id(found) not in least:
                         least[id(found)] = float(found.time_s.min())
-                    total += node.weight * least[id(found)]
+                    total += self._weight(node) * least[id(found)]
             self._least_s[free] = total
         return self._least_s[free]
 
@@ -322,9 +328,13 @@ class Graph:
                     problem.add_edge(position[source], mine, self.use_matrix(node, use))
         return problem
 
+    def _weight(self, node: Node) -> float:
+        """Executions a step, as far as they count."""
+        return node.weight * self.counted if node.index in self.behind else node.weight
+
     def _own_costs(self, node: Node) -> FloatArray:
         found = self.set_of((node.index, -1))
-        costs = node.weight * found.time_s
+        costs = self._weight(node) * found.time_s
         if self.preference is not None:
             costs = costs + self.preference.added_s(found)
         if node.instruction.opcode in _FILLED and not node.is_value:  # stored, though computed at no price
@@ -343,7 +353,7 @@ class Graph:
         index, leaf = hub
         made = self.set_of((index, -1)).result_ids[:, leaf]
         lies = self.set_of(hub).result_ids[:, 0]
-        return self._moves(index, leaf, made, lies, self.layout.hubs[hub])
+        return self._moves(hub, made, lies, self.layout.hubs[hub])
 
     def use_matrix(self, node: Node, use: Use) -> FloatArray:
         """Seconds of bringing an operand from how it is made, or its hub lies (rows), to how the node uses it."""
@@ -355,7 +365,7 @@ class Graph:
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
-        matrix = self._moves(source, leaf, made, wanted, use.weight)
+        matrix = self._moves(use.source, made, wanted, use.weight)
         return np.where(self._becoming(made, wanted), np.inf, matrix) if use.source in self.layout.hubs else matrix
 
     def _becoming(self, made: IntArray, wanted: IntArray) -> NDArray[np.bool_]:
@@ -368,9 +378,11 @@ class Graph:
                 found[i, j] = not axes <= set(shardings[m].unreduced)
         return found
 
-    def _moves(self, source: int, leaf: int, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
-        matrix = self.prices.reshard_matrix(self.flow.nodes[source].shapes[leaf], made, wanted, weight)
-        return np.where(matrix > 0, np.inf, matrix) if source in self.in_place else matrix
+    def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
+        index, leaf = source
+        weight = weight * self.exposed if source in self.beside else weight
+        matrix = self.prices.reshard_matrix(self.flow.nodes[index].shapes[leaf], made, wanted, weight)
+        return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix
 
 
 def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:

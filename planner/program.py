@@ -16,6 +16,7 @@ from shardwright.options import name_matches
 from shardwright.planner.annotations import collect
 from shardwright.planner.budget import Memory
 from shardwright.planner.dataflow import Dataflow, Leaf, build_dataflow
+from shardwright.planner.exposed import gradients
 from shardwright.planner.force import state_arguments
 from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
@@ -80,6 +81,14 @@ class Program:
         self.twins = _nodes_of(self.flow, twins)
         self._liveness: Liveness | None = None
         self._structures: dict[Hashable, Structure] = {}
+        self._gradients: frozenset[Leaf] | None = None
+
+    @property
+    def gradients(self) -> frozenset[Leaf]:
+        """Values that may be moved beside compute."""
+        if self._gradients is None:
+            self._gradients = gradients(self.flow)
+        return self._gradients
 
     def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
         """Segments and variables where the nodes of `requirements` may not choose freely.

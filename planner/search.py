@@ -17,7 +17,7 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
 from shardwright.planner.assemble import (
     Decisions,
-    arrival_time_s,
+    communication,
     compute_time_s,
     decide,
     instruction_plans,
@@ -30,11 +30,14 @@ from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.collector import collector_paused
+from shardwright.planner.dataflow import Leaf
 from shardwright.planner.descent import descend
 from shardwright.planner.experts import expert_candidates, first_plan
+from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.fitting import fitted
 from shardwright.planner.force import Forced, check_force, forced, origin
 from shardwright.planner.graph import Graph, free_nodes, with_views
+from shardwright.planner.hiding import kept_promises
 from shardwright.planner.meshes import given_mesh, meshes_to_search, refines
 from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import MOST, Preference
@@ -113,11 +116,12 @@ class Search:
         self.program = Program(hlo, options)
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
+        self.hidden_share = 1.0
 
     def run(self) -> Plan:
         self._know_a_plan()
         try:
-            outcome = relieved(self.outcome())
+            outcome = kept_promises(relieved(self.outcome()))
         except OutOfTimeError:
             outcome = self._known.outcome()
         self.clock.interrupts = False
@@ -382,8 +386,7 @@ class Search:
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
-        communication_s = sum(collective.time_s for collective in planned_collectives(decisions))
-        communication_s += arrival_time_s(decisions)
+        moved = communication(decisions)
         instructions = instruction_plans(decisions)
         parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
         return Found(
@@ -391,13 +394,20 @@ class Search:
             chain=chain,
             solved=solved,
             decisions=decisions,
-            cost=CostSummary(compute_s=compute_s, communication_s=communication_s, lower_bound_s=0.0, bound_scope=""),
+            cost=CostSummary(
+                compute_s=compute_s,
+                communication_s=moved.waited_s,
+                hidden_s=moved.hidden_s,
+                lower_bound_s=0.0,
+                bound_scope="",
+            ),
             notes=tuple(notes),
             instructions=instructions,
             parameters=parameters,
             outputs=outputs,
             memory=memory(self.program.module, instructions, parameters, outputs, mesh, self.profile),
             price_bound_s=price_bound_s,
+            promised_s=moved.hideable_s - moved.hidden_s,
         )
 
     def needed_bytes(self, found: Found) -> int:
@@ -416,9 +426,15 @@ class Search:
         confinement = force.confinement(self.flow, free, builder)
         in_place = with_views(self.flow, in_place)
         extra: dict[int, Hashable] = dict.fromkeys(in_place, "in place")
+        overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
+        if overlap:
+            beside = self.program.gradients
+            behind = nodes_behind(self.flow, beside) if self.hidden_share < 1 else behind
+            extra |= {node: (extra.get(node), "beside") for node in nodes_at(self.flow, beside)}
+            extra |= {node: (extra.get(node), "behind") for node in sorted(behind)}
         if confinement is not None:
             for node in self.flow.nodes:
-                extra[node.index] = (node.index in in_place, *confinement.key(node))
+                extra[node.index] = (extra.get(node.index), *confinement.key(node))
         structure = self.program.structure(requirements, extra)
         graph = Graph(
             layout=structure.layout,
@@ -428,6 +444,10 @@ class Search:
             in_place=in_place,
             arriving=self.program.arriving,
             confinement=confinement,
+            beside=beside,
+            exposed=1.0 - self.hidden_share * overlap,
+            behind=behind,
+            counted=self.hidden_share,
             clock=self.clock,
         )
         graph.preference = Preference(mesh.axes[0].name, graph.least_s(), len(self.flow.nodes))
@@ -459,12 +479,12 @@ class Search:
             return found
         if self.options.mode == "propagate":
             return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
-        if found.start is None:
-            bound_s = self._bound_s(found.chain, found.solved, found.price_bound_s)
-            scope = self._scope(found.chain)
-        else:
-            bound_s = self._bound_s(found.start.chain, found.start.solved)
-            scope = self._scope(found.start.chain) + (
+        start = found.start or found
+        bound_s = self._bound_s(start.chain, start.solved, found.price_bound_s if start is found else 0.0)
+        bound_s = max((bound_s, *(self._bound_s(each.chain, each.solved) for each in found.relaxed)))
+        scope = self._scope(start.chain)
+        if start.mesh != found.mesh:
+            scope += (
                 f"; this plan divides its axes further, which that bound (of {bound_s * 1e3:.4g} ms) does not cover: "
                 'effort="best" searches three axes outright'
             )
@@ -485,7 +505,12 @@ class Search:
             f"on mesh {chain.graph.prices.mesh}, {again}one factor or none per axis and instruction{forced_by}, "
             f"{len(self.flow.nodes)} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums "
             "are reduced before the next product, a value has one layout for its readers besides the one it is made "
-            "in, nothing overlaps"
+            "in"
+            + (
+                f"; {chain.graph.exposed:.0%} of the time that gradients move is priced, the rest is hidden"
+                if chain.graph.exposed < 1
+                else ", nothing overlaps"
+            )
         )
 
     def _assemble(self, found: Found, candidates: tuple[Candidate, ...]) -> Plan:
@@ -572,7 +597,12 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A plan on one mesh, before it is bounded and written down."""
+    """A plan on one mesh, before it is bounded and written down.
+
+    promised_s: seconds a step that the search took to run beside compute, and that find nothing to run beside.
+    start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh, or
+    the start's, whose bounds hold too.
+    """
 
     mesh: Mesh
     chain: Chain
@@ -585,7 +615,9 @@ class Found:
     outputs: tuple[VariablePlan, ...]
     memory: MemorySummary
     price_bound_s: float = 0.0
+    promised_s: float = 0.0
     start: Tried | None = None
+    relaxed: tuple[Tried, ...] = ()
 
 
 #: Forced strategies that promise to compute along the batch.

@@ -76,7 +76,8 @@ class ClusterNode:
 class Cluster:
     """A validated cluster; devices are numbered node by node, in task order.
 
-    memory_bytes_per_device, intra_node, inter_node: None means the hardware profile's.
+    memory_bytes_per_device, intra_node, inter_node: None means the hardware profile's. overlap: part of the time of
+    gradient synchronisation that runs beside compute; None likewise.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Cluster:
     memory_bytes_per_device: int | None = None
     intra_node: Link | None = None
     inter_node: Link | None = None
+    overlap: float | None = None
     security: Security | None = None
     insecure: bool = False
     token: str | None = None
@@ -177,7 +179,11 @@ class Cluster:
             "hardware": self.hardware,
             "device_count": self.device_count,
             "memory_bytes_per_device": self.memory_bytes_per_device,
-            "links": {"intra_node": link(self.intra_node), "inter_node": link(self.inter_node)},
+            "links": {
+                "intra_node": link(self.intra_node),
+                "inter_node": link(self.inter_node),
+                "overlap": self.overlap,
+            },
             "insecure": self.insecure,
             "tls": self.security is not None and self.security.has_tls,
             "nodes": [
@@ -250,6 +256,7 @@ def _read(data: dict[str, Any], source: str, directory: Path) -> Cluster:
         memory_bytes_per_device=_memory_bytes(data, source),
         intra_node=_link(data, "intra_node", nodes, source),
         inter_node=_link(data, "inter_node", nodes, source),
+        overlap=data.get("links", {}).get("overlap"),
         security=security,
         insecure=data.get("insecure", False),
         token=token,

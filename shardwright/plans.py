@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.3"
+PLAN_FORMAT = "1.4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,8 @@ class PlannedCollective:
 class CostSummary:
     """Predicted seconds of one step, and the certified lower bound of the search.
 
-    `communication_s`: all collectives, and the arguments that the client sends with the step.
+    `communication_s`: all collectives, and the arguments that the client sends with the step, as far as the step waits
+    for them; `hidden_s`: the collectives that run beside compute, which costs no step time.
 
     `bound_scope` says which objective and which choices the bound covers.
     """
@@ -269,6 +270,7 @@ class CostSummary:
     communication_s: float
     lower_bound_s: float
     bound_scope: str
+    hidden_s: float = 0.0
 
     @property
     def step_s(self) -> float:

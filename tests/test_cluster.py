@@ -63,7 +63,9 @@ def test_coordinator_contributes_no_device() -> None:
 
 def test_units_become_si() -> None:
     links = {"intra_node": {"bandwidth_gb_per_s": 300, "latency_us": 3}, "inter_node": {"bandwidth_gb_per_s": 25}}
-    cluster = load({"master": LOCAL, "memory_gib": 1.5, "links": links})
+    cluster = load({"master": LOCAL, "memory_gib": 1.5, "links": links | {"overlap": 0.25}})
+    assert cluster.overlap == 0.25
+    assert cluster.content_hash != load({"master": LOCAL, "memory_gib": 1.5, "links": links}).content_hash
     assert cluster.memory_bytes_per_device == 1536 * 2**20
     assert cluster.intra_node == Link(bandwidth_bytes_per_s=3e11, latency_s=pytest.approx(3e-6))
     assert cluster.inter_node == Link(bandwidth_bytes_per_s=2.5e10)

@@ -42,6 +42,7 @@ class Topology:
     efficiency: part of a link's bandwidth that collectives attain.
     reduce_scatter_runs_as: the kind whose time a reduce-scatter takes (see `HardwareProfile`).
     latency_counts: what a collective pays latency for (see `HardwareProfile`).
+    overlap: part of the time of gradient synchronisation that runs beside compute.
     """
 
     devices_per_node: tuple[int, ...]
@@ -50,6 +51,7 @@ class Topology:
     efficiency: float
     reduce_scatter_runs_as: str = "reduce-scatter"
     latency_counts: str = "ring-steps"
+    overlap: float = 0.0
 
     @classmethod
     def of(cls, cluster: Cluster, profile: HardwareProfile) -> Topology:
@@ -61,6 +63,7 @@ class Topology:
             efficiency=profile.collective_efficiency,
             reduce_scatter_runs_as=profile.reduce_scatter_runs_as,
             latency_counts=profile.latency_counts,
+            overlap=profile.overlap if cluster.overlap is None else cluster.overlap,
         )
 
 

@@ -23,6 +23,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     count = sum(each.count for each in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
+    parts += f" ({format_seconds(cost.hidden_s)} more beside compute)" if cost.hidden_s else ""
     return [
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
         *_layouts(plan),

@@ -61,6 +61,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "step_s": plan.cost.step_s,
         "compute_s": plan.cost.compute_s,
         "communication_s": plan.cost.communication_s,
+        "hidden_s": plan.cost.hidden_s,
         "lower_bound_s": plan.cost.lower_bound_s,
         "gap": plan.cost.gap,
         "bound_scope": plan.cost.bound_scope,
