@@ -72,3 +72,10 @@ def test_plans_that_promise_too_much_are_searched_again(wide_mlp: str, bandwidth
     forced = planned(wide_mlp, 0.9, bandwidth=bandwidth, force="data")
     assert hiding.cost.lower_bound_s <= hiding.cost.step_s <= min(waiting.cost.step_s, forced.cost.step_s) * 1.002
     assert hiding.cost.lower_bound_s <= forced.cost.step_s
+
+
+@pytest.mark.parametrize("bandwidth", [1e11, 1e12])
+def test_the_search_moves_more_where_it_can_hide_it(wide_mlp: str, bandwidth: float) -> None:
+    hiding, waiting = (planned(wide_mlp, overlap, bandwidth=bandwidth) for overlap in (0.9, 0.0))
+    assert of_gradients_s(hiding) > of_gradients_s(waiting)
+    assert hiding.cost.step_s < waiting.cost.step_s - 0.9 * of_gradients_s(waiting)  # what its plan could hide at most
