@@ -1,0 +1,50 @@
+"""Clusters of real servers, eight devices in all, each started when it is first asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import shardwright as sw
+from tests.server.raw_client import Server
+from tests.server.test_processes import free_port
+
+#: Devices of a cluster, over all its nodes.
+DEVICES = 8
+
+
+def start(folder: Path, nodes: int = 2) -> tuple[list[Server], sw.Session]:
+    """A cluster of eight devices, and a session with it."""
+    entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": DEVICES // nodes} for _ in range(nodes)]
+    path = folder / "cluster.json"
+    path.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
+    servers = [Server(str(path), str(task)) for task in range(nodes)]
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            return servers, sw.connect(f"127.0.0.1:{entries[0]['port']}")
+        except sw.ServerUnavailableError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+
+
+class Clusters:
+    """One running cluster at a time, kept as long as the number of its workers is what is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[int, tuple[list[Server], sw.Session]] = {}
+
+    def session(self, nodes: int) -> sw.Session:
+        if nodes not in self._running:
+            self.stop()  # one at a time: two cores carry no more
+            self._running[nodes] = start(self._folder, nodes)
+        return self._running[nodes][1]
+
+    def stop(self) -> None:
+        for servers, session in self._running.values():
+            session.close()
+            for server in servers:
+                server.stop()
+        self._running.clear()
