@@ -114,8 +114,9 @@ def test_load_results_come_back() -> None:
     )  # fmt: skip
     memory = CompiledMemory(argument_bytes=1, output_bytes=2, alias_bytes=3, temporary_bytes=4)
     program = CompiledProgram(
-        stablehlo="", serialized=None, collectives=(collective,), memory=memory, emit_s=0.5, compile_s=1.5
-    )
+        stablehlo="", partitioned_gzip=b"", serialized=None, collectives=(collective,), memory=memory, emit_s=0.5,
+        compile_s=1.5,
+    )  # fmt: skip
     result = wire.load_result("id", program)
     assert wire.observed_collectives(result) == (collective,)
     assert (result.arguments_bytes, result.outputs_bytes, result.aliased_bytes, result.temporaries_bytes) == (

@@ -14,7 +14,7 @@ from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
 from shardwright.server.master import events as ev
 from shardwright.server.master.formation import Formation
 from shardwright.server.master.library import PlanRecord
-from shardwright.xla import CompileService
+from shardwright.xla import CompileJob, CompileService
 from shardwright.xla.compiled import CompiledProgram
 
 #: The nodes that own some of these devices.
@@ -59,10 +59,6 @@ class Order:
 def compile_facts(plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf) -> ev.ProgramFacts:
     """Blocking: emit and compile every program in the compile child. Raises what the compiler raises."""
 
-    def binary(plan: Plan, devices: range) -> Binary:
-        nodes = nodes_of(devices)
-        return Binary(compiled=compiler.compile(plan.require_hlo(), plan, want_executable=len(nodes) == 1), nodes=nodes)
-
     plan = record.plan
     if isinstance(plan, PipelinePlan):
         stages = plan.stages
@@ -72,19 +68,36 @@ def compile_facts(plan_id: str, record: PlanRecord, compiler: CompileService, no
             donated=_donated(plan),
             output_bytes=tuple(_entry_layout(entry, stages).size_bytes for entry in plan.outputs),
             stages=tuple(nodes_of(stage.devices) for stage in stages),
-            payload=Payload(
-                record=record,
-                binaries={each.name: binary(each.plan, stages[each.stage].devices) for each in plan.programs},
-            ),
+            payload=Payload(record=record, binaries=_binaries_of(plan, compiler, nodes_of)),
         )
-    devices = range(record.first_device, record.first_device + plan.mesh.device_count)
+    nodes = nodes_of(range(record.first_device, record.first_device + plan.mesh.device_count))
+    compiled = compiler.compile(plan.require_hlo(), plan, want_executable=len(nodes) == 1)
     return ev.ProgramFacts(
         plan_id=plan_id,
         argument_count=len(plan.parameters),
         donated=frozenset(variable.number for variable in plan.parameters if variable.alias is not None),
         output_bytes=tuple(Layout.of(variable, plan.mesh).size_bytes for variable in plan.outputs),
-        payload=Payload(record=record, binaries={"": binary(plan, devices)}),
+        payload=Payload(record=record, binaries={"": Binary(compiled=compiled, nodes=nodes)}),
     )
+
+
+def _binaries_of(plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf) -> dict[str, Binary]:
+    nodes = [nodes_of(plan.stages[each.stage].devices) for each in plan.programs]
+    compiled = compiler.compile_all(
+        [
+            CompileJob(
+                name=f"{each.name} of stage {each.stage}",
+                hlo_text=each.plan.require_hlo(),
+                plan=each.plan,
+                want_executable=len(owners) == 1,
+            )
+            for each, owners in zip(plan.programs, nodes, strict=True)
+        ]
+    )
+    return {
+        each.name: Binary(compiled=made, nodes=owners)
+        for each, made, owners in zip(plan.programs, compiled, nodes, strict=True)
+    }
 
 
 def _donated(plan: PipelinePlan) -> frozenset[int]:

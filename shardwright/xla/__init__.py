@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, named_shardings
     from shardwright.xla.private import canonical_hlo, check_platform
     from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
-    from shardwright.xla.service import CompileService
+    from shardwright.xla.service import CompileJob, CompileService
 
 _HOME = {
     "BoundaryArray": "runtime",
+    "CompileJob": "service",
     "CompileService": "service",
     "CompiledMemory": "compiled",
     "CompiledProgram": "compiled",
@@ -38,6 +39,7 @@ _HOME = {
 
 __all__ = [
     "BoundaryArray",
+    "CompileJob",
     "CompileService",
     "CompiledMemory",
     "CompiledProgram",

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from shardwright.errors import InternalError, ShardwrightError
 from shardwright.plans import Plan
+from shardwright.xla.compiled import CompiledProgram
 from shardwright.xla.messages import Header, read_message, write_message
 
 Request = tuple[Header, list[bytes]]
@@ -67,13 +68,24 @@ def _compile(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
         program = inspect_partitioned(hlo_text, plan)
     else:
         program = compile_planned(hlo_text, plan, want_executable=header["want_executable"])
+    return _reply(program)
+
+
+def _compile_emitted(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
+    from shardwright.xla.compiling import compile_emitted
+
+    stablehlo, plan = blobs[0].decode(), Plan.from_json(blobs[1].decode())
+    return _reply(compile_emitted(stablehlo, plan, want_executable=header["want_executable"]))
+
+
+def _reply(program: CompiledProgram) -> tuple[Header, list[bytes]]:
     reply: dict[str, Any] = {
         "collectives": [dataclasses.asdict(collective) for collective in program.collectives],
         "memory": None if program.memory is None else dataclasses.asdict(program.memory),
         "emit_s": program.emit_s,
         "compile_s": program.compile_s,
     }
-    parts = [program.stablehlo.encode()]
+    parts = [program.stablehlo.encode(), program.partitioned_gzip]
     if program.serialized is not None:
         parts.append(program.serialized)
     return reply, parts
@@ -97,7 +109,12 @@ def _emit(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
     return {}, [emit_stablehlo(hlo_text, plan).encode()]
 
 
-_JOBS = {"compile": _compile, "compile_stablehlo": _compile_stablehlo, "emit": _emit}
+_JOBS = {
+    "compile": _compile,
+    "compile_emitted": _compile_emitted,
+    "compile_stablehlo": _compile_stablehlo,
+    "emit": _emit,
+}
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 
 
@@ -56,17 +57,23 @@ class CompiledProgram:
     """A planned program after XLA saw it.
 
     stablehlo: the emitted module, as text.
+    partitioned_gzip: the HLO text that each device runs, from before XLA:CPU combines collectives; gzip-compressed.
     serialized: XLA's executable, or None where it was not asked for or cannot be serialized.
     collectives: what XLA inserted, in program order.
     memory: None where only the partitioner ran.
     """
 
     stablehlo: str
+    partitioned_gzip: bytes
     serialized: bytes | None
     collectives: tuple[ObservedCollective, ...]
     memory: CompiledMemory | None
     emit_s: float
     compile_s: float
+
+    @property
+    def partitioned(self) -> str:
+        return gzip.decompress(self.partitioned_gzip).decode()
 
 
 def beginning_of(error: Exception, limit: int = 2000) -> str:

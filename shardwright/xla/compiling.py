@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,19 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
     """
     started = time.perf_counter()
     stablehlo = emit_stablehlo(hlo_text, plan)
-    emitted = time.perf_counter()
+    emit_s = time.perf_counter() - started
+    return replace(compile_emitted(stablehlo, plan, want_executable=want_executable), emit_s=emit_s)
+
+
+def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
+    """The same of what `emit_stablehlo` made of the plan."""
+    started = time.perf_counter()
     devices = private.local_devices()[: plan.mesh.device_count]
     if len(devices) < plan.mesh.device_count:
         raise CompilationError(f"the mesh {plan.mesh} needs more than the {len(devices)} devices of the compiler")
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         executable = _compile(stablehlo, devices, folder)
-        compiled = time.perf_counter()
+        compile_s = time.perf_counter() - started
         text = _newest(folder, _BEFORE_COMBINER) or private.compiled_hlo(executable)
     require_shardings(
         "argument", private.parameter_shardings(executable), [v.stored_sharding for v in plan.parameters], plan.mesh
@@ -50,13 +58,14 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
     arguments, outputs, alias, temporaries = private.memory_figures(executable)
     return CompiledProgram(
         stablehlo=stablehlo,
+        partitioned_gzip=_compressed(text),
         serialized=private.serialize_executable(executable) if want_executable else None,
         collectives=observed_collectives(text, plan.mesh.device_count),
         memory=CompiledMemory(
             argument_bytes=arguments, output_bytes=outputs, alias_bytes=alias, temporary_bytes=temporaries
         ),
-        emit_s=emitted - started,
-        compile_s=compiled - emitted,
+        emit_s=0.0,
+        compile_s=compile_s,
     )
 
 
@@ -71,6 +80,7 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
     text = partitioned_hlo(stablehlo, plan.mesh.device_count)
     return CompiledProgram(
         stablehlo=stablehlo,
+        partitioned_gzip=_compressed(text),
         serialized=None,
         collectives=observed_collectives(text, plan.mesh.device_count),
         memory=None,
@@ -136,6 +146,10 @@ def compile_stablehlo(stablehlo: str, device_count: int) -> Any:
     """Compile StableHLO text as it is, for a look at what XLA makes of it."""
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         return _compile(stablehlo, private.local_devices()[:device_count], folder)
+
+
+def _compressed(text: str) -> bytes:
+    return gzip.compress(text.encode(), compresslevel=1)
 
 
 def _newest(folder: str, pattern: str) -> str | None:

@@ -1,56 +1,67 @@
-"""Compilation in a child process, because XLA ends its process on some inputs.
+"""Compilation in child processes, because XLA ends its process on some inputs.
 
-`CompileService` may live in a server: it imports neither jax nor MLIR. The child
-is started when first needed, answers one request after the other, and is started
-again after it died or was ended for taking too long.
+`CompileService` may live in a server: it imports neither jax nor MLIR. Children are started when first needed, with as
+many devices as the program needs, and started again after one died or was ended for taking too long.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, BinaryIO, Literal, Self, cast
+from typing import Literal, Self, TypeVar
 
-from shardwright.errors import (
-    ERRORS_BY_CODE,
-    CompilationAbortedError,
-    CompilationError,
-    DeadlineError,
-    PlatformError,
-)
+import psutil
+
+from shardwright.errors import ERRORS_BY_CODE, CompilationError, DeadlineError, ShardwrightError
 from shardwright.plans import Plan
+from shardwright.xla.child import CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
-from shardwright.xla.messages import Header, read_message, write_message
+from shardwright.xla.messages import Header
+from shardwright.xla.twins import Canonical
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: What a compilation reads of the program: the finished one, or what the partitioner left.
 Inspect = Literal["compiled", "partition-pass"]
 
-_START_TIMEOUT_S = 120.0
-_STDERR_BYTES = 4000
-_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+#: Bytes that a child takes for the smallest program, …
+_BYTES_OF_ANY = 400 << 20
+#: … and for a megabyte of StableHLO, by the square of them: GPT-2 of 12, 24 and 48 layers takes 0.7, 2.3 and 12.5 GB.
+_BYTES_OF_SQUARE_MB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileJob:
+    """A program to compile. name: what errors call it. want_executable: see `CompileService.compile`."""
+
+    name: str
+    hlo_text: str
+    plan: Plan
+    want_executable: bool = True
 
 
 class CompileService:
-    """Owns a compile child. Thread-safe; requests wait for each other.
+    """Owns compile children. Thread-safe; a request waits for a child that is free.
 
-    device_count: devices the child's programs are for. platform: jax's name
-    (`cpu`, `cuda`); on `cpu` the child makes `device_count` devices of the host.
+    device_count: the most devices that programs are for. platform: jax's name (`cpu`, `cuda`). children: how many may
+    compile at a time; default: one for each core.
     """
 
-    def __init__(self, device_count: int, platform: str = "cpu") -> None:
+    def __init__(self, device_count: int, platform: str = "cpu", *, children: int | None = None) -> None:
         self.device_count = device_count
         self.platform = platform
+        self._count = children or max(len(os.sched_getaffinity(0)), 1)
+        self._slots = threading.Semaphore(self._count)
         self._lock = threading.Lock()
-        self._child: _Child | None = None
+        self._idle: list[CompileChild] = []
+        self._busy: list[CompileChild] = []
 
     def compile(
         self,
@@ -72,20 +83,40 @@ class CompileService:
         """
         header = {"job": "compile", "inspect": inspect, "want_executable": want_executable}
         blobs = [hlo_text.encode(), plan.to_json().encode()]
-        reply, parts = self._request(header, blobs, deadline_s, ends_child=inspect == "partition-pass")
-        memory = reply["memory"]
-        return CompiledProgram(
-            stablehlo=parts[0].decode(),
-            serialized=parts[1] if len(parts) > 1 else None,
-            collectives=tuple(ObservedCollective(**fields) for fields in reply["collectives"]),
-            memory=None if memory is None else CompiledMemory(**memory),
-            emit_s=reply["emit_s"],
-            compile_s=reply["compile_s"],
-        )
+        is_partial = inspect == "partition-pass"
+        return _program(*self._request(header, blobs, deadline_s, plan.mesh.device_count, ends_child=is_partial))
+
+    def compile_all(self, jobs: Sequence[CompileJob]) -> list[CompiledProgram]:
+        """Compile many programs, several at a time as far as memory allows; equal ones once, whatever they call
+        their instructions.
+
+        Raises what `compile` raises, with the name of the program.
+        """
+        if len(jobs) == 1:
+            (job,) = jobs
+            with _named(job):
+                return [self.compile(job.hlo_text, job.plan, want_executable=job.want_executable)]
+        devices = max((job.plan.mesh.device_count for job in jobs), default=1)
+        emitted = self._map(lambda job: self._emitted(job, devices), jobs, self._count)
+        twins: dict[tuple[str, str, bool], int] = {}
+        first_of = [
+            twins.setdefault((text.text, str(job.plan.mesh), job.want_executable), number)
+            for number, (job, text) in enumerate(zip(jobs, emitted, strict=True))
+        ]
+        distinct = sorted(twins.values(), key=lambda number: -len(emitted[number].original))  # the longest first
+        at_once = _fitting([len(emitted[number].original) for number in distinct], self._count)
+        made = self._map(lambda n: self._compiled(jobs[n], emitted[n].original, devices), distinct, at_once)
+        self._keep_one()
+        compiled = dict(zip(distinct, made, strict=True))
+        return [
+            compiled[number] if number == first else emitted[number].like(emitted[first], compiled[first])
+            for number, first in enumerate(first_of)
+        ]
 
     def emit(self, hlo_text: str, plan: Plan, *, deadline_s: float | None = None) -> str:
-        """`emit_stablehlo` in the child, for a process that should not load MLIR."""
-        _, parts = self._request({"job": "emit"}, [hlo_text.encode(), plan.to_json().encode()], deadline_s)
+        """`emit_stablehlo` in a child, for a process that should not load MLIR."""
+        blobs = [hlo_text.encode(), plan.to_json().encode()]
+        _, parts = self._request({"job": "emit"}, blobs, deadline_s, plan.mesh.device_count)
         return parts[0].decode()
 
     def compile_stablehlo(
@@ -94,13 +125,18 @@ class CompileService:
         """HLO text that each device runs, for StableHLO with Shardy marks as it stands; or what the partitioner
         left of it, which is there earlier."""
         header = {"job": "compile_stablehlo", "device_count": self.device_count, "inspect": inspect}
-        _, parts = self._request(header, [stablehlo.encode()], deadline_s, ends_child=inspect == "partition-pass")
+        is_partial = inspect == "partition-pass"
+        _, parts = self._request(header, [stablehlo.encode()], deadline_s, self.device_count, ends_child=is_partial)
         return parts[0].decode()
 
     def close(self) -> None:
-        """End the child; the service may be used again."""
+        """End the children, whatever they do; the service may be used again."""
         with self._lock:
-            self._drop_child()
+            idle, self._idle = self._idle, []
+            for child in self._busy:
+                child.kill()  # whoever waits for it ends it
+        for child in idle:
+            child.end()
 
     def __enter__(self) -> Self:
         return self
@@ -110,127 +146,111 @@ class CompileService:
     ) -> None:
         self.close()
 
-    # ---- the child ---------------------------------------------------------
+    # ---- many programs -----------------------------------------------------
+    def _emitted(self, job: CompileJob, devices: int) -> Canonical:
+        with _named(job):
+            blobs = [job.hlo_text.encode(), job.plan.to_json().encode()]
+            _, parts = self._request({"job": "emit"}, blobs, None, devices)
+            return Canonical.of(parts[0].decode())
+
+    def _compiled(self, job: CompileJob, stablehlo: str, devices: int) -> CompiledProgram:
+        with _named(job):
+            header = {"job": "compile_emitted", "want_executable": job.want_executable}
+            return _program(*self._request(header, [stablehlo.encode(), job.plan.to_json().encode()], None, devices))
+
+    @staticmethod
+    def _map(work: Callable[[T], R], items: Sequence[T], at_once: int) -> list[R]:
+        """`work` of each, so many at a time; what has not begun when one fails is left."""
+        pool = ThreadPoolExecutor(max_workers=max(min(at_once, len(items)), 1), thread_name_prefix="compile")
+        try:
+            return list(pool.map(work, items))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    # ---- the children ------------------------------------------------------
     def _request(
-        self, header: Header, blobs: list[bytes], deadline_s: float | None, *, ends_child: bool = False
+        self, header: Header, blobs: list[bytes], deadline_s: float | None, devices: int, *, ends_child: bool = False
     ) -> tuple[Header, list[bytes]]:
         until = None if deadline_s is None else time.monotonic() + deadline_s
-        with self._lock:
-            if self._child is None or not self._child.is_alive:
-                self._drop_child()
-                self._child = _Child(self.device_count, self.platform)
-            try:
-                reply, parts = self._child.request(header, blobs, until)
-            except BaseException:
-                self._drop_child()
-                raise
-            if ends_child:
-                self._drop_child()
+        with self._child(min(devices, self.device_count), deadline_s, ends_child) as child:
+            reply, parts = child.request(header, blobs, until)
         if "code" in reply:
             kind = ERRORS_BY_CODE.get(reply["code"], CompilationError)
             raise kind(reply["message"], where=reply["where"], remedy=reply["remedy"])
         return reply, parts
 
-    def _drop_child(self) -> None:
-        if self._child is not None:
-            self._child.end()
-            self._child = None
-
-
-class _Child:
-    """One child process and its pipes."""
-
-    def __init__(self, device_count: int, platform: str) -> None:
-        # XLA's dumps go here, so that a child that is killed leaves none behind.
-        self._folder = tempfile.mkdtemp(prefix="shardwright-xla-")
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "shardwright.xla.compile_child", self._folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env={**child_environment(device_count, platform), "TMPDIR": self._folder},
-            start_new_session=True,  # a Ctrl-C at the terminal is for the server, which then ends the child
-        )
-        self._buffer = bytearray()
+    @contextmanager
+    def _child(self, devices: int, deadline_s: float | None, ends_child: bool) -> Iterator[CompileChild]:
+        """A child with at least so many devices, kept for the next request unless this one fails."""
+        if not self._slots.acquire(timeout=deadline_s):
+            raise DeadlineError("other compilations did not leave a child free in time", remedy="give it longer")
+        child = None
+        is_well = False
         try:
-            self._read(time.monotonic() + _START_TIMEOUT_S)
-        except BaseException as error:
-            self.end()
-            if not isinstance(error, CompilationAbortedError):
-                raise
-            raise PlatformError(
-                f"the compile child does not start: {error.message}", remedy="run `shardwright doctor`"
-            ) from None
+            child = self._taken(devices)
+            yield child
+            is_well = not ends_child
+        finally:
+            self._slots.release()
+            if child is not None:
+                self._put_back(child, is_well)
 
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+    def _put_back(self, child: CompileChild, is_well: bool) -> None:
+        with self._lock:
+            self._busy.remove(child)
+            if is_well:
+                self._idle.append(child)
+        if not is_well:
+            child.end()
 
-    def request(self, header: Header, blobs: list[bytes], until: float | None) -> tuple[Header, list[bytes]]:
-        try:
-            write_message(cast(BinaryIO, self._process.stdin), header, blobs)
-        except OSError:
-            raise self._died() from None
-        return self._read(until)
+    def _taken(self, devices: int) -> CompileChild:
+        child = None
+        with self._lock:
+            if self._idle:
+                child = self._idle.pop()
+        if child is not None and (not child.is_alive or child.device_count < devices):
+            child.end()
+            child = None
+        child = child or CompileChild(devices, self.platform)
+        with self._lock:
+            self._busy.append(child)
+        return child
 
-    def end(self) -> None:
-        """Kill the process and wait for it; nothing in it needs saving."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            with contextlib.suppress(OSError):  # unsent bytes of a request that the child did not live to read
-                cast(Any, pipe).close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _read(self, until: float | None) -> tuple[Header, list[bytes]]:
-        message = read_message(lambda size: self._read_exactly(size, until))
-        if message is None:
-            raise self._died()
-        return message
-
-    def _read_exactly(self, size: int, until: float | None) -> bytes:
-        descriptor = cast(BinaryIO, self._process.stdout).fileno()
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while len(self._buffer) < size:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and (left <= 0 or not selector.select(left)):
-                    raise DeadlineError(
-                        "the compilation did not finish within its deadline",
-                        remedy="give it longer, or ask for inspect='partition-pass'",
-                    )
-                chunk = os.read(descriptor, 1 << 20)
-                if not chunk:
-                    break
-                self._buffer += chunk
-        taken = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return taken
-
-    def _died(self) -> CompilationAbortedError:
-        code = self._process.wait()
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return CompilationAbortedError(
-            f"XLA ended its process ({how}) while compiling:\n{self._last_lines()}",
-            remedy="report the program and its plan; the server goes on",
-        )
-
-    def _last_lines(self) -> str:
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _STDERR_BYTES))
-        lines = self._stderr.read().decode(errors="replace").splitlines()
-        # XLA prints its reason first and a stack trace after it, in lines that begin with @ or PC.
-        told = [line for line in lines if line.strip() and not line.lstrip().startswith(("@", "PC:", "***"))]
-        return "\n".join(f"  {line[:400]}" for line in told[-12:])
+    def _keep_one(self) -> None:
+        """The others would hold memory that training needs."""
+        with self._lock:
+            ended, self._idle[1:] = self._idle[1:], []
+        for child in ended:
+            child.end()
 
 
-def child_environment(device_count: int, platform: str) -> dict[str, str]:
-    """This process' environment with the child's platform and, on CPU, its device count."""
-    environment = dict(os.environ)
-    environment["JAX_PLATFORMS"] = platform
-    flags = [flag for flag in environment.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
-    if platform == "cpu":
-        flags.append(f"{_DEVICE_COUNT_FLAG}={device_count}")
-    environment["XLA_FLAGS"] = " ".join(flags)
-    return environment
+@contextmanager
+def _named(job: CompileJob) -> Iterator[None]:
+    """Errors that leave it name the job's program."""
+    try:
+        yield
+    except ShardwrightError as error:
+        if not job.name:
+            raise
+        where = f"{job.name}: {error.where}" if error.where else job.name
+        raise type(error)(error.message, where=where, remedy=error.remedy) from None
+
+
+def _fitting(sizes: Sequence[int], most: int) -> int:
+    """How many of these programs (bytes of StableHLO, descending) may compile at a time, at least one."""
+    free = psutil.virtual_memory().available // 2
+    needs = [_BYTES_OF_ANY + int((size / (1 << 20)) ** 2 * _BYTES_OF_SQUARE_MB) for size in sizes[:most]]
+    return max((count for count in range(1, len(needs) + 1) if sum(needs[:count]) <= free), default=1)
+
+
+def _program(reply: Header, parts: list[bytes]) -> CompiledProgram:
+    memory = reply["memory"]
+    return CompiledProgram(
+        stablehlo=parts[0].decode(),
+        partitioned_gzip=parts[1],
+        serialized=parts[2] if len(parts) > 2 else None,
+        collectives=tuple(ObservedCollective(**fields) for fields in reply["collectives"]),
+        memory=None if memory is None else CompiledMemory(**memory),
+        emit_s=reply["emit_s"],
+        compile_s=reply["compile_s"],
+    )

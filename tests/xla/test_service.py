@@ -15,7 +15,7 @@ import pytest
 
 from shardwright.errors import CompilationAbortedError, CompilationError, DeadlineError, PlanError, PlatformError
 from shardwright.xla import BoundaryArray, CompileService, load_program
-from shardwright.xla.service import child_environment
+from shardwright.xla.child import child_environment
 from tests.xla.hand import entry, lower, named, plan, sharding
 
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
@@ -80,7 +80,7 @@ def test_an_abort_of_xla_is_a_typed_error_and_the_next_request_works(service):
 
 def test_what_xla_refuses_is_a_typed_error_and_the_child_lives(service):
     service.emit(HLO, PLAN)
-    child = service._child
+    (child,) = service._idle
     with pytest.raises(CompilationError, match="XLA refused the program"):
         service.compile_stablehlo("func.func @main( {")
     absent = plan(HLO, {"x": 8}, entries=[entry("gone.1", [], sharding(()))])
@@ -88,13 +88,13 @@ def test_what_xla_refuses_is_a_typed_error_and_the_child_lives(service):
         service.compile(HLO, absent)
     with pytest.raises(PlanError):
         service.compile(HLO + "\n", PLAN)  # not the text the plan was made for
-    assert service._child is child
+    assert service._idle == [child]
 
 
 def test_a_deadline_ends_the_child_and_the_next_request_works(service):
     with pytest.raises(DeadlineError):
         service.compile(HLO, PLAN, deadline_s=0.001)
-    assert service._child is None
+    assert not service._idle
     assert service.emit(HLO, PLAN).count("sdy.mesh") == 1
 
 
@@ -108,7 +108,7 @@ def test_the_partitioner_alone(service):
 def test_closing_leaves_no_process_and_no_files():
     service = CompileService(2)
     service.emit(HLO, PLAN)
-    process, folder = psutil.Process(service._child._process.pid), Path(service._child._folder)
+    process, folder = psutil.Process(service._idle[0]._process.pid), Path(service._idle[0]._folder)
     assert folder.is_dir()
     service.close()
     assert not process.is_running()
@@ -120,8 +120,8 @@ def test_the_child_ends_with_its_parent_and_leaves_no_files(tmp_path):
     """Even with one that is killed."""
     script = (
         "import os, sys\n"
-        "from shardwright.xla.service import _Child\n"
-        "child = _Child(2, 'cpu')\n"
+        "from shardwright.xla.child import CompileChild\n"
+        "child = CompileChild(2, 'cpu')\n"
         "print(child._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

@@ -1,0 +1,125 @@
+"""One compile child: its process, its pipes, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, Any, BinaryIO, cast
+
+from shardwright.errors import CompilationAbortedError, DeadlineError, PlatformError
+from shardwright.xla.messages import Header, read_message, write_message
+
+_START_TIMEOUT_S = 120.0
+_STDERR_BYTES = 4000
+_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+
+class CompileChild:
+    """A process that answers one request after the other. device_count: on `cpu`, the devices that it makes."""
+
+    def __init__(self, device_count: int, platform: str) -> None:
+        self.device_count = device_count
+        # XLA's dumps go here, so that a child that is killed leaves none behind.
+        self._folder = tempfile.mkdtemp(prefix="shardwright-xla-")
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shardwright.xla.compile_child", self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**child_environment(device_count, platform), "TMPDIR": self._folder},
+            start_new_session=True,  # a Ctrl-C at the terminal is for the server, which then ends the child
+        )
+        self._buffer = bytearray()
+        try:
+            self._read(time.monotonic() + _START_TIMEOUT_S)
+        except BaseException as error:
+            self.end()
+            if not isinstance(error, CompilationAbortedError):
+                raise
+            raise PlatformError(
+                f"the compile child does not start: {error.message}", remedy="run `shardwright doctor`"
+            ) from None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(self, header: Header, blobs: list[bytes], until: float | None) -> tuple[Header, list[bytes]]:
+        try:
+            write_message(cast(BinaryIO, self._process.stdin), header, blobs)
+        except OSError:
+            raise self._died() from None
+        return self._read(until)
+
+    def kill(self) -> None:
+        """End the process while another thread waits for its answer."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process and wait for it; nothing in it needs saving."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            with contextlib.suppress(OSError):  # unsent bytes of a request that the child did not live to read
+                cast(Any, pipe).close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read(self, until: float | None) -> tuple[Header, list[bytes]]:
+        message = read_message(lambda size: self._read_exactly(size, until))
+        if message is None:
+            raise self._died()
+        return message
+
+    def _read_exactly(self, size: int, until: float | None) -> bytes:
+        descriptor = cast(BinaryIO, self._process.stdout).fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while len(self._buffer) < size:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and (left <= 0 or not selector.select(left)):
+                    raise DeadlineError(
+                        "the compilation did not finish within its deadline",
+                        remedy="give it longer, or ask for inspect='partition-pass'",
+                    )
+                chunk = os.read(descriptor, 1 << 20)
+                if not chunk:
+                    break
+                self._buffer += chunk
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    def _died(self) -> CompilationAbortedError:
+        code = self._process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return CompilationAbortedError(
+            f"XLA ended its process ({how}) while compiling:\n{self._last_lines()}",
+            remedy="report the program and its plan; the server goes on",
+        )
+
+    def _last_lines(self) -> str:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _STDERR_BYTES))
+        lines = self._stderr.read().decode(errors="replace").splitlines()
+        # XLA prints its reason first and a stack trace after it, in lines that begin with @ or PC.
+        told = [line for line in lines if line.strip() and not line.lstrip().startswith(("@", "PC:", "***"))]
+        return "\n".join(f"  {line[:400]}" for line in told[-12:])
+
+
+def child_environment(device_count: int, platform: str) -> dict[str, str]:
+    """This process' environment with the child's platform and, on CPU, its device count."""
+    environment = dict(os.environ)
+    environment["JAX_PLATFORMS"] = platform
+    flags = [flag for flag in environment.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
+    if platform == "cpu":
+        flags.append(f"{_DEVICE_COUNT_FLAG}={device_count}")
+    environment["XLA_FLAGS"] = " ".join(flags)
+    return environment
