@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -169,6 +170,16 @@ class MasterConnection:
                 return result
             on_progress(reply.progress.phase, reply.progress.elapsed_s)
         raise InternalError("the server ended a load without a result", where=self.address)
+
+    def dump(self, plan_id: str) -> Iterator[tuple[str, str, str]]:
+        """(program, form, text) of what was compiled of a loaded plan; see `DumpPlanReply`."""
+        request = master_pb2.DumpPlanRequest(session_id=self.info.session_id, plan_id=plan_id)
+        with closing(self._stream(self._stub.DumpPlan, request)) as replies:
+            for (program, form), parts in itertools.groupby(replies, lambda reply: (reply.program, reply.form)):
+                unpacker = wire.TextUnpacker(f"{program}.{form}", PLAN_TEXT_LIMIT_BYTES)
+                for part in parts:
+                    unpacker.feed(part.chunk)
+                yield program, form, unpacker.text()
 
     def run_steps(self, requests: Iterator[master_pb2.RunStepsRequest]) -> Any:
         """The raw stream of replies; its consumer converts errors (see stream.py)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
@@ -177,6 +178,17 @@ class Step:
             f"{explain_collectives(plan.program[part.name].plan, wire.observed_collectives(part.result))}"
             for part in load.parts
         )
+
+    def dump(self, directory: str | os.PathLike[str]) -> tuple[Path, ...]:
+        """Writes what the servers run of the first program into a folder, which is made; returns the files.
+
+        Of every program (one, or those of a pipeline's stages) `NAME.mlir`, the StableHLO with the plan as Shardy
+        constraints, and `NAME.hlo`, what XLA's partitioner made of it for each device; of a pipeline `tasks.dot` as
+        well, the task graph. Raises PlanError before the first call, OptionError where files cannot be written.
+        """
+        from shardwright.client.dumps import dump
+
+        return dump(self._session, self._require_program(), Path(directory))
 
     def __repr__(self) -> str:
         return f"Step({self._function.name}, {'not planned yet' if self._main is None else _shape_of(self._main.plan)})"

@@ -27,6 +27,7 @@ from shardwright.tasks import MICRO_BATCH, PieceKind, Scope, TaskGraph
 
 __all__ = [
     "MICRO_BATCH",
+    "TASKS_FILE",
     "ArgumentEntry",
     "OutputEntry",
     "PipelineCandidate",
@@ -36,6 +37,9 @@ __all__ = [
     "PipelineValue",
     "plan_from_json",
 ]
+
+#: Where the task graph is written, in a folder of a pipeline's programs.
+TASKS_FILE = "tasks.dot"
 
 #: Version of the JSON that `PipelinePlan.to_json` writes; readers refuse another major number.
 PIPELINE_FORMAT = "1.0"

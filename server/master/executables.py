@@ -215,3 +215,11 @@ def load_result(program: ev.ProgramFacts) -> master_pb2.LoadResult:
         result.parts.add(name=each.name, stage=each.stage, result=part)
         result.compile_s += part.compile_s
     return result
+
+
+def dumped_texts(program: ev.ProgramFacts) -> Iterator[tuple[str, str, bytes]]:
+    """(program, form, gzip-compressed text), as a `DumpPlanReply` says it."""
+    payload: Payload = program.payload
+    for name, binary in payload.binaries.items():
+        yield name, "mlir", wire.compress_text(binary.compiled.stablehlo)
+        yield name, "hlo", binary.compiled.partitioned_gzip

@@ -15,7 +15,7 @@ from shardwright.errors import ArrayError, CheckpointError, ShardwrightError
 from shardwright.pipelines import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.master import events as ev
-from shardwright.server.master.executables import load_result
+from shardwright.server.master.executables import dumped_texts, load_result
 from shardwright.server.master.library import PlanRecord
 from shardwright.server.master.shell import Master, Outlet
 from shardwright.server.master.state import unknown_session
@@ -188,6 +188,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
         )
         await call.answer()
         return master_pb2.UnloadPlanReply()
+
+    @_typed
+    async def DumpPlan(self, request: master_pb2.DumpPlanRequest, context: Context) -> None:
+        self._require_session(request.session_id)
+        for program, form, text in dumped_texts(self._master.compiled(request.session_id, request.plan_id)):
+            for chunk in wire.chunks(text):
+                await context.write(master_pb2.DumpPlanReply(program=program, form=form, chunk=chunk))
 
     # ---- steps -------------------------------------------------------------
     @_typed

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardwright import wire
 from shardwright.cluster import Cluster
-from shardwright.errors import ServerUnavailableError, ShardwrightError
+from shardwright.errors import PlanError, ServerUnavailableError, ShardwrightError
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
@@ -270,6 +270,13 @@ class Master:
             self.halted.set_result(command.error)
 
     # ---- compiling ---------------------------------------------------------
+    def compiled(self, session_id: str, plan_id: str) -> ev.ProgramFacts:
+        """Of a plan that the session has loaded. Raises PlanError."""
+        self.plans.get(session_id, plan_id)
+        if plan_id not in self._compiled:
+            raise PlanError(f"the plan {plan_id[:12]} is not loaded", remedy="load it first")
+        return self._compiled[plan_id]
+
     def _compile(self, command: ev.Compile) -> None:
         task = self._loop.create_task(self._compile_plan(command))
         self._tasks.add(task)

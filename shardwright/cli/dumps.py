@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from shardwright.pipelines import PipelinePlan
     from shardwright.plans import Plan
 
-#: File, in the folder that `--emit` makes for a pipeline, that holds the task graph.
-TASKS_FILE = "tasks.dot"
-
 
 def add_emit_option(parser: argparse.ArgumentParser, needs: str = "") -> None:
     parser.add_argument(
@@ -36,7 +33,7 @@ def add_trace_option(parser: argparse.ArgumentParser) -> None:
 
 def write_emitted(path: str, plan: Plan | PipelinePlan) -> None:
     """Write the module of a plan to a file, or those of a pipeline into a folder. Raises OptionError."""
-    from shardwright.pipelines import PipelinePlan
+    from shardwright.pipelines import TASKS_FILE, PipelinePlan
 
     if not isinstance(plan, PipelinePlan):
         write_text(path, plan.emit())

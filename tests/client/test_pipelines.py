@@ -21,6 +21,7 @@ import shardwright as sw
 from shardwright.client.places import Rows
 from shardwright.pipelines import PipelinePlan
 from shardwright.proto.v1 import master_pb2
+from shardwright.xla import canonical_hlo, private
 from tests.client.clusters import Clusters, start
 from tests.client.pipeline_training import BAR, MODELS, SGD, distance, train
 from tests.planner.pipeline import cases
@@ -38,13 +39,30 @@ def session(clusters: Clusters) -> sw.Session:
     return clusters.session(2)
 
 
-def test_steps_agree_with_one_device(session: sw.Session) -> None:
+def test_steps_agree_with_one_device(session: sw.Session, tmp_path: Path) -> None:
     """One case of the grid of `make check-pipelines`."""
     step, loss, tensor = train(session, MODELS["gpt2, tied, dropout"](2), stages=2, micro_batches=4, schedule="1f1b")
     assert loss <= BAR
     assert tensor <= BAR
     assert "2 stages" in repr(step)
     assert "stage 1" in step.report
+    assert_dumps_what_runs(step, tmp_path / "dump")
+
+
+def assert_dumps_what_runs(step: sw.Step, folder: Path) -> None:
+    """The programs of every stage, which XLA and MLIR read, with the collectives of the report; and the task graph."""
+    files = {path.name: path.read_text() for path in step.dump(folder)}
+    assert sorted(files) == sorted(path.name for path in folder.iterdir())
+    names = [program.name for program in step.plan.programs]
+    assert set(files) == {f"{name}.{form}" for name in names for form in ("mlir", "hlo")} | {"tasks.dot"}
+    for part in step._require_program().load.parts:
+        canonical = canonical_hlo(files[f"{part.name}.hlo"])
+        for collective in part.result.collectives:
+            assert collective.instruction in canonical
+        with private.mlir_context():
+            module = private.parse_module(files[f"{part.name}.mlir"])
+            assert "sdy.mesh" in str(module)
+    assert all(str(task) in files["tasks.dot"] for tasks in step.plan.tasks.stages for task in tasks)
 
 
 def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.Session) -> None:

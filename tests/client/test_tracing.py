@@ -8,8 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import shardwright as sw
+from shardwright.xla import canonical_hlo
 
 
 def update(w: Any, x: Any) -> Any:
@@ -41,3 +43,17 @@ def test_a_trace_shows_what_was_measured_below_what_was_predicted(session: sw.Se
     tracks = {(names[e["pid"]], e["tid"]) for e in trace["traceEvents"] if e["ph"] == "X"}
     assert tracks == {(f"{which}: devices", device) for which in ("predicted", "measured") for device in range(8)}
     assert trace["otherData"]["measured_step_s"] > 0
+
+
+def test_a_dump_shows_the_program_that_the_servers_run(session: sw.Session, tmp_path: Path) -> None:
+    step = session.parallelize(update, donate_argnums=0, force="data")
+    with pytest.raises(sw.PlanError, match="no plan yet"):
+        step.dump(tmp_path)
+    step.compile(np.zeros((8, 8), np.float32), np.ones((16, 8), np.float32))
+    texts = {path.suffix: path.read_text() for path in step.dump(tmp_path / "new" / "folder")}
+    assert "sdy.sharding_constraint" in texts[".mlir"]
+    (reduced,) = [each for each in step._require_program().load.collectives if each.kind == "all-reduce"][:1]
+    assert f"{reduced.instruction} = " in canonical_hlo(texts[".hlo"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(sw.OptionError, match="cannot be written"):
+        step.dump(tmp_path / "file")

@@ -45,7 +45,8 @@ OTHER = lower(lambda x, w: 2 * (x @ w), X, X.T)
 
 @pytest.fixture(scope="module")
 def service():
-    with CompileService(8, children=2) as service:
+    with pytest.MonkeyPatch.context() as patch, CompileService(8, children=2) as service:
+        patch.setattr(services, "_BYTES_WORTH_A_CHILD", 1)
         yield service
 
 
@@ -107,8 +108,14 @@ def test_closing_ends_a_compilation_under_way(service, monkeypatch):
 
 
 def test_programs_compile_together_only_where_memory_allows(monkeypatch):
+    monkeypatch.setattr(services, "_BYTES_WORTH_A_CHILD", 100_000)
     free = services.psutil.virtual_memory()._replace(available=8 << 30)
     monkeypatch.setattr(services.psutil, "virtual_memory", lambda: free)
     assert services._fitting([1 << 20, 1 << 20, 1 << 20], 8) == 2
-    assert services._fitting([1000] * 20, 8) == 8
+    assert services._fitting([100_000] * 20, 8) == 8
     assert services._fitting([8 << 20, 1000], 8) == 1
+
+
+def test_few_small_programs_are_not_worth_a_second_child(monkeypatch):
+    monkeypatch.setattr(services, "_BYTES_WORTH_A_CHILD", 200_000)
+    assert services._fitting([1000] * 20, 8) == 1

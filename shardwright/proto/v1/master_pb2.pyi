@@ -251,6 +251,24 @@ class LoadPlanReply(_message.Message):
     result: LoadResult
     def __init__(self, progress: _Optional[_Union[LoadProgress, _Mapping]] = ..., result: _Optional[_Union[LoadResult, _Mapping]] = ...) -> None: ...
 
+class DumpPlanRequest(_message.Message):
+    __slots__ = ("session_id", "plan_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    plan_id: str
+    def __init__(self, session_id: _Optional[str] = ..., plan_id: _Optional[str] = ...) -> None: ...
+
+class DumpPlanReply(_message.Message):
+    __slots__ = ("program", "form", "chunk")
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    program: str
+    form: str
+    chunk: bytes
+    def __init__(self, program: _Optional[str] = ..., form: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
 class InlineArray(_message.Message):
     __slots__ = ("array_id", "layout", "data")
     ARRAY_ID_FIELD_NUMBER: _ClassVar[int]

@@ -61,6 +61,11 @@ class MasterStub:
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.LoadPlanRequest.SerializeToString,
                 response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.LoadPlanReply.FromString,
                 _registered_method=True)
+        self.DumpPlan = channel.unary_stream(
+                '/shardwright.proto.v1.Master/DumpPlan',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DumpPlanRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DumpPlanReply.FromString,
+                _registered_method=True)
         self.RunSteps = channel.stream_stream(
                 '/shardwright.proto.v1.Master/RunSteps',
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsRequest.SerializeToString,
@@ -123,6 +128,13 @@ class MasterServicer:
 
     def LoadPlan(self, request, context):
         """Compiles a plan and loads it on every worker; streams progress, then the result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DumpPlan(self, request, context):
+        """What was compiled of a loaded plan: the text of every program, before and after XLA's partitioner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,6 +206,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.LoadPlan,
                     request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.LoadPlanRequest.FromString,
                     response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.LoadPlanReply.SerializeToString,
+            ),
+            'DumpPlan': grpc.unary_stream_rpc_method_handler(
+                    servicer.DumpPlan,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DumpPlanRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DumpPlanReply.SerializeToString,
             ),
             'RunSteps': grpc.stream_stream_rpc_method_handler(
                     servicer.RunSteps,
@@ -358,6 +375,33 @@ class Master:
             '/shardwright.proto.v1.Master/LoadPlan',
             shardwright_dot_proto_dot_v1_dot_master__pb2.LoadPlanRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.LoadPlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shardwright.proto.v1.Master/DumpPlan',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.DumpPlanRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.DumpPlanReply.FromString,
             options,
             channel_credentials,
             insecure,
