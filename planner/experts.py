@@ -14,7 +14,8 @@ from shardwright.planner.meshes import meshes_to_search
 from shardwright.plans import Candidate, Mesh
 
 if TYPE_CHECKING:
-    from shardwright.planner.search import Found, Search, Tried
+    from shardwright.planner.found import Found, Tried
+    from shardwright.planner.search import Search
 
 #: Forced strategies by the names under which they are known.
 EXPERTS = {

@@ -19,7 +19,8 @@ from shardwright.planner.graph import Variable
 from shardwright.report.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from shardwright.planner.search import Found, Search
+    from shardwright.planner.found import Found
+    from shardwright.planner.search import Search
 
 #: The first price of a byte that is tried, and the highest, as parts of what the plan's own bytes would cost at its own
 #: time; then how many prices are tried, and the ratio of two at which they are close enough.

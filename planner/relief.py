@@ -19,7 +19,8 @@ from shardwright.planner.recompute import Recomputation, recomputations
 from shardwright.plans import Candidate
 
 if TYPE_CHECKING:
-    from shardwright.planner.search import Outcome, Search
+    from shardwright.planner.found import Outcome
+    from shardwright.planner.search import Search
 
 #: Part of the step time that a choice must save over one tried before it.
 LEAST_GAIN = 1e-3

@@ -13,7 +13,7 @@ from shardwright.planner.rewrites.split_loops import Piece
 from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.planner.search import Found
+    from shardwright.planner.found import Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,12 @@ from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.budget import Price
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Leaf
+from shardwright.planner.found import Found
+from shardwright.planner.mesh_search import Listener
 from shardwright.planner.meshes import candidate_meshes, refines
 from shardwright.planner.microbatch import StepSplit, Term, accumulated, split_step
 from shardwright.planner.program import Program
-from shardwright.planner.search import Found, Listener, Search
+from shardwright.planner.search import Search
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.coarse import Coarse, coarse_parts
 from shardwright.planner.stages.contract import contracted

@@ -1,0 +1,93 @@
+"""From what the search found to the plan that is handed out: bounded and written down."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+
+from shardwright.planner.assemble import planned_collectives, segment_plans
+from shardwright.planner.bound import lower_bound
+from shardwright.planner.causes import Causes
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.force import origin
+from shardwright.planner.found import Found
+from shardwright.planner.mesh_search import MeshSearch
+from shardwright.planner.preference import MOST
+from shardwright.planner.rewrites.variables import with_views as plan_with_views
+from shardwright.plans import Candidate, InstructionPlan, Plan
+
+
+def bounded(search: MeshSearch, found: Found) -> Found:
+    """The same with a lower bound on what any plan on its mesh costs."""
+    cost = found.cost
+    if cost.bound_scope:  # a deadline cut the search short
+        return found
+    if search.options.mode == "propagate":
+        return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
+    start = found.start or found
+    bound_s = _bound_s(search, start.chain, start.solved, found.price_bound_s if start is found else 0.0)
+    bound_s = max((bound_s, *(_bound_s(search, each.chain, each.solved) for each in found.relaxed)))
+    scope = _scope(search, start.chain)
+    if start.mesh != found.mesh:
+        scope += (
+            f"; this plan divides its axes further, which that bound (of {bound_s * 1e3:.4g} ms) does not cover: "
+            'effort="best" searches three axes outright'
+        )
+    return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+
+
+def _bound_s(search: MeshSearch, chain: Chain, solved: SolvedChain, price_bound_s: float = 0.0) -> float:
+    bound_s = price_bound_s or solved.rolled_bound
+    if chain.runs and not price_bound_s:
+        bound_s = lower_bound(chain, search.time_limit_s())
+    return bound_s + chain.graph.least_of_free_s() - MOST * chain.graph.least_s()
+
+
+def _scope(search: MeshSearch, chain: Chain) -> str:
+    """What the bound is of: no plan within this scope is cheaper, by this cost model."""
+    forced_by = f" that {origin(search.options).removeprefix('forced: ')} leaves" if search.options.force else ""
+    again = f"these {len(search.recomputation.instructions)} values computed again, " if search.recomputation else ""
+    again += f"{search.program.micro_batches} micro-batches, " if search.program.micro_batches > 1 else ""
+    return (
+        f"on mesh {chain.graph.prices.mesh}, {again}one factor or none per axis and instruction{forced_by}, "
+        f"{len(search.flow.nodes)} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums "
+        "are reduced before the next product, a value has one layout for its readers besides the one it is made "
+        "in"
+        + (
+            f"; {chain.graph.exposed:.0%} of the time that gradients move is priced, the rest is hidden"
+            if chain.graph.exposed < 1
+            else ", nothing overlaps"
+        )
+    )
+
+
+def assembled(search: MeshSearch, found: Found, candidates: tuple[Candidate, ...]) -> Plan:
+    decisions, program = found.decisions, search.program
+    made = Plan(
+        module_name=program.module.name,
+        hlo_sha256=hashlib.sha256(program.text.encode()).hexdigest(),
+        mesh=found.mesh,
+        hardware=search.profile.name,
+        origin=origin(search.options),
+        instructions=found.instructions,
+        parameters=found.parameters,
+        outputs=found.outputs,
+        collectives=planned_collectives(decisions, Causes(search.flow, program.arguments, program.outputs)),
+        cost=found.cost,
+        memory=found.memory,
+        candidates=candidates,
+        segments=segment_plans(decisions, found.chain),
+        recomputed=search.recomputation.segments if search.recomputation else (),
+        micro_batches=program.micro_batches,
+        notes=(*found.notes, *_replicated_notes(found.instructions)),
+        hlo_text=program.text,
+    )
+    original = hashlib.sha256(program.original_text.encode()).hexdigest()
+    return plan_with_views(made, program.rewritten, program.original, original)
+
+
+def _replicated_notes(instructions: tuple[InstructionPlan, ...]) -> list[str]:
+    """`3 × cholesky: no strategy rule…`, one note per opcode and reason."""
+    counts = Counter((entry.opcode, entry.reason) for entry in instructions if entry.reason)
+    return [f"{count} × {opcode}: {reason}" for (opcode, reason), count in sorted(counts.items())]

@@ -1,0 +1,101 @@
+"""What the search finds: plans on single meshes, and what all meshes gave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
+from shardwright.planner.assemble import Decisions
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, Mesh, VariablePlan
+
+if TYPE_CHECKING:
+    from shardwright.planner.search import Search
+
+#: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
+#: parallelism: less is no difference that the cost model could tell.
+LEAST_GAIN = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """The fastest plan on one mesh: its states, and what it costs but for what is made anew for readers.
+
+    start: the plan on a coarser mesh from which it was descended, if it was.
+    """
+
+    mesh: Mesh
+    step_s: float
+    chain: Chain
+    solved: SolvedChain
+    notes: tuple[str, ...]
+    start: Tried | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan on one mesh, before it is bounded and written down.
+
+    promised_s: seconds a step that the search took to run beside compute, and that find nothing to run beside.
+    start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh, or
+    the start's, whose bounds hold too.
+    """
+
+    mesh: Mesh
+    chain: Chain
+    solved: SolvedChain
+    decisions: Decisions
+    cost: CostSummary
+    notes: tuple[str, ...]
+    instructions: tuple[InstructionPlan, ...]
+    parameters: tuple[VariablePlan, ...]
+    outputs: tuple[VariablePlan, ...]
+    memory: MemorySummary
+    price_bound_s: float = 0.0
+    promised_s: float = 0.0
+    start: Tried | None = None
+    relaxed: tuple[Tried, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What planning one program on every mesh gave; a plan that fits, or why there is none.
+
+    others: what planning the same program otherwise gave. notes: what else is to be said of that.
+    """
+
+    search: Search
+    tried: list[Tried]
+    refusals: dict[Mesh, PlanError | AnnotationError]
+    found: Found | None = None
+    refusal: MemoryBudgetError | None = None
+    others: list[Candidate] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a step of the plan that fits."""
+        return math.inf if self.found is None else self.found.cost.step_s
+
+
+@dataclass(slots=True)
+class Known:
+    """The fastest plan so far that fits, of whatever variant of the program: what a deadline leaves."""
+
+    search: Search | None = None
+    found: Found | None = None
+
+    def offer(self, search: Search, found: Found) -> None:
+        if self.found is None or found.cost.step_s < self.found.cost.step_s:
+            self.search, self.found = search, found
+
+    def is_faster_than(self, outcome: Outcome) -> bool:
+        return self.found is not None and (
+            outcome.found is None or self.found.cost.step_s < outcome.found.cost.step_s * (1 - LEAST_GAIN)
+        )
+
+    def outcome(self) -> Outcome:
+        assert self.search is not None
+        return Outcome(search=self.search, tried=[], refusals={}, found=self.found)

@@ -1,0 +1,251 @@
+"""The search on one mesh: a program's choice problem there, its solution, and the plan that this is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, memory, required_bytes
+from shardwright.cost.profiles import memory_limit_bytes
+from shardwright.errors import PlanError
+from shardwright.hlo import Module
+from shardwright.planner.assemble import (
+    Decisions,
+    communication,
+    compute_time_s,
+    decide,
+    instruction_plans,
+    variables,
+)
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.clock import Clock
+from shardwright.planner.dataflow import Leaf
+from shardwright.planner.exposed import nodes_at, nodes_behind
+from shardwright.planner.force import Forced, check_force, forced
+from shardwright.planner.found import Found, Tried
+from shardwright.planner.graph import Graph, free_nodes, with_views
+from shardwright.planner.meshes import given_mesh
+from shardwright.planner.pins import Requirement, allowed
+from shardwright.planner.preference import Preference
+from shardwright.planner.prices import Prices
+from shardwright.planner.program import Program
+from shardwright.planner.recompute import Recomputation
+from shardwright.planner.rule_mode import propagated
+from shardwright.planner.strategies import StrategyBuilder, StrategySet
+from shardwright.plans import CostSummary, Mesh
+from shardwright.progress import PlanProgress
+
+#: Seconds the integer program may take on one mesh.
+TIME_LIMIT_S = 20.0
+
+#: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
+#: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
+#: the finer one.
+EXPERT_NODES = 2500
+
+#: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
+CLOSE_IF_LARGE = 1e-3
+
+Listener = Callable[[PlanProgress], None]
+
+
+class MeshSearch:
+    """The program and its pins, read once, and what planning it on any one mesh gives."""
+
+    def __init__(
+        self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
+    ) -> None:
+        self.clock = Clock(options.deadline_s)
+        self._progress = progress
+        self._best: Found | None = None
+        self._incumbent_s = math.inf
+        check_force(options)
+        given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
+        self.report("parse")
+        self.cluster = cluster
+        self.options = options
+        self.profile = hardware_profile(cluster.hardware)
+        self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
+        self.program = Program(hlo, options)
+        self.flow = self.program.flow
+        self.recomputation: Recomputation | None = None
+        self.hidden_share = 1.0
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.flow.nodes) > EXPERT_NODES
+
+    @property
+    def descends(self) -> bool:
+        """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
+        of their parts, nor where three axes are searched outright."""
+        options = self.options
+        is_free = options.force is None and options.mesh is None and not self.program.pins
+        return is_free and options.mode == "search" and options.effort == "default"
+
+    def is_late(self) -> bool:
+        """Whether the plan that is known has to do."""
+        return self.clock.is_late and self.clock.interrupts
+
+    def time_limit_s(self) -> float:
+        """Seconds that the integer program may take now."""
+        return self.clock.within(TIME_LIMIT_S)
+
+    def report(self, phase: str, detail: str = "") -> None:
+        best = self._best
+        known_s = self._incumbent_s if self._incumbent_s < math.inf else 0.0
+        if self._progress is not None:
+            self._progress(
+                PlanProgress(
+                    phase=phase,
+                    detail=detail,
+                    incumbent_s=best.cost.step_s if best else known_s,
+                    lower_bound_s=best.cost.lower_bound_s if best else 0.0,
+                    elapsed_s=self.clock.elapsed_s,
+                )
+            )
+
+    def on_mesh(self, mesh: Mesh, close: float = 0.0) -> Tried:
+        """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
+        self.report("rules", str(mesh))
+        force = forced(self.flow, self.program.arguments, self.options, mesh, self.program.batch)
+        notes = list(self.flow.notes)
+        chain = self.chain(mesh, force, force.in_place)
+        self.report("search", str(mesh))
+        try:
+            solved = self._solved(chain, close)
+        except PlanError:
+            if not force.in_place:
+                raise
+            notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
+            chain = self.chain(mesh, force, frozenset())
+            solved = self._solved(chain, close)
+        if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
+            notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
+        return self.tried(chain, solved, notes)
+
+    def tried(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Tried:
+        step_s = solved.value + chain.graph.least_of_free_s()
+        return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
+
+    def _solved(self, chain: Chain, close: float) -> SolvedChain:
+        if self.options.mode == "propagate":
+            return propagated(chain)
+        least = CLOSE_IF_LARGE if self.is_large and self.descends else 0.0
+        return chain.solve(self.time_limit_s(), max(close, least))
+
+    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> Found:
+        decisions = decide(chain.graph, solved.states)
+        mesh = chain.graph.prices.mesh
+        compute_s = compute_time_s(decisions)
+        moved = communication(decisions)
+        instructions = instruction_plans(decisions)
+        parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
+        return Found(
+            mesh=mesh,
+            chain=chain,
+            solved=solved,
+            decisions=decisions,
+            cost=CostSummary(
+                compute_s=compute_s,
+                communication_s=moved.waited_s,
+                hidden_s=moved.hidden_s,
+                lower_bound_s=0.0,
+                bound_scope="",
+            ),
+            notes=tuple(notes),
+            instructions=instructions,
+            parameters=parameters,
+            outputs=outputs,
+            memory=memory(self.program.module, instructions, parameters, outputs, mesh, self.profile),
+            price_bound_s=price_bound_s,
+            promised_s=moved.hideable_s - moved.hidden_s,
+        )
+
+    def needed_bytes(self, found: Found) -> int:
+        """What a device must have for a plan: the predicted peak and what the prediction may miss."""
+        return required_bytes(found.memory, self.profile)
+
+    def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
+        """The choice problem on one mesh, in segments."""
+        prices = Prices(mesh, self.cluster, self.profile)
+        builder = StrategyBuilder(prices)
+        requirements = {
+            node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
+            for node in sorted({*self.program.pins, *force.requirements})
+        }
+        free = free_nodes(self.flow, requirements, with_stored=True)
+        confinement = force.confinement(self.flow, free, builder)
+        in_place = with_views(self.flow, in_place)
+        extra: dict[int, Hashable] = dict.fromkeys(in_place, "in place")
+        overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
+        if overlap:
+            beside = self.program.gradients
+            behind = nodes_behind(self.flow, beside) if self.hidden_share < 1 else behind
+            extra |= {node: (extra.get(node), "beside") for node in nodes_at(self.flow, beside)}
+            extra |= {node: (extra.get(node), "behind") for node in sorted(behind)}
+        if confinement is not None:
+            for node in self.flow.nodes:
+                extra[node.index] = (extra.get(node.index), *confinement.key(node))
+        structure = self.program.structure(requirements, extra)
+        graph = Graph(
+            layout=structure.layout,
+            prices=prices,
+            builder=builder,
+            pinned=self._pinned(builder, requirements, mesh),
+            in_place=in_place,
+            arriving=self.program.arriving,
+            confinement=confinement,
+            beside=beside,
+            exposed=1.0 - self.hidden_share * overlap,
+            behind=behind,
+            counted=self.hidden_share,
+            clock=self.clock,
+        )
+        graph.preference = Preference(mesh.axes[0].name, graph.least_s(), len(self.flow.nodes))
+        return Chain(graph=graph, instances=structure.instances, runs=structure.runs)
+
+    def _pinned(
+        self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
+    ) -> dict[int, StrategySet]:
+        """Strategies of the nodes that may not choose freely."""
+        return {
+            node: builder.of_shardings(allowed(self.flow, self.flow.nodes[node], asked, mesh, self._name(node)))
+            for node, asked in requirements.items()
+        }
+
+    def _name(self, index: int) -> str:
+        """What messages call a value."""
+        flow = self.flow
+        if index in flow.parameters:
+            return f"argument {self.program.arguments[flow.parameters.index(index)]}"
+        if index in flow.outputs:
+            return f"output {self.program.outputs[flow.outputs.index(index)]}"
+        instruction = flow.nodes[index].instruction
+        return instruction.op_name or instruction.name
+
+
+#: Forced strategies that promise to compute along the batch.
+_ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed"})
+
+
+def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:
+    """What a strategy that splits the batch computes whole on every device all the same."""
+    axis = decisions.graph.prices.mesh.axes[0]
+    whole = []
+    for node in decisions.graph.flow.nodes:
+        if node.is_value or not node.weight or node.instruction.opcode not in {"dot", "convolution"}:
+            continue
+        strategy = decisions.strategies[node.index]
+        split = {name for s in (*strategy.operands, *strategy.results) for name in s.axes}
+        if axis.size > 1 and axis.name not in split:
+            whole.append(node.instruction.name)
+    if not whole:
+        return []
+    note = (
+        f"force={options.force!r}: {len(whole)} products ({whole[0]}, …) are computed whole on all {axis.size} devices "
+        f"of axis {axis.name!r}: no dimension of theirs that these divide runs along the batch"
+    )
+    return [note]
