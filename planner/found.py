@@ -91,6 +91,11 @@ class Known:
         if self.found is None or found.cost.step_s < self.found.cost.step_s:
             self.search, self.found = search, found
 
+    def forget(self) -> None:
+        """Let go of what is known: the search that it is of knows it in turn, and such a cycle would be left to the
+        garbage collector."""
+        self.search = self.found = None
+
     def is_faster_than(self, outcome: Outcome) -> bool:
         return self.found is not None and (
             outcome.found is None or self.found.cost.step_s < outcome.found.cost.step_s * (1 - LEAST_GAIN)

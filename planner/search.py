@@ -51,7 +51,11 @@ def plan(
     plan satisfies them together, MemoryBudgetError where none fits the devices.
     """
     with collector_paused():
-        return Search(hlo, cluster, options or PlanOptions(), progress).run()
+        search = Search(hlo, cluster, options or PlanOptions(), progress)
+        try:
+            return search.run()
+        finally:
+            search.known.forget()
 
 
 class Search(MeshSearch):
@@ -61,7 +65,7 @@ class Search(MeshSearch):
         self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
     ) -> None:
         super().__init__(hlo, cluster, options, progress)
-        self._known = Known()
+        self.known = Known()
         self.expert_prices: dict[tuple[int, str, Mesh], Candidate] = {}
 
     def run(self) -> Plan:
@@ -69,10 +73,10 @@ class Search(MeshSearch):
         try:
             outcome = kept_promises(relieved(self.outcome()))
         except OutOfTimeError:
-            outcome = self._known.outcome()
+            outcome = self.known.outcome()
         self.clock.interrupts = False
-        if self._known.is_faster_than(outcome):
-            outcome.search, outcome.found = self._known.search or self, self._known.found
+        if self.known.is_faster_than(outcome):
+            outcome.search, outcome.found = self.known.search or self, self.known.found
         return outcome.search.finish(outcome)
 
     def _know_a_plan(self) -> None:
@@ -261,5 +265,5 @@ class Search(MeshSearch):
         again."""
         if self.options.remat == "full" and self.recomputation is None:
             return
-        self._known.offer(self, found)
+        self.known.offer(self, found)
         self.clock.interrupts = True
