@@ -15,6 +15,8 @@
     recompute   what to compute again where memory binds; relief: whether that gives a faster plan that fits
     rule_mode   instead of a search: the pins propagated
     assemble    the chosen strategies as a Plan: instructions, collectives (causes: why), variables
+    found       what the search finds; mesh_search: on one mesh; finishing: bounded and written down
+    parallel    work on a second core, in a forked child
     verify      a checker that knows nothing of the search
     cache       plans kept for the next time
 

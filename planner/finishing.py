@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from shardwright.planner.assemble import planned_collectives, segment_plans
 from shardwright.planner.bound import lower_bound
@@ -13,12 +14,38 @@ from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.force import origin
 from shardwright.planner.found import Found
 from shardwright.planner.mesh_search import MeshSearch
+from shardwright.planner.parallel import Ahead
 from shardwright.planner.preference import MOST
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.plans import Candidate, InstructionPlan, Plan
 
 
-def bounded(search: MeshSearch, found: Found) -> Found:
+class Bounding:
+    """Lower bounds of chains; that of one chain can be begun ahead, on a second core."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[Chain, Ahead[float]] | None = None
+
+    def begin(self, chain: Chain, time_limit_s: float) -> None:
+        """Bound a chain from now on, instead of another one."""
+        self.cancel()
+        if chain.runs:
+            self._begun = chain, Ahead(partial(lower_bound, chain, time_limit_s))
+
+    def of(self, chain: Chain, time_limit_s: float) -> float:
+        """`lower_bound`."""
+        if self._begun is None or self._begun[0] is not chain:
+            return lower_bound(chain, time_limit_s)
+        return self._begun[1].result()
+
+    def cancel(self) -> None:
+        """Leave off bounding what was begun."""
+        if self._begun is not None:
+            self._begun[1].cancel()
+            self._begun = None
+
+
+def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     """The same with a lower bound on what any plan on its mesh costs."""
     cost = found.cost
     if cost.bound_scope:  # a deadline cut the search short
@@ -26,8 +53,8 @@ def bounded(search: MeshSearch, found: Found) -> Found:
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
     start = found.start or found
-    bound_s = _bound_s(search, start.chain, start.solved, found.price_bound_s if start is found else 0.0)
-    bound_s = max((bound_s, *(_bound_s(search, each.chain, each.solved) for each in found.relaxed)))
+    bound_s = _bound_s(search, bounding, start.chain, start.solved, found.price_bound_s if start is found else 0.0)
+    bound_s = max((bound_s, *(_bound_s(search, bounding, each.chain, each.solved) for each in found.relaxed)))
     scope = _scope(search, start.chain)
     if start.mesh != found.mesh:
         scope += (
@@ -37,10 +64,12 @@ def bounded(search: MeshSearch, found: Found) -> Found:
     return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
 
 
-def _bound_s(search: MeshSearch, chain: Chain, solved: SolvedChain, price_bound_s: float = 0.0) -> float:
+def _bound_s(
+    search: MeshSearch, bounding: Bounding, chain: Chain, solved: SolvedChain, price_bound_s: float = 0.0
+) -> float:
     bound_s = price_bound_s or solved.rolled_bound
     if chain.runs and not price_bound_s:
-        bound_s = lower_bound(chain, search.time_limit_s())
+        bound_s = bounding.of(chain, search.time_limit_s())
     return bound_s + chain.graph.least_of_free_s() - MOST * chain.graph.least_s()
 
 

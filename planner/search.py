@@ -15,7 +15,7 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend
 from shardwright.planner.experts import expert_candidates, first_plan
-from shardwright.planner.finishing import assembled, bounded
+from shardwright.planner.finishing import Bounding, assembled, bounded
 from shardwright.planner.fitting import fitted
 from shardwright.planner.force import origin
 from shardwright.planner.found import LEAST_GAIN, Found, Known, Outcome, Tried
@@ -56,6 +56,7 @@ def plan(
             return search.run()
         finally:
             search.known.forget()
+            search.bounding.cancel()
 
 
 class Search(MeshSearch):
@@ -66,6 +67,7 @@ class Search(MeshSearch):
     ) -> None:
         super().__init__(hlo, cluster, options, progress)
         self.known = Known()
+        self.bounding = Bounding()
         self.expert_prices: dict[tuple[int, str, Mesh], Candidate] = {}
 
     def run(self) -> Plan:
@@ -106,6 +108,13 @@ class Search(MeshSearch):
         if not tried:
             late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
             raise next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
+        if (self.recomputation, self.program.micro_batches, self.hidden_share) == (
+            None,
+            1,
+            1.0,
+        ):  # mostly the last, too
+            fastest = min(tried, key=lambda each: each.step_s)
+            self.bounding.begin(fastest.chain, self.time_limit_s())
         tried += self._finer(tried)
         return Outcome(search=self, tried=tried, refusals=refusals)
 
@@ -126,7 +135,7 @@ class Search(MeshSearch):
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
             raise outcome.refusal or PlanError("no mesh can be planned")
-        self._best = bounded(self, outcome.found)
+        self._best = bounded(self, outcome.found, self.bounding)
         self.report("check", str(self._best.mesh))
         made = assembled(self, self._best, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
         made = replace(made, notes=(*made.notes, *outcome.notes))

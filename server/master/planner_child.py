@@ -18,9 +18,9 @@ from shardwright import wire
 from shardwright.cluster import Cluster
 from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
+from shardwright.processes import die_with_parent
 from shardwright.progress import Paced, PlanProgress
 from shardwright.proto.v1 import master_pb2
-from shardwright.server.processes import die_with_parent
 from shardwright.xla.messages import read_message, write_message
 
 

@@ -1,0 +1,146 @@
+"""Work on a second core, in a forked child, where forking is safe.
+
+A fork has everything that was read and built so far, without a byte copied: only the result is pickled. But it has one
+thread, and what the others held locked stays locked. So a child only begins once it is certain that there were none:
+not before its parent looked at its own threads after the fork (OpenBLAS ends its pool for one, and may be counted
+before). Until then it waits for a byte, which needs no lock. Without `/proc`, a second core or that certainty nothing
+is forked, and work is done when its result is asked for. So is what a child failed at, whatever the reason: an error
+is raised where it is expected, a child that dies costs time and nothing else. Results must not depend on where they
+were made.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from shardwright.processes import die_with_parent
+
+T = TypeVar("T")
+
+#: Seconds that a result is waited for; then the work is done again here.
+PATIENCE_S = 120.0
+
+#: Libraries that mind a fork, having threads or not.
+_THREADED = ("jaxlib", "tensorflow", "torch")
+
+_TASKS = Path("/proc/self/task")
+
+
+class Ahead(Generic[T]):
+    """The result of `work`, made in a child since now, or here when it is asked for."""
+
+    def __init__(self, work: Callable[[], T], *, patience_s: float = PATIENCE_S) -> None:
+        self._work = work
+        self._patience_s = patience_s
+        self._child = _fork(work) if _may_fork() else None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a child is at it, or was."""
+        return self._child is not None
+
+    def result(self) -> T:
+        """What `work` returns. Raises what it raises. To be asked for once."""
+        if self._child is not None:
+            answer = self._child.answer(self._patience_s)
+            self.cancel()
+            with suppress(Exception):  # a child that failed has written nothing, or half of it
+                found: T = pickle.loads(answer)
+                return found
+        return self._work()
+
+    def cancel(self) -> None:
+        """End the child, if there is one: the result is not needed."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
+class _Child:
+    """A forked process that writes one answer. pipe: where from."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid = pid
+        self.pipe = pipe
+
+    def answer(self, patience_s: float) -> bytes:
+        """All it writes until it ends, or is given up."""
+        found = bytearray()
+        end_s = time.monotonic() + patience_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            if not select.select([self.pipe], [], [], left_s)[0]:
+                break
+            block = os.read(self.pipe, 1 << 20)
+            if not block:
+                return bytes(found)
+            found += block
+        return b""
+
+    def end(self) -> None:
+        """Kill it and wait for it: no child outlives its result."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        os.close(self.pipe)
+
+
+def _may_fork() -> bool:
+    """What can be said before a fork."""
+    return (
+        sys.platform == "linux"
+        and len(os.sched_getaffinity(0)) > 1
+        and threading.active_count() == 1
+        and not any(name in sys.modules for name in _THREADED)
+    )
+
+
+def _fork(work: Callable[[], Any]) -> _Child | None:
+    """A child at `work`; None where there turn out to be threads."""
+    pipe, writing = os.pipe()
+    waiting, start = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(pipe)
+        os.close(start)
+        _be_child(work, parent, waiting, writing)
+    os.close(writing)
+    os.close(waiting)
+    child = _Child(pid, pipe)
+    is_alone = len(list(_TASKS.iterdir())) == 1
+    with suppress(BrokenPipeError):
+        os.write(start, b"!" if is_alone else b"")
+    os.close(start)
+    if is_alone:
+        return child
+    child.end()
+    return None
+
+
+def _be_child(work: Callable[[], Any], parent: int, waiting: int, writing: int) -> None:
+    """Answer and end; without an answer where anything goes wrong, or nobody waits for it."""
+    try:
+        if os.read(waiting, 1) == b"!":
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            die_with_parent(parent)
+            _write(writing, pickle.dumps(work()))
+    finally:
+        os._exit(0)
+
+
+def _write(pipe: int, answer: bytes) -> None:
+    view = memoryview(answer)
+    while view:
+        view = view[os.write(pipe, view) :]
