@@ -19,7 +19,8 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.relief import relieved
 
 if TYPE_CHECKING:
-    from shardwright.planner.search import Outcome, Search, Tried
+    from shardwright.planner.found import Outcome, Tried
+    from shardwright.planner.search import Search
     from shardwright.plans import Mesh
 
 #: Searches beside the first, at most; and the part of a step that a plan may promise in vain.

@@ -112,7 +112,7 @@ class Search(MeshSearch):
             None,
             1,
             1.0,
-        ):  # mostly the last, too
+        ):  # mostly the last
             fastest = min(tried, key=lambda each: each.step_s)
             self.bounding.begin(fastest.chain, self.time_limit_s())
         tried += self._finer(tried)
