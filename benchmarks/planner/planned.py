@@ -78,7 +78,7 @@ class Judging:
     """Partitions and counts emitted programs of one case, equal ones once."""
 
     def __init__(self, entry: Entry, limit_s: float) -> None:
-        self._entry = entry
+        self.entry = entry
         self._limit_s = limit_s
         self._known: dict[str, tuple[Partitioned, Counted]] = {}
 
@@ -86,7 +86,7 @@ class Judging:
         """XLA's program of a StableHLO file, and its count. Raises PartitionError or CountingError."""
         key = hashlib.sha256(emitted.read_bytes()).hexdigest()
         if key not in self._known:
-            devices = self._entry.devices
+            devices = self.entry.devices
             job = {"stablehlo": str(emitted), "devices": devices}
             partitioned = partition(job, devices, limit_s=self._limit_s)
             self._known[key] = partitioned, count(partitioned.hlo_text, devices)

@@ -36,7 +36,7 @@ def print_outcomes(outcomes: Sequence[dict[str, Any]]) -> None:
         table.add_row(*_cells(outcome))
     console = Console(width=140)
     console.print(table)
-    console.print(_summary(outcomes))
+    console.print(summary(outcomes))
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
@@ -68,17 +68,22 @@ def _coloured(ratio: float | None) -> str:
     return f"[{colour}]{ratio:.3f}[/{colour}]"
 
 
-def _summary(outcomes: Sequence[dict[str, Any]]) -> str:
-    ratios = [ratio for outcome in outcomes if (ratio := ratio_of(outcome)) is not None]
+def summary(outcomes: Sequence[dict[str, Any]]) -> str:
+    """How many plans are no slower than the best expert, how many are faster, and what became of the others.
+
+    Only a plan that fits its budget by XLA's count is as good as an expert, however fast it is.
+    """
+    against = [outcome for outcome in outcomes if outcome.get("expert")]
+    ratios = [ratio for outcome in against if (ratio := ratio_of(outcome)) is not None and outcome["fits"]]
     alone = sum("ours" in outcome and not outcome["expert"] for outcome in outcomes)
     refused = sum("refused" in outcome for outcome in outcomes)
     failed = sum("error" in outcome for outcome in outcomes)
     over = sum(not outcome.get("fits", True) for outcome in outcomes)
     return (
-        f"{len(outcomes)} cases: faster than the best expert in {sum(r < 1 - TOLERANCE for r in ratios)}, "
-        f"as fast within {TOLERANCE:.0%} in {sum(abs(r - 1) <= TOLERANCE for r in ratios)}, "
-        f"slower in {sum(r > 1 + TOLERANCE for r in ratios)}; no expert fits in {alone}, neither plan nor expert in "
-        f"{refused}; over the budget by XLA's count in {over}; failed {failed}"
+        f"{len(outcomes)} cases. In {len(against)} an expert fits: the plan fits too and is never slower by more than "
+        f"{TOLERANCE:.0%} in {sum(r <= 1 + TOLERANCE for r in ratios)} of {len(against)}, faster by more than that in "
+        f"{sum(r < 1 - TOLERANCE for r in ratios)}, slower in {sum(r > 1 + TOLERANCE for r in ratios)}. Only the plan "
+        f"fits in {alone}, neither in {refused}; over the budget by XLA's count in {over}; failed or refused {failed}."
     )
 
 

@@ -3,15 +3,18 @@
 For each case and memory budget (parts of what data parallelism takes): JAX lowers the step for one device, the planner
 plans that text, XLA partitions what the plan emits, and the counter judges it. The experts' programs were counted in
 the same way beforehand (`frozen`); the best of those that fit the budget is what the plan is held against.
+
+With `--json` every outcome is written as soon as it is there, and a run that finds the file takes over what the same
+commit left in it: stop it whenever you like, start it again, and it goes on. `python -m benchmarks.planner.table`
+puts such files together.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +23,32 @@ from benchmarks.planner.partition import PartitionError
 from benchmarks.planner.partitioned_text import CountingError
 from benchmarks.planner.planned import Judging, Lowered, PlanningFailed, PlanRefused, lower, plan
 from benchmarks.planner.report import misses_the_bar, print_outcomes, print_timings, ratio_of
+from benchmarks.planner.results import Results, commit
 from benchmarks.planner.suite import BUDGETS, QUICK, Entry, entries
 from benchmarks.planner.timing import measure_timings
 
 #: Seconds that one plan, or the partitioning of one program, may take before the case counts as failed.
 LIMIT_S = 600.0
 
+#: What may be wrong with one case and lets the next go on.
+CaseFailed = PlanningFailed | PartitionError | CountingError
+
 
 def main() -> None:
     arguments = _arguments()
+    results = Results(path=arguments.json, commit=commit(), deadline_s=arguments.deadline)
     chosen = [entry for entry in entries() if _is_chosen(entry, arguments)]
-    outcomes = [outcome for entry in chosen for outcome in run_entry(entry, arguments.budgets, arguments.deadline)]
-    timings = measure_timings(LIMIT_S) if arguments.timing else []
+    for entry in chosen:
+        missing = [budget for budget in arguments.budgets if not results.has(entry, budget)]
+        for outcome in run_entry(entry, missing, arguments.deadline, arguments.limit):
+            results.add(outcome)
+    outcomes = results.of(chosen, arguments.budgets)
     print_outcomes(outcomes)
-    print_timings(timings)
+    if arguments.timing:
+        results.timings = measure_timings(arguments.limit)
+        results.write()
+        print_timings(results.timings)
     if arguments.json:
-        report = {"outcomes": outcomes, "timings": timings}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
         print(f"written to {arguments.json}")
     sys.exit(any(misses_the_bar(outcome) for outcome in outcomes))
 
@@ -48,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, action="append", help="only on so many devices; may be repeated")
     parser.add_argument("--budgets", type=float, nargs="+", metavar="PART", help="parts of data parallelism's memory")
     parser.add_argument("--deadline", type=float, help="seconds for each search")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds until a plan or program counts as failed")
     parser.add_argument("--timing", action="store_true", help="also time GPT-2 of 12 and 96 layers against lowering")
     parser.add_argument("--json", type=Path, help="write everything there")
     arguments = parser.parse_args()
@@ -63,16 +76,21 @@ def _is_chosen(entry: Entry, arguments: argparse.Namespace) -> bool:
     return entry.name in QUICK if arguments.quick else True
 
 
-def run_entry(entry: Entry, budgets: Sequence[float], deadline: float | None) -> list[dict[str, Any]]:
+def run_entry(
+    entry: Entry, budgets: Sequence[float], deadline: float | None, limit_s: float
+) -> Iterator[dict[str, Any]]:
     """One outcome for each budget; a case that fails says why and the next goes on."""
+    if not budgets:
+        return
     try:
         experts = frozen.read(entry)
-        lowered = lower(entry)
     except frozen.NotFrozen as error:
         print(f"{entry.name}: {error}", flush=True)
-        return [{"case": entry.name, "budget": budget, "error": str(error)} for budget in budgets]
-    judging = Judging(entry, LIMIT_S)
-    outcomes = []
+        for budget in budgets:
+            yield {"case": entry.name, "budget": budget, "error": str(error)}
+        return
+    lowered = lower(entry)
+    judging = Judging(entry, limit_s)
     for budget in budgets:
         limit_bytes = round(experts["data"]["memory_bytes"] * budget)
         best = frozen.best_that_fits(experts, limit_bytes, entry.machine)
@@ -84,23 +102,25 @@ def run_entry(entry: Entry, budgets: Sequence[float], deadline: float | None) ->
         }  # fmt: skip
         options = {"memory_budget": limit_bytes, **({} if deadline is None else {"deadline": deadline})}
         try:
-            outcome.update(_ours(entry, lowered, judging, options))
-        except (PlanningFailed, PartitionError, CountingError) as error:
+            _add_ours(outcome, lowered, judging, options, limit_s)
+        except CaseFailed as error:
             kind = "refused" if isinstance(error, PlanRefused) and best is None else "error"
             outcome[kind] = f"{type(error).__name__}: {error}"
-        outcomes.append(outcome)
         print(_line(outcome), flush=True)
-    return outcomes
+        yield outcome
 
 
-def _ours(entry: Entry, lowered: Lowered, judging: Judging, options: dict[str, Any]) -> dict[str, Any]:
+def _add_ours(
+    outcome: dict[str, Any], lowered: Lowered, judging: Judging, options: dict[str, Any], limit_s: float
+) -> None:
+    """The planner's side of an outcome; of one that fails, as far as it came. Raises CaseFailed."""
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         emitted = Path(folder) / "step.mlir"
-        said = plan(lowered.hlo_text, entry, options, limit_s=LIMIT_S, emitted=emitted)
+        outcome["planner"] = plan(lowered.hlo_text, judging.entry, options, limit_s=limit_s, emitted=emitted)
         partitioned, counted = judging(emitted)
-    ours = frozen.figures(partitioned, counted)
-    fits = partitioned.memory_bytes is None or partitioned.memory_bytes <= options["memory_budget"]
-    return {"planner": said, "ours": ours, "fits": fits}
+    outcome["ours"] = frozen.figures(partitioned, counted)
+    taken = partitioned.memory_bytes
+    outcome["fits"] = taken is None or taken <= options["memory_budget"]
 
 
 def _line(outcome: dict[str, Any]) -> str:
@@ -109,7 +129,8 @@ def _line(outcome: dict[str, Any]) -> str:
         return f"{head} {outcome.get('error') or outcome['refused']}"
     ratio = ratio_of(outcome)
     against = f"{ratio:.3f} of {outcome['best_expert']}" if ratio else "no expert fits"
-    return f"{head} {against}, {outcome['ours']['wire_bytes'] / 1e6:.0f} MB on the wire"
+    over = "" if outcome["fits"] else ", over the budget"
+    return f"{head} {against}, {outcome['ours']['wire_bytes'] / 1e6:.0f} MB on the wire{over}"
 
 
 if __name__ == "__main__":

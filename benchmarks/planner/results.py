@@ -1,0 +1,83 @@
+"""The outcomes of a run as a file that grows with it, so that the next run goes on where one was stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.suite import Entry
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+Key = tuple[str, float]
+
+
+def commit() -> str | None:
+    """The commit of the files here; None where they are no commit's, or that cannot be told."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=_ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    name = said.stdout.strip()
+    return None if name.endswith("-dirty") else name
+
+
+@dataclass(kw_only=True)
+class Results:
+    """Outcomes of one commit, with those that its file holds already.
+
+    path: where they are kept; None: nowhere. commit: None takes nothing over. deadline_s: of each search.
+    """
+
+    path: Path | None
+    commit: str | None
+    deadline_s: float | None = None
+    timings: list[dict[str, Any]] = field(default_factory=list)
+    _outcomes: dict[Key, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is None or self.commit is None or not self.path.exists():
+            return
+        for outcome in read_outcomes([self.path]):
+            if (outcome.get("commit"), outcome.get("deadline_s")) == (self.commit, self.deadline_s):
+                self._outcomes[_key(outcome)] = outcome
+
+    def has(self, entry: Entry, budget: float) -> bool:
+        return (entry.name, budget) in self._outcomes
+
+    def add(self, outcome: dict[str, Any]) -> None:
+        """Keep an outcome, and write the file."""
+        self._outcomes[_key(outcome)] = {**outcome, "commit": self.commit, "deadline_s": self.deadline_s}
+        self.write()
+
+    def of(self, entries: Iterable[Entry], budgets: Sequence[float]) -> list[dict[str, Any]]:
+        """Those of these cases, in their order."""
+        keys = [(entry.name, budget) for entry in entries for budget in budgets]
+        return [self._outcomes[key] for key in keys if key in self._outcomes]
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        report = {"outcomes": list(self._outcomes.values()), "timings": self.timings}
+        whole = self.path.with_name(f"{self.path.name}.new")
+        whole.write_text(json.dumps(report, indent=1) + "\n")
+        whole.replace(self.path)
+
+
+def read_outcomes(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """The outcomes of some files; of the same case and budget the one in the last of them."""
+    found: dict[Key, dict[str, Any]] = {}
+    for path in paths:
+        found.update((_key(outcome), outcome) for outcome in json.loads(path.read_text())["outcomes"])
+    return list(found.values())
+
+
+def _key(outcome: dict[str, Any]) -> Key:
+    return outcome["case"], outcome["budget"]

@@ -1,0 +1,72 @@
+"""The outcomes of some runs as one Markdown table, for docs/benchmarks.md.
+
+    python -m benchmarks.planner.table build/bench-planner.json
+
+Of several files that hold the same case and budget, the last one's counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.report import ratio_of, summary
+from benchmarks.planner.results import read_outcomes
+from benchmarks.planner.suite import BUDGETS, entries
+
+_HEAD = (
+    "| case | budget | plan: wire MB | best expert | its wire MB | ratio of times | memory: plan / budget, GB |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+def markdown(outcomes: Sequence[dict[str, Any]]) -> str:
+    """A row for each case and budget of the suite that has an outcome, then how many there are of each kind."""
+    by_key = {(outcome["case"], outcome["budget"]): outcome for outcome in outcomes}
+    keys = [(entry.name, budget) for entry in entries() for budget in BUDGETS]
+    ordered = [by_key[key] for key in keys if key in by_key]
+    return "\n".join((*_HEAD, *map(_row, ordered), "", summary(ordered)))
+
+
+def _row(outcome: dict[str, Any]) -> str:
+    return f"| {outcome['case']} | {outcome['budget']:.0%} | {' | '.join(_cells(outcome))} |"
+
+
+def _cells(outcome: dict[str, Any]) -> Iterator[str]:
+    ours, expert = outcome.get("ours"), outcome.get("expert")
+    yield _wire(ours) if ours else _why_not(outcome)
+    yield outcome["best_expert"] if expert else "none fits"
+    yield _wire(expert) if expert else ""
+    ratio = ratio_of(outcome)
+    yield "" if ratio is None else f"**{ratio:.3f}**" if ratio > 1.01 else f"{ratio:.3f}"
+    yield _memory(outcome) if ours else ""
+
+
+def _why_not(outcome: dict[str, Any]) -> str:
+    if "refused" in outcome:
+        return "refused"
+    return "**refused**" if outcome["error"].startswith("PlanRefused") else "**failed**"
+
+
+def _wire(figures: dict[str, Any]) -> str:
+    return f"{figures['wire_bytes'] / 1e6:.0f}"
+
+
+def _memory(outcome: dict[str, Any]) -> str:
+    taken, budget = outcome["ours"]["memory_bytes"], outcome["budget_bytes"]
+    if taken is None:
+        return f"? / {budget / 1e9:.2f}"
+    said = f"{taken / 1e9:.2f} / {budget / 1e9:.2f}"
+    return said if outcome["fits"] else f"**{said}**"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    print(markdown(read_outcomes(parser.parse_args().files)))
+
+
+if __name__ == "__main__":
+    main()
