@@ -144,8 +144,8 @@ class Session:
           donate_argnums: arguments whose arrays are updated in place; their handles are gone afterwards.
           static_argnums: arguments that are part of the program, by value.
           mesh: "2x4", (2, 4) or {"data": 2, "model": 4}, up to three axes; default: the planner chooses.
-          force: "data", "tensor", "mixed", "zero1", "fsdp" or "replicated", or argument name pattern →
-            {dimension: axis, True ("split somewhere") or None ("not split")}.
+          force: "data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated", or
+            argument name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
           memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of
             its memory (0.5, "50%"); default: all of it.
           deadline: seconds after which the best plan found so far is taken.

@@ -5,7 +5,7 @@
     segments    the program cut at its critical nodes; equal segments, and runs of them
     strategies  the ways to compute each node on a mesh: a factor, a partial sum handed on, or nothing, per axis
     prices      seconds of each strategy and of each reshard (from `shardwright.cost`)
-    pins, force what the user decided; colours, confine: what a forced strategy leaves to each instruction
+    pins, force what the user decided; colours, mixtures, confine: what a forced strategy leaves to each instruction
     graph       variables: nodes that choose, hubs where a value lies for its readers
     chain       every kind of segment reduced once, the program put together with its runs rolled up
     preference  what to choose where costs are equal

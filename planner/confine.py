@@ -17,6 +17,9 @@ from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.prices import IntArray
 from shardwright.planner.strategies import Strategy, StrategySet, local_results
 
+#: Dimensions of one colour: of each operand, and of each leaf of the result.
+_Colours = tuple[NodeDims, NodeDims]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
@@ -24,6 +27,8 @@ class Roles:
 
     batch: split the batch wherever it can be, nothing else.
     not_batch: never split the batch.
+    across: of `batch`, those that may split what runs across the batch instead of it (experts of a mixture).
+    not_across: never split what runs across the batch (its sequence).
     sharded_state: what does not run along the batch may be split over `batch` axes too, sums over the batch may
         be scattered, and updates of state are computed on shards. False: all that is whole over `batch` axes.
     idle: nothing is split over them.
@@ -31,6 +36,8 @@ class Roles:
 
     batch: tuple[str, ...] = ()
     not_batch: tuple[str, ...] = ()
+    across: tuple[str, ...] = ()
+    not_across: tuple[str, ...] = ()
     sharded_state: bool = False
     idle: tuple[str, ...] = ()
 
@@ -40,62 +47,81 @@ class Confinement:
     """Narrows strategy sets to the roles; equal questions are answered once.
 
     dims: per node, the dimensions of its result leaves that run along the batch.
+    across: the same of those that run across it; None: of none it is known.
     updates: nodes that must be computed on shards where possible (`sharded_state`).
     hard: nodes whose readers take them exactly as they lie, which stay free.
     """
 
     roles: Roles
     dims: Sequence[NodeDims]
+    across: Sequence[NodeDims] | None = None
     updates: frozenset[int] = frozenset()
     hard: frozenset[int] = frozenset()
-    _narrowed: dict[tuple[int, tuple[NodeDims, NodeDims], bool], StrategySet] = field(default_factory=dict)
+    _narrowed: dict[tuple[int, tuple[_Colours, ...], bool], StrategySet] = field(default_factory=dict)
     _kept_alive: list[StrategySet] = field(default_factory=list)
 
     @classmethod
-    def of(cls, flow: Dataflow, roles: Roles, dims: Sequence[NodeDims], state_outputs: Sequence[int]) -> Confinement:
+    def of(
+        cls,
+        flow: Dataflow,
+        roles: Roles,
+        dims: Sequence[NodeDims],
+        state_outputs: Sequence[int],
+        across: Sequence[NodeDims] | None = None,
+    ) -> Confinement:
         """state_outputs: the nodes that hand updated state on."""
         hard = frozenset(use.source[0] for node in flow.nodes for use in node.uses if use.hard)
         updates = _updates(flow, dims, state_outputs) if roles.sharded_state else frozenset()
-        return cls(roles=roles, dims=dims, updates=updates, hard=hard)
+        return cls(roles=roles, dims=dims, across=across, updates=updates, hard=hard)
 
     def key(self, node: Node) -> tuple[object, ...]:
         """What `narrow` depends on, besides the strategies."""
-        operands = tuple(self.dims[source][leaf] for source, leaf in (use.source for use in node.uses))
-        return operands, tuple(self.dims[node.index]), node.index in self.updates, node.index in self.hard
+        return self._colours(node), node.index in self.updates, node.index in self.hard
 
     def narrow(self, node: Node, found: StrategySet) -> StrategySet:
         """The strategies of `found` that the roles leave to `node`."""
         if node.index in self.hard:
             return found
-        operands = tuple(self.dims[source][leaf] for source, leaf in (use.source for use in node.uses))
-        if node.is_value:
-            operands = operands[:1]
-        colours = (operands, tuple(self.dims[node.index]))
+        colours = self._colours(node)
         key = (id(found), colours, node.index in self.updates)
         if key not in self._narrowed:
             self._kept_alive.append(found)  # an id is only good while its object lives
             self._narrowed[key] = _only(found, self._kept(found, colours, node.index in self.updates))
         return self._narrowed[key]
 
-    def _kept(self, found: StrategySet, colours: tuple[NodeDims, NodeDims], is_update: bool) -> IntArray:
+    def _colours(self, node: Node) -> tuple[_Colours, ...]:
+        """Dimensions of the node's operands and of its results that run along the batch, then those across it."""
+        sources = [use.source for use in node.uses][: 1 if node.is_value else None]
+        return tuple(
+            (tuple(dims[source][leaf] for source, leaf in sources), tuple(dims[node.index]))
+            for dims in (self.dims, *(() if self.across is None else (self.across,)))
+        )
+
+    def _kept(self, found: StrategySet, colours: tuple[_Colours, ...], is_update: bool) -> IntArray:
         roles = self.roles
-        along = [_along(strategy, colours) for strategy in found.strategies]
+        along = [_along(strategy, colours[0]) for strategy in found.strategies]
+        across = [set[str]() for _ in along]
+        if len(colours) > 1:
+            across = [_along(strategy, colours[1]) for strategy in found.strategies]
         legal = [
             i
             for i, strategy in enumerate(found.strategies)
-            if not along[i].intersection(roles.not_batch) and not _used(strategy).intersection(roles.idle)
+            if not along[i].intersection(roles.not_batch)
+            and not across[i].intersection(roles.not_across)
+            and not _used(strategy).intersection(roles.idle)
         ]
         most = max((len(along[i].intersection(roles.batch)) for i in legal), default=0)
-        kept = [i for i in legal if len(along[i].intersection(roles.batch)) == most]
+        split = [(along[i] | across[i].intersection(roles.across)) for i in range(len(along))]
+        kept = [i for i in legal if len(split[i].intersection(roles.batch)) >= most]
         if not roles.sharded_state:
-            kept = [i for i in kept if _whole_beside(found.strategies[i], along[i], roles.batch)]
+            kept = [i for i in kept if _whole_beside(found.strategies[i], split[i], roles.batch)]
         elif is_update:
             kept = [i for i in kept if _is_on_shards_or_partial(found.strategies[i], roles.batch)] or kept
         return np.array(kept, np.int64)
 
 
-def _along(strategy: Strategy, colours: tuple[NodeDims, NodeDims]) -> set[str]:
-    """Axes that split a dimension of the batch, in an operand or in the result before it is reduced."""
+def _along(strategy: Strategy, colours: _Colours) -> set[str]:
+    """Axes that split a dimension of the colour, in an operand or in the result before it is reduced."""
     leaves = [
         *zip(strategy.operands, colours[0], strict=False),
         *zip(local_results(strategy), colours[1], strict=True),

@@ -24,6 +24,8 @@ EXPERTS = {
     "fully sharded (ZeRO-3)": "fsdp",
     "tensor parallel": "tensor",
     "data × tensor": "mixed",
+    "data × tensor, no sequence sharding": "megatron",
+    "expert parallel": "expert",
     "replicated": "replicated",
 }
 

@@ -23,6 +23,11 @@ tensor      over all axes. Batch arguments are replicated and nothing is split a
             where it lies: it is never gathered. (Where that cannot be, the plan notes it.) State of rank 1 is split
             or not, as is cheaper.
 mixed       two axes or three. The first as in `data`, the others as in `tensor`.
+megatron    as `mixed`, but the others split nothing along any dimension of the batch arguments: no sequence sharding
+            (Shoeybi et al., 2019; what `mixed` may do beyond it is Korthikanti et al., 2022).
+expert      one axis or two. As in `data`, but the weights of a mixture's experts (`planner.mixtures`) and their state
+            are split over the last axis by experts, where it divides them, and computed with where they lie; what is
+            sent to the experts and what comes back may be split by experts over it, instead of along the batch.
 replicated  everything is computed whole on every device: no collectives.
 {pattern: {dim: pin}}   the pins, on arguments whose name matches (`*` and `?` are wildcards); all else is searched.
 
@@ -44,9 +49,13 @@ from shardwright.options import name_matches
 from shardwright.planner.colours import coloured_dims
 from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
+from shardwright.planner.mixtures import expert_weights
 from shardwright.planner.pins import Requirement, Requirements, dim_pin
 from shardwright.planner.strategies import StrategyBuilder
 from shardwright.plans import Mesh, TensorSharding
+
+#: Strategies whose first axis splits the batch and whose others split state, computed with where it lies.
+MIXED = ("mixed", "megatron")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,7 @@ class Forced:
     requirements: pins by node. in_place: nodes whose value may not be gathered.
     roles: what the axes do in every instruction; None where that is free.
     batch: nodes of the batch arguments, with the dimension that runs along the batch.
+    across: nodes of arguments, with a dimension that runs across the batch (`Roles.across`, `Roles.not_across`).
     state_outputs: nodes of the state that the program hands on.
     """
 
@@ -63,6 +73,7 @@ class Forced:
     in_place: frozenset[int] = frozenset()
     roles: Roles | None = None
     batch: tuple[tuple[int, int], ...] = ()
+    across: tuple[tuple[int, int], ...] = ()
     state_outputs: tuple[int, ...] = ()
 
     def confinement(self, flow: Dataflow, is_free: Sequence[bool], builder: StrategyBuilder) -> Confinement | None:
@@ -70,7 +81,8 @@ class Forced:
         if self.roles is None:
             return None
         dims = coloured_dims(flow, is_free, builder.rule, self.batch)
-        return Confinement.of(flow, self.roles, dims, self.state_outputs)
+        across = coloured_dims(flow, is_free, builder.rule, self.across) if self.across else None
+        return Confinement.of(flow, self.roles, dims, self.state_outputs, across)
 
 
 def check_force(options: PlanOptions) -> None:
@@ -105,9 +117,9 @@ def forced(
         return Forced()
     if not isinstance(options.force, str):
         return Forced(requirements=_by_name(flow, names, options.force, batch or {}))
-    if options.force == "mixed" and len(mesh.axes) == 1:
+    if options.force in MIXED and len(mesh.axes) == 1:
         raise OptionError(
-            f"a mixed strategy needs two axes or three, mesh {mesh} has one",
+            f"a {options.force} strategy needs two axes or three, mesh {mesh} has one",
             where="force",
             remedy="give a mesh like 2x4, or leave the mesh out",
         )
@@ -118,15 +130,19 @@ def forced(
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)
     whole = _computed_with(flow, state) if options.force == "zero1" else frozenset()
+    experts = _experts(flow, state, batch) if options.force == "expert" else {}
+    across = tuple(experts.items()) if experts else _other_dims(flow, batch) if options.force == "megatron" else ()
     for number, node in enumerate(flow.parameters):
         shape = flow.nodes[node].shapes[0]
         rule: Rule = _is_replicated
-        if number in state - whole:
+        if number in experts:
+            rule = strategy.experts(shape, experts[number])
+        elif number in state - whole:
             rule = strategy.state(shape)
         elif number in batch:
             rule = strategy.batch(shape, batch[number])
         requirements[node] = [Requirement(asked_by=f"force={options.force!r}", dims={}, rule=rule)]
-        if number in state and shape.rank >= 2 and options.force in ("tensor", "mixed"):
+        if number in experts or (number in state and shape.rank >= 2 and options.force in ("tensor", *MIXED)):
             in_place.add(node)
     state_types = {_type(flow.nodes[flow.parameters[number]].shapes[0]) for number in state}
     return Forced(
@@ -134,6 +150,7 @@ def forced(
         in_place=frozenset(in_place),
         roles=strategy.roles([flow.nodes[flow.parameters[n]].shapes[0].dimensions[dim] for n, dim in batch.items()]),
         batch=tuple((flow.parameters[number], dim) for number, dim in batch.items()),
+        across=tuple((flow.parameters[number], dim) for number, dim in across),
         state_outputs=tuple(node for node in flow.outputs if _type(flow.nodes[node].shapes[0]) in state_types),
     )
 
@@ -185,6 +202,27 @@ def _computed_with(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
     return frozenset(parameters[node] for node in reached if node in parameters) & state
 
 
+def _experts(flow: Dataflow, state: frozenset[int], batch: Mapping[int, int]) -> dict[int, int]:
+    """Flat numbers of the state that is as large as weights of experts, each with the dimension of the experts."""
+    weights = expert_weights(flow, [flow.parameters[number] for number in batch])
+    dims = {_type(flow.nodes[node].shapes[0])[1]: dim for node, dim in weights.items()}
+    found = {number: flow.nodes[flow.parameters[number]].shapes[0].dimensions for number in sorted(state)}
+    experts = {number: dims[shape] for number, shape in found.items() if shape in dims}
+    if not experts:
+        raise OptionError(
+            "no state is multiplied, expert by expert, with what depends on the batch: there is no mixture of experts",
+            where="force",
+            remedy="choose another strategy",
+        )
+    return experts
+
+
+def _other_dims(flow: Dataflow, batch: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """The dimensions of the batch arguments but the batch, by flat number."""
+    ranks = {number: flow.nodes[flow.parameters[number]].shapes[0].rank for number in batch}
+    return tuple((number, dim) for number, rank in ranks.items() for dim in range(rank) if dim != batch[number])
+
+
 def _type(shape: ArrayShape) -> tuple[str, tuple[int, ...]]:
     return shape.element_type, shape.dimensions
 
@@ -203,6 +241,7 @@ class _Strategy:
     """batch_axes: split the batch over these; state_axes: split state over these, `one_dim` together.
 
     least_rank: state of lower rank is free over state_axes (None of it is split over others).
+    expert_axes: split the weights of experts over these; not_across: nothing across the batch over these.
     """
 
     mesh: Mesh
@@ -210,6 +249,8 @@ class _Strategy:
     state_axes: tuple[str, ...] = ()
     one_dim: bool = False
     least_rank: int = 1
+    expert_axes: tuple[str, ...] = ()
+    not_across: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, force: str, mesh: Mesh) -> _Strategy:
@@ -218,6 +259,8 @@ class _Strategy:
             "data": cls(mesh=mesh, batch_axes=axes),
             "tensor": cls(mesh=mesh, state_axes=axes, least_rank=2),
             "mixed": cls(mesh=mesh, batch_axes=axes[:1], state_axes=axes[1:], least_rank=2),
+            "megatron": cls(mesh=mesh, batch_axes=axes[:1], state_axes=axes[1:], least_rank=2, not_across=axes[1:]),
+            "expert": cls(mesh=mesh, batch_axes=axes, expert_axes=axes[-1:]),
             "zero1": cls(mesh=mesh, batch_axes=axes, state_axes=axes, one_dim=True),
             "fsdp": cls(mesh=mesh, batch_axes=axes, state_axes=axes, one_dim=True),
             "replicated": cls(mesh=mesh),
@@ -232,7 +275,20 @@ class _Strategy:
         if any(size % self.mesh.size(self.batch_axes) for size in batch_sizes):
             is_needed = self.one_dim or others
             return Roles(not_batch=axes) if is_needed else Roles(idle=axes)
-        return Roles(batch=self.batch_axes, not_batch=others, sharded_state=self.one_dim)
+        return Roles(
+            batch=self.batch_axes,
+            not_batch=others,
+            across=self.expert_axes,
+            not_across=self.not_across,
+            sharded_state=self.one_dim,
+        )
+
+    def experts(self, shape: ArrayShape, dim: int) -> Rule:
+        """Split by experts where the axis divides them; else whole."""
+        if shape.dimensions[dim] % self.mesh.size(self.expert_axes):
+            return _is_replicated
+        wanted = TensorSharding(tuple(self.expert_axes if at == dim else () for at in range(shape.rank)))
+        return lambda sharding: sharding == wanted
 
     def batch(self, shape: ArrayShape, batch_dim: int) -> Rule:
         if not self.batch_axes or shape.dimensions[batch_dim] % self.mesh.size(self.batch_axes):

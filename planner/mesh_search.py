@@ -228,7 +228,7 @@ class MeshSearch:
 
 
 #: Forced strategies that promise to compute along the batch.
-_ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed"})
+_ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed", "megatron", "expert"})
 
 
 def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:

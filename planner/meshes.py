@@ -57,7 +57,8 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
 
     A program's own mesh (of its sharding constraints; the one that their tiles need where they name no axes) is taken
     where it has as many devices as the cluster.
-    Without either, a forced strategy over all axes gets one axis, a mixed one two or more.
+    Without either, a forced strategy over all axes gets one axis, a mixed one two or more, expert parallelism one or
+    two.
     Raises OptionError where the given mesh does not fit, or nothing can.
     """
     given = given_mesh(options, cluster.device_count)
@@ -69,12 +70,16 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
         return (own,)
     if not isinstance(options.force, str):
         return candidate_meshes(cluster, names=names)
-    if options.force == "mixed":
+    if options.force in ("mixed", "megatron"):
         meshes = candidate_meshes(cluster, names=names, is_ordered=True)
         found = tuple(mesh for mesh in meshes if sum(axis.size > 1 for axis in mesh.axes) > 1)
         if not found:
-            raise OptionError(f"{cluster.device_count} devices have no two factors for a mixed strategy", where="force")
+            raise OptionError(
+                f"{cluster.device_count} devices have no two factors for a {options.force} strategy", where="force"
+            )
         return found
+    if options.force == "expert":
+        return candidate_meshes(cluster, names=names, max_axes=max(2, len(names)), is_ordered=True)
     if options.force == "tensor":
         names = names or DEFAULT_AXES[1:2]
     return candidate_meshes(cluster, names=names, max_axes=max(1, len(names)), is_ordered=True)

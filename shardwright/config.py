@@ -21,7 +21,7 @@ Pin = str | tuple[str, ...] | bool | None
 Pins = Mapping[int, Pin]
 
 #: The named strategies that `force=` accepts.
-FORCED_STRATEGIES = ("data", "tensor", "mixed", "zero1", "fsdp", "replicated")
+FORCED_STRATEGIES = ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated")
 
 #: How hard the search works where no deadline says it: `fast` takes the first good plan,
 #: `best` goes on until nothing better can be.

@@ -51,7 +51,9 @@ def example_parser(
     plan.add_argument("--plan-only", action="store_true", help="plan for --cluster and print the plan; run nothing")
     plan.add_argument("--cluster", metavar="FILE|N", help="cluster file or number of CPU devices, for --plan-only")
     plan.add_argument("--mesh", metavar="SIZES", help="8 or 2x4 (default: search)")
-    plan.add_argument("--force", help="a strategy: data, tensor, mixed, zero1, fsdp, replicated (default: search)")
+    plan.add_argument(
+        "--force", help="a strategy: data, tensor, mixed, megatron, zero1, fsdp, replicated, … (default: search)"
+    )
     plan.add_argument("--memory-budget", metavar="AMOUNT", help="of one device: 40GB, 50%% (default: all of it)")
     plan.add_argument("--deadline", type=float, metavar="SECONDS", help="take the best plan found by then")
     plan.add_argument("--stages", type=int, metavar="N", help="pipeline stages (default: search)")
