@@ -170,7 +170,8 @@ def _of_rows(variable: VariablePlan, shape: ArrayShape, mesh: Mesh) -> TensorSha
 
 def fitting(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
     """The sharding, or a like one where it does not divide the shape: axes that are too many for a dimension split the
-    largest other one that they divide, or nothing."""
+    largest one that they divide and nothing splits, or nothing: split twice over, its parts would lie in another order
+    than a sum leaves that is scattered over them."""
     if all(size % mesh.size(axes) == 0 for size, axes in zip(shape.dimensions, lies.dims, strict=True)):
         return lies
     kept: list[tuple[str, ...]] = []
@@ -179,12 +180,10 @@ def fitting(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorShardi
         fits = size % mesh.size(axes) == 0
         kept.append(axes if fits else ())
         homeless += () if fits else axes
-    order = list(mesh.sizes)
     for axis in homeless:
         for dim in sorted(range(shape.rank), key=lambda dim: -shape.dimensions[dim]):
-            wanted = tuple(sorted((*kept[dim], axis), key=order.index))
-            if shape.dimensions[dim] % mesh.size(wanted) == 0:
-                kept[dim] = wanted
+            if not kept[dim] and shape.dimensions[dim] % mesh.size((axis,)) == 0:
+                kept[dim] = (axis,)
                 break
     return TensorSharding(tuple(kept), lies.unreduced)
 

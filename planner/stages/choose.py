@@ -30,6 +30,7 @@ from shardwright.planner.found import Found
 from shardwright.planner.mesh_search import Listener
 from shardwright.planner.meshes import candidate_meshes, refines
 from shardwright.planner.microbatch import StepSplit, Term, accumulated, split_step
+from shardwright.planner.pins import DimPin, Requirement
 from shardwright.planner.program import Program
 from shardwright.planner.search import Search
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
@@ -415,8 +416,22 @@ class _Search:
             search = Search(accumulated(self.split, micro_batches), part, self._part_options())
             if micro_batches > 1:  # the batch is behind the dimension of the micro-batches
                 search.program.batch = {number: along.dim + 1 for number, along in self.split.batch.items()}
+            self._keep_rows_whole(search)
             self._searches[key] = search
         return self._searches[key]
+
+    def _keep_rows_whole(self, search: Search) -> None:
+        """Pins on what is stored in rows, layer by layer: a stage has too few of them to split them over an axis."""
+        flow, whole = search.flow, Requirement(asked_by="stages", dims={0: DimPin(axes=())})
+        rows = [len(self.coarse.members(node)) for node in self.coarse.flow.parameters]
+        shapes = [self.coarse.flow.nodes[node].shapes[0] for node in self.coarse.flow.parameters]
+        stacked = {n for n, shape in enumerate(shapes) if rows[n] > 1 and shape.dimensions[:1] == (rows[n],)}
+        replaced = {alias.parameter_number: alias.output_index for alias in search.program.module.aliases}
+        for number in sorted(stacked):
+            search.program.pins.setdefault(flow.parameters[number], []).append(whole)
+            if number in replaced:
+                output = flow.outputs[replaced[number][0] if replaced[number] else 0]
+                search.program.pins.setdefault(output, []).append(whole)
 
     def _part_options(self) -> PlanOptions:
         return replace(

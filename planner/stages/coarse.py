@@ -47,6 +47,12 @@ class Coarse:
     once: frozenset[int]
     stacks: Mapping[int, StackedLoop]
     state: frozenset[int]
+    ending: frozenset[int]
+
+    def part(self, node: int) -> int:
+        """The part where a node is computed that is no loop over layers; -1 for what is made anew for each reader."""
+        first = self.first[node]
+        return first + self.parts[first].rows - 1 if node in self.ending else first
 
     def members(self, node: int) -> range:
         """The parts that a node belongs to: one, or every row of its stack."""
@@ -88,7 +94,22 @@ def coarse_parts(module: Module, state: Collection[int], once: Collection[str]) 
         once=frozenset(updates),
         stacks=found,
         state=kept,
+        ending=_ending(flow, {i for i, part in enumerate(first) if part >= 0 and parts[part].rows > 1}, found),
     )
+
+
+def _ending(flow: Dataflow, beside: Collection[int], stacks: Mapping[int, StackedLoop]) -> frozenset[int]:
+    """Of nodes that lie with loops over layers, those that read a forward one and no backward one."""
+    ahead = {i for i, stack in stacks.items() if not stack.is_descending}
+    behind = set(stacks).difference(ahead)
+    for node in flow.nodes:
+        sources = {use.source[0] for use in node.uses}
+        if node.index in beside and node.index not in stacks:
+            if not behind.isdisjoint(sources):
+                behind.add(node.index)
+            elif not ahead.isdisjoint(sources):
+                ahead.add(node.index)
+    return frozenset(ahead.difference(stacks))
 
 
 def _expanded(

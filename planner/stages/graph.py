@@ -134,7 +134,7 @@ class _Builder:
         node, stack, parts = coarse.flow.nodes[i], coarse.stacks.get(i), tuple(coarse.members(i))
         for use in node.uses:
             if stack is None:
-                reading = _Reading(parts[:1], self._is_ahead(i))
+                reading = _Reading((coarse.part(i),), self._is_ahead(i))
             elif use.position in stack.reads:
                 reading = _Reading(parts, self._is_ahead(i), 1 / len(parts))
             elif use.position in stack.fixed:
@@ -166,7 +166,7 @@ class _Builder:
         if not readings or not sizes[0] or (i, leaf) in self.sums:
             return
         if stack is None or leaf in stack.threaded or leaf == stack.counter:
-            last = parts[0] if stack is None or stack.is_descending else parts[-1]
+            last = self.coarse.part(i) if stack is None or stack.is_descending else parts[-1]
             self._send((i, leaf), last, readings, sizes, 1.0, self._is_ahead(i))
             return
         if leaf not in stack.writes:

@@ -74,7 +74,7 @@ def _chunks(coarse: Coarse, module: Module, label_of: Mapping[str, int], chunk_o
     parts: dict[str, int] = {}
     for node in coarse.flow.nodes:
         if coarse.first[node.index] >= 0 and node.instruction.opcode != "parameter":
-            parts.setdefault(node.instruction.name, coarse.first[node.index])
+            parts.setdefault(node.instruction.name, coarse.part(node.index))
     found = {}
     for instruction in module.entry:
         name = instruction.name

@@ -82,6 +82,17 @@ def scanned(layers: int = 6) -> Any:
     return training(loss, params, normal(9, BATCH, WIDTH), np.ones((BATCH, WIDTH), np.float32))
 
 
+def bare_scan(layers: int = 6, width: int = 45, batch: int = 512) -> Any:
+    """Layers in a scan with nothing ahead and only a mean behind; the widths divide over no axis."""
+    params = {"w": normal(1, layers, width, width), "b": normal(2, layers, width)}
+
+    def loss(p: Any, x: Any) -> Any:
+        x, _ = jax.lax.scan(lambda x, q: (x + jnp.tanh(x @ q["w"] + q["b"]), None), x, p)
+        return jnp.mean(x**2)
+
+    return training(loss, params, normal(9, batch, width))
+
+
 def branches() -> Any:
     """Two towers that meet, one output of the first layer skipping to the end."""
     params = {name: normal(i, WIDTH, WIDTH) for i, name in enumerate(("stem", "a1", "a2", "b1", "b2", "join"))}
@@ -99,7 +110,7 @@ def branches() -> Any:
 def program(name: str) -> Program:
     made = {
         "dense": dense, "remat": lambda: dense(remat=True), "tied": lambda: dense(2, tied=True),
-        "scanned": scanned, "branches": branches,
+        "scanned": scanned, "branches": branches, "bare scan": bare_scan,
     }[name]  # fmt: skip
     return Program(lower(made()), PlanOptions())
 

@@ -26,7 +26,7 @@ from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.groups import device_groups, groupings
 from tests.planner.pipeline.planned import assert_follows_jax
 from tests.planner.programs import lower
-from tests.planner.stages.stage_programs import BATCH, branches, dense, program, scanned
+from tests.planner.stages.stage_programs import BATCH, bare_scan, branches, dense, program, scanned
 
 
 def nodes(*devices: int, slow: bool = True) -> Cluster:
@@ -45,9 +45,16 @@ def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
 # ---- it runs --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "schedule"), [("remat", "1f1b"), ("scanned", "interleaved"), ("branches", "gpipe")])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("remat", "1f1b"), ("scanned", "interleaved"), ("branches", "gpipe"), ("bare scan", "1f1b"),
+    ],
+)  # fmt: skip
 def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
-    made = {"remat": lambda: dense(2, remat=True), "scanned": scanned, "branches": branches}[name]()
+    made = {"remat": lambda: dense(2, remat=True), "scanned": scanned, "branches": branches, "bare scan": bare_scan}[
+        name
+    ]()
     options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
     text, cluster = lower(made), Cluster.local(4)
     searched = searched_pipeline(text, cluster, options)
@@ -69,6 +76,14 @@ def test_scanned_layers_are_cut_by_rows() -> None:
     assert len(rows) == 3
     assert ends[-1] == 6
     assert found.imbalance < 0.5
+
+
+def test_rows_of_layers_are_not_split_over_an_axis() -> None:
+    """A stage has some of them only, however many devices the axis has."""
+    found = chosen("bare scan", Cluster.local(4), stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
+    stacked = [v for v in found.measured[0].parameters if v.shape[:1] == (6,)]
+    assert len(stacked) == 6
+    assert all(variable.sharding.dims[0] == () for variable in stacked)
 
 
 def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
