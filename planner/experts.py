@@ -41,24 +41,43 @@ Refusal = PlanError | AnnotationError
 def first_plan(search: Search) -> Found | None:
     """The first of the quickly priced ones that fits the memory."""
     for name in _FIRST:
-        for mesh, made in _plans(search, EXPERTS[name]):
-            search.expert_prices[id(search.flow), name, mesh] = _candidate(name, mesh, made)
-            if not isinstance(made, Refusal):
-                found = search.found(made.chain, made.solved, made.notes)
-                if search.needed_bytes(found) <= search.limit_bytes:
-                    scope = (
-                        f"this is the plan that is known as {name!r}: the search, as far as it came, found none faster"
-                    )
-                    return replace(found, cost=replace(found.cost, bound_scope=scope))
+        for mesh, make in _meshes(search, EXPERTS[name]):
+            found = _that_fits(search, _priced(search, name, mesh, make))
+            if found is not None:
+                scope = f"this is the plan that is known as {name!r}: the search, as far as it came, found none faster"
+                return replace(found, cost=replace(found.cost, bound_scope=scope))
     return None
 
 
-def expert_candidates(search: Search) -> Iterator[Candidate]:
-    """What each costs on the meshes that it takes, by the objective of the search; or why it cannot be had."""
+def faster_than(search: Search, step_s: float) -> Found | None:
+    """The fastest of them that fits the memory and takes less than `step_s`.
+
+    None of them is faster than the best plan on its mesh. But that may not be found, where the memory binds or where
+    the program is large and not every mesh is searched to the end.
+    """
+    best: Found | None = None
     for name, force in EXPERTS.items():
         for mesh, make in _meshes(search, force):
-            known = search.expert_prices.get((id(search.flow), name, mesh))
-            yield known or _candidate(name, mesh, make())
+            if search.is_late():
+                return best
+            known = search.expert_prices.get((name, mesh))
+            if known is not None and (known.step_s is None or known.step_s >= step_s):
+                continue
+            made = _priced(search, name, mesh, make)
+            if isinstance(made, Refusal) or made.step_s >= step_s:
+                continue
+            found = _that_fits(search, made)
+            if found is not None and found.cost.step_s < step_s:
+                scope = f"this is the plan that is known as {name!r}: it is faster than what the search found"
+                best, step_s = replace(found, cost=replace(found.cost, bound_scope=scope)), found.cost.step_s
+    return best
+
+
+def expert_candidates(search: Search) -> list[Candidate]:
+    """What each was found to cost on the meshes that it takes, by the objective of the search; or why it cannot be
+    had."""
+    prices = search.expert_prices
+    return [prices[key] for key in sorted(prices, key=lambda key: list(EXPERTS).index(key[0]))]
 
 
 def _candidate(name: str, mesh: Mesh, made: Tried | Refusal) -> Candidate:
@@ -67,9 +86,19 @@ def _candidate(name: str, mesh: Mesh, made: Tried | Refusal) -> Candidate:
     return Candidate(mesh=mesh, step_s=made.step_s, name=name)
 
 
-def _plans(search: Search, force: str) -> Iterator[tuple[Mesh, Tried | Refusal]]:
-    for mesh, make in _meshes(search, force):
-        yield mesh, make()
+def _priced(search: Search, name: str, mesh: Mesh, make: Callable[[], Tried | Refusal]) -> Tried | Refusal:
+    """What is made, its price kept for the list of candidates."""
+    made = make()
+    search.expert_prices[name, mesh] = _candidate(name, mesh, made)
+    return made
+
+
+def _that_fits(search: Search, made: Tried | Refusal) -> Found | None:
+    """The plan, if there is one and it fits the memory."""
+    if isinstance(made, Refusal):
+        return None
+    found = search.found(made.chain, made.solved, made.notes)
+    return found if search.needed_bytes(found) <= search.limit_bytes else None
 
 
 def _meshes(search: Search, force: str) -> Iterator[tuple[Mesh, Callable[[], Tried | Refusal]]]:

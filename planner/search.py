@@ -14,7 +14,7 @@ from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend
-from shardwright.planner.experts import expert_candidates, first_plan
+from shardwright.planner.experts import expert_candidates, faster_than, first_plan
 from shardwright.planner.finishing import Bounding, assembled, bounded
 from shardwright.planner.fitting import fitted
 from shardwright.planner.force import origin
@@ -68,12 +68,13 @@ class Search(MeshSearch):
         super().__init__(hlo, cluster, options, progress)
         self.known = Known()
         self.bounding = Bounding()
-        self.expert_prices: dict[tuple[int, str, Mesh], Candidate] = {}
+        self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
 
     def run(self) -> Plan:
         self._know_a_plan()
         try:
             outcome = kept_promises(relieved(self.outcome()))
+            self._hold_against_experts(outcome)
         except OutOfTimeError:
             outcome = self.known.outcome()
         self.clock.interrupts = False
@@ -83,15 +84,26 @@ class Search(MeshSearch):
 
     def _know_a_plan(self) -> None:
         """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
-        if self.options.force is not None or self.options.mode != "search":
-            return
-        if self.is_large and self.options.deadline_s is None:
+        if not self._is_free or (self.is_large and self.options.deadline_s is None):
             return
         found = first_plan(self)
         if found is not None:
             self._incumbent_s = found.cost.step_s
             self._offer(found)
             self.report("search", str(found.mesh))
+
+    def _hold_against_experts(self, outcome: Outcome) -> None:
+        """A plan that an expert would write is known too, where it is faster than what the search found. Where the
+        program is large that takes long, and is only done if nothing was found."""
+        is_quick = not self.is_large or self.options.effort == "best"
+        if self._is_free and (is_quick or outcome.found is None):
+            found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN))
+            if found is not None:
+                self._offer(found)
+
+    @property
+    def _is_free(self) -> bool:
+        return self.options.force is None and self.options.mode == "search"
 
     def variant(self, again: Recomputation | None, micro_batches: int) -> Outcome:
         """What the search gives for the same program computing otherwise. Raises MicroBatchError besides what
@@ -224,7 +236,7 @@ class Search(MeshSearch):
     def _candidates(
         self, tried: Sequence[Tried], refusals: Mapping[Mesh, PlanError | AnnotationError]
     ) -> tuple[Candidate, ...]:
-        """What was tried, with its price; and the plans that experts write, where the program is small enough."""
+        """What was tried, with its price; and the plans that experts write, as far as they were priced."""
         name = origin(self.options)
         found = {
             each.mesh: Candidate(mesh=each.mesh, step_s=each.step_s, name=name)
@@ -234,15 +246,7 @@ class Search(MeshSearch):
         if self._best is not None:
             found[self._best.mesh] = Candidate(mesh=self._best.mesh, step_s=self._best.cost.step_s, name=name)
         refused = [Candidate(mesh=mesh, step_s=None, note=e.message, name=name) for mesh, e in refusals.items()]
-        return (*found.values(), *refused, *self._experts())
-
-    def _experts(self) -> tuple[Candidate, ...]:
-        """The plans that are written by hand, priced by the same model."""
-        if self.options.force is not None or self.options.mode != "search" or self.is_late():
-            return ()
-        if self.is_large and self.options.effort != "best":
-            return ()
-        return tuple(expert_candidates(self))
+        return (*found.values(), *refused, *expert_candidates(self))
 
     def _meshes(self) -> tuple[Mesh, ...]:
         """Meshes in the order they are tried; three axes only where asked for."""

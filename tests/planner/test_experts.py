@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,12 +14,15 @@ from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import cluster_json
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, required_bytes
 from shardwright.errors import OptionError
 from shardwright.hlo import parse
 from shardwright.planner import plan
 from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.experts import EXPERTS
+from shardwright.planner.found import Outcome
 from shardwright.planner.mixtures import expert_weights
+from shardwright.planner.search import Search
 from shardwright.plans import Plan, TensorSharding
 from tests.planner.programs import gpt2, lower
 
@@ -143,3 +147,24 @@ def test_every_expert_is_among_the_candidates_and_none_is_better(
     priced = {each.name: each.step_s for each in planned.candidates if each.name in EXPERTS}
     assert set(priced) == EXPERTS.keys() - absent
     assert all(step_s is None or planned.cost.step_s <= step_s * 1.001 for step_s in priced.values())
+
+
+class FindsNothing(Search):
+    """A search whose every plan is over the memory, as it may think of plans that would fit."""
+
+    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        return False
+
+
+def test_where_the_search_finds_nothing_the_fastest_expert_that_fits_is_the_plan() -> None:
+    text, sizes = lower(gpt2()), {"data": 2, "model": 4}
+    profile = hardware_profile("a100")
+    forced = [plan(text, A100, PlanOptions(force=force, mesh=sizes)) for force in set(EXPERTS.values()) - {"expert"}]
+    needed = {each.origin: required_bytes(each.memory, profile) for each in forced}
+    fastest = min(forced, key=lambda each: each.cost.step_s)
+    budget = needed[fastest.origin] - 1
+    best_s = min(each.cost.step_s for each in forced if needed[each.origin] <= budget)
+    options = PlanOptions(mesh=sizes, memory_budget=budget, remat="none", micro_batches=1)
+    found = FindsNothing(text, A100, options).run()
+    assert found.cost.step_s == pytest.approx(best_s, rel=1e-3)
+    assert "it is faster than what the search found" in found.cost.bound_scope
