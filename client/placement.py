@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
 from shardwright.client.frontends.jax import JaxFunction, Signature
-from shardwright.client.places import Place
+from shardwright.client.places import Place, can_be_moved
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
 from shardwright.layouts import Layout
@@ -106,16 +106,15 @@ def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Pla
         mesh = _common_mesh(handle._place, wanted)
         if mesh is not None:
             on_mesh.setdefault(mesh, []).append(number)
-        elif _same_shape(handle._place, wanted):
+        elif handle._place is not None and can_be_moved(handle._place, wanted):
             between.append(number)
-        else:  # in parts, or viewed in other dimensions: through the client
+        else:  # viewed in other dimensions: through the client
             ids = session.upload_to(np.asarray(handle), wanted)
             copies[number] = RemoteArray(session, handle.spec, ids=ids, place=wanted)
-    for numbers in (*on_mesh.values(), between):
+    copies.update(zip(between, session.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
+    for numbers in on_mesh.values():
         layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
-        chosen = [handles[n] for n in numbers]
-        moved = session.move(chosen, layouts) if numbers is between else _move_on_servers(session, chosen, layouts)
-        copies.update(zip(numbers, moved, strict=True))
+        copies.update(zip(numbers, _move_on_servers(session, [handles[n] for n in numbers], layouts), strict=True))
     return [copies[number] for number in range(len(handles))]
 
 
@@ -125,10 +124,6 @@ def _common_mesh(here: Place | None, there: Place) -> tuple[Mesh, int] | None:
         return None
     mesh = (here.mesh, here.first_device)
     return mesh if mesh == (there.mesh, there.first_device) else None
-
-
-def _same_shape(here: Place | None, there: Place) -> bool:
-    return isinstance(here, Layout) and isinstance(there, Layout) and here.shape == there.shape
 
 
 def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:

@@ -93,6 +93,32 @@ def parts_of(place: Place) -> tuple[tuple[Layout, int], ...]:
     return ((place, 0),)
 
 
+def can_be_moved(here: Place, there: Place) -> bool:
+    """Whether workers can hand over what `there` holds: all of an array or some rows, in the same view of it."""
+    before, after = _stored_rows(here), _stored_rows(there)
+    if before is None or after is None or before[0] != after[0]:
+        return False
+    (first, last), (wanted, end) = before[1], after[1]
+    return before[1] == after[1] or (isinstance(there, Rows) and first <= wanted and end <= last)
+
+
+def _stored_rows(place: Place) -> tuple[tuple[str, int, tuple[int, ...]], tuple[int, int]] | None:
+    """(element type, rank and dimensions of a row as it is stored, which rows); None where parts differ in view."""
+    kinds = {(each.element_type, len(each.shape), each.shape[1:]) for each, _ in parts_of(place)}
+    if len(kinds) > 1:
+        return None
+    if isinstance(place, Layout):
+        return kinds.pop(), (0, place.shape[0] if place.shape else 1)
+    if any(each.shape[0] != stop - start for each, (start, stop) in zip(place.layouts, place.bounds, strict=True)):
+        return None
+    return kinds.pop(), (place.bounds[0][0], place.bounds[-1][1])
+
+
+def place_of(entry: Entry) -> Place:
+    """Where an entry by itself lies."""
+    return entry.layout if entry.rows is None else Rows((entry.layout,), (entry.rows,))
+
+
 def part_of(value: np.ndarray, entry: Entry) -> np.ndarray:
     """What of an argument's contents the entry holds."""
     return value if entry.rows is None else value[slice(*entry.rows)]

@@ -20,7 +20,7 @@ from shardwright import __version__, wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
-from shardwright.client.places import Place, Rows
+from shardwright.client.places import Place, Rows, can_be_moved, parts_of, place_of
 from shardwright.client.stream import StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, as_bytes
 from shardwright.cluster import join_address
@@ -436,17 +436,20 @@ class Session:
         ids: list[int] = []
         inline_bytes = 0
         specs = program.lowered.signature.specs
-        for source in program.sources:
+        copies = self._copies(program, leaves)
+        for number, source in enumerate(program.sources):
             if source.leaf < 0:
                 ids.append(source.constant_id)
                 continue
             leaf = leaves[source.leaf]
             if type(leaf) is RemoteArray:
-                array_id = self._id_for(leaf, source.entry)
+                array_id = copies.get(number) or self._id_for(leaf, source.entry)
                 if array_id is not None:
                     ids.append(array_id)
+                    if number in copies:
+                        temporary.append(array_id)
                     continue
-                leaf = np.asarray(leaf)  # another stage reads it as well
+                leaf = np.asarray(leaf)
             value = part_of(host_value(leaf, specs[source.leaf]), source.entry)
             array_id = next(self._array_ids)
             ids.append(array_id)
@@ -457,6 +460,20 @@ class Session:
             else:
                 self._transfer.put(array_id, value, source.entry.layout)
         return ids
+
+    def _copies(self, program: Program, leaves: Sequence[Any]) -> dict[int, int]:
+        """Arrays, by source, of handles that another stage reads than keeps them; workers hand them over."""
+        handles: list[RemoteArray] = []
+        places: dict[int, Place] = {}
+        for number, source in enumerate(program.sources):
+            leaf = leaves[source.leaf] if source.leaf >= 0 else None
+            if type(leaf) is RemoteArray and self._id_for(leaf, source.entry) is None and leaf._place is not None:
+                wanted = place_of(source.entry)
+                if can_be_moved(leaf._place, wanted):
+                    handles.append(leaf)
+                    places[number] = wanted
+        made, _ = self._submit_move(handles, list(places.values()))
+        return {number: ids[0] for number, ids in zip(places, made, strict=True)}
 
     def _id_for(self, handle: RemoteArray, entry: Entry) -> int | None:
         """The array of a handle that is the entry's, or None where the handle lies elsewhere."""
@@ -472,24 +489,28 @@ class Session:
             request.released.extend(self._take_dropped())
             return self._stream.submit(request, name, is_followed=is_followed)
 
-    def move(self, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
-        """Copies of whole arrays that lie as `layouts` say; workers hand the pieces to each other."""
-        if not handles:
-            return []
-        move = master_pb2.MoveArrays()
-        request = master_pb2.RunStepsRequest()
-        for handle, layout in zip(handles, layouts, strict=True):
-            assert isinstance(handle._place, Layout)
-            move.sources.append(wire.layout_to_proto(handle._place))
-            move.targets.append(wire.layout_to_proto(layout))
-            request.arguments.extend(self.usable_ids(handle))
-            request.outputs.append(self.new_id())
-        request.move.CopyFrom(move)
-        result = self.submit(request, f"a move of {len(handles)} arrays")
+    def move(self, handles: Sequence[RemoteArray], places: Sequence[Place]) -> list[RemoteArray]:
+        """Copies that lie as `places` say; workers hand the pieces to each other. See `can_be_moved`."""
+        made, result = self._submit_move(handles, places)
         return [
-            RemoteArray(self, handle.spec, ids=(array_id,), place=layout, result=result)
-            for handle, layout, array_id in zip(handles, layouts, request.outputs, strict=True)
+            RemoteArray(self, handle.spec, ids=ids, place=place, result=result)
+            for handle, place, ids in zip(handles, places, made, strict=True)
         ]
+
+    def _submit_move(
+        self, handles: Sequence[RemoteArray], places: Sequence[Place]
+    ) -> tuple[list[tuple[int, ...]], StepResult | None]:
+        """Ids of the copies' parts, and the step that makes them; none without a handle."""
+        if not handles:
+            return [], None
+        request = master_pb2.RunStepsRequest()
+        made = [tuple(self.new_id() for _ in parts_of(place)) for place in places]
+        for handle, place, ids in zip(handles, places, made, strict=True):
+            assert handle._place is not None
+            request.move.arrays.add(sources=_moved_parts(handle._place), targets=_moved_parts(place))
+            request.arguments.extend(self.usable_ids(handle))
+            request.outputs.extend(ids)
+        return made, self.submit(request, f"a move of {len(handles)} arrays")
 
     def new_id(self) -> int:
         """An id for an array that a step makes."""
@@ -586,6 +607,10 @@ class Session:
     def require_open(self) -> None:
         if self._is_closed:
             raise SessionError("the session is closed", remedy="open a new one with connect()")
+
+
+def _moved_parts(place: Place) -> list[master_pb2.MovedPart]:
+    return [master_pb2.MovedPart(layout=wire.layout_to_proto(layout), first_row=row) for layout, row in parts_of(place)]
 
 
 def _release_when_idle(session_ref: weakref.ref[Session], dropped: SimpleQueue[int | None]) -> None:

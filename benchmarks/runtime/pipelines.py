@@ -21,6 +21,7 @@ from shardwright.plans import Mesh
 from shardwright.server.runtime.arrays import local_positions
 from shardwright.server.runtime.handover import Handover
 from shardwright.server.runtime.moves import Piece as MovedPiece
+from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.tasks import Program, StageRunner, TaskRunner
 from shardwright.server.runtime.transport import Arrival, Endpoint, Stop, Transport
 from shardwright.tasks import Piece, Schedule, StepPieces, Task, TaskGraph, Value, task_graph
@@ -233,8 +234,8 @@ class Pipeline:
             assert task.peer is not None
             ends = (task.stage, task.peer) if task.kind == "send" else (task.peer, task.stage)
             return Handover(
-                lying[ends[0]], lying[ends[1]], node_of=lambda position: position // DEVICES, devices=devices,
-                transport=carrier,
+                (Section(lying[ends[0]]),), Section(lying[ends[1]]), node_of=lambda position: position // DEVICES,
+                devices=devices, transport=carrier,
             )  # fmt: skip
 
         runners = []

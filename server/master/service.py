@@ -321,10 +321,11 @@ def _moved_bytes(request: master_pb2.RunStepsRequest) -> tuple[int, ...] | None:
     """Of each output of a move. Raises ArrayError where its lists do not fit together."""
     if not request.HasField("move"):
         return None
-    move = request.move
-    if not len(move.sources) == len(move.targets) == len(request.arguments) == len(request.outputs):
+    sources = [part for array in request.move.arrays for part in array.sources]
+    targets = [part for array in request.move.arrays for part in array.targets]
+    if (len(sources), len(targets)) != (len(request.arguments), len(request.outputs)):
         raise ArrayError("a move says of each of its arrays how it lies before and after")
-    return tuple(wire.layout_from_proto(layout).size_bytes for layout in move.targets)
+    return tuple(wire.layout_from_proto(part.layout).size_bytes for part in targets)
 
 
 def _files(request: master_pb2.RunStepsRequest) -> ev.FileFacts | None:

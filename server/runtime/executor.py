@@ -19,7 +19,6 @@ import jax
 
 from shardwright import wire
 from shardwright.errors import ArrayError, ExecutionError, SessionError, ShardwrightError
-from shardwright.layouts import Layout
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.runtime.arrays import (
     ArrayStore,
@@ -31,6 +30,7 @@ from shardwright.server.runtime.arrays import (
 )
 from shardwright.server.runtime.executables import Executable, SpmdExecutable
 from shardwright.server.runtime.handover import Handover
+from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, places_of
 from shardwright.server.runtime.tasks import StageRecord
 from shardwright.server.runtime.transport import Stops, first_number
@@ -81,7 +81,7 @@ class Executor:
         self._read_back_bytes = read_back_bytes
         self._transport_to = transport_to
         self._stops = Stops(transfer_wait_s)
-        self._handovers: dict[tuple[Layout, Layout], Handover] = {}  # of moves
+        self._handovers: dict[tuple[tuple[Section, ...], Section], Handover] = {}  # of moves
         self._executables: dict[tuple[str, str], Executable | None] = {}  # None: other nodes run it
         self._chunks: dict[str, list[bytes]] = {}
         self._checkpoints: CheckpointWorker | None = None
@@ -236,18 +236,19 @@ class Executor:
         started_s = time.perf_counter()
         step, stop = order.step, self._stops.of(sequence)
         self._store.drop(step.session_id, step.released)
-        sources = [wire.layout_from_proto(layout) for layout in step.move.sources]
-        targets = [wire.layout_from_proto(layout) for layout in step.move.targets]
-        moves = [self._handover(*ends, order.peers) for ends in zip(sources, targets, strict=True)]
-        for number, (move, array_id, source) in enumerate(zip(moves, step.arguments, sources, strict=True)):
-            if is_here(source):
-                (stored,) = self._store.get_all(step.session_id, [array_id])
-                move.send(first_number(sequence, number), stored.value)
-        arriving = [
-            (array_id, move.receive(first_number(sequence, number)), target)
-            for number, (move, array_id, target) in enumerate(zip(moves, step.outputs, targets, strict=True))
-            if is_here(target)
-        ]
+        ids, outputs, arriving = iter(step.arguments), iter(enumerate(step.outputs)), []
+        for array in step.move.arrays:
+            sources = tuple(_section(part) for part in array.sources)
+            taken = [next(ids) for _ in sources]
+            here = {number: taken[number] for number, each in enumerate(sources) if is_here(each.layout)}
+            stored = self._store.get_all(step.session_id, here.values())
+            for target in map(_section, array.targets):
+                output, made_id = next(outputs)
+                move, first = self._handover(sources, target, order.peers), first_number(sequence, output)
+                for number, section in zip(here, stored, strict=True):
+                    move.send(first, section.value, number)
+                if is_here(target.layout):
+                    arriving.append((made_id, move.receive(first), target.layout))
         made = [(i, StoredArray(value=incoming.wait(stop), layout=target)) for i, incoming, target in arriving]
         self._store.add(step.session_id, made)
         return _Dispatched(
@@ -259,18 +260,18 @@ class Executor:
             started_s=started_s,
         )
 
-    def _handover(self, source: Layout, target: Layout, peers: Iterable[worker_pb2.Peer]) -> Handover:
+    def _handover(self, sources: tuple[Section, ...], target: Section, peers: Iterable[worker_pb2.Peer]) -> Handover:
         """The same one whenever arrays move so: peers are those of the generation."""
-        if (source, target) not in self._handovers:
+        if (sources, target) not in self._handovers:
             nodes, addresses = places_of(peers)
-            self._handovers[source, target] = Handover(
-                source,
+            self._handovers[sources, target] = Handover(
+                sources,
                 target,
                 node_of=nodes.__getitem__,
                 devices=local_positions(),
                 transport=self._transport_to(addresses),
             )
-        return self._handovers[source, target]
+        return self._handovers[sources, target]
 
     def _file_step(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
         """A save or a restore: done when it returns."""
@@ -343,6 +344,10 @@ class Executor:
         if error is not None:
             done.error.CopyFrom(wire.error_to_proto(error))
         self._report(worker_pb2.ExecutorEvent(done=done))
+
+
+def _section(part: master_pb2.MovedPart) -> Section:
+    return Section(wire.layout_from_proto(part.layout), part.first_row)
 
 
 def _trace(record: StageRecord) -> master_pb2.StageTrace:

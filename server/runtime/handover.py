@@ -8,37 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from shardwright.errors import PlanError
-from shardwright.layouts import Layout, Slices
+from shardwright.layouts import Slices
 from shardwright.server.runtime.arrays import sharding_of
-from shardwright.server.runtime.moves import Part, plan_move
+from shardwright.server.runtime.moves import Part, Section, plan_move
 from shardwright.server.runtime.transport import PIECE_BITS, Arrival, Stop, Transport
 
 
 class Handover:
     """What this process does of the move of one value between two stages; used for every micro-batch.
 
-    node_of: the node that owns a device. devices: this process' own, by position. Raises PlanError where the layouts
-    are of different arrays, or the move has too many pieces.
+    sources: the value, in sections of its rows; one where it lies in one place. node_of: the node that owns a device.
+    devices: this process' own, by position. Raises PlanError where both ends are of different arrays, or the move has
+    too many pieces.
     """
 
     def __init__(
         self,
-        source: Layout,
-        target: Layout,
+        sources: Sequence[Section],
+        target: Section,
         *,
         node_of: Callable[[int], int],
         devices: Mapping[int, jax.Device],
         transport: Transport,
     ) -> None:
-        parts = plan_move(source, target, node_of)
+        parts = plan_move(sources, target, node_of)
         if sum(len(part.pieces) for part in parts) >= 1 << PIECE_BITS:
-            raise PlanError(f"a value of {source.shape} goes from one stage to another in too many pieces")
+            raise PlanError(f"a value of {target} goes from one stage to another in too many pieces")
         self._transport = transport
         self._outgoing = [
             (piece, devices[piece.source]) for part in parts for piece in part.pieces if piece.source in devices
@@ -46,12 +48,14 @@ class Handover:
         self._incoming = [
             (part, [devices[position] for position in part.positions]) for part in parts if part.positions[0] in devices
         ]
-        self._target = target
+        self._target = target.layout
 
-    def send(self, first_number: int, array: jax.Array) -> None:
-        """Start to send this process' pieces of `array`; returns at once."""
+    def send(self, first_number: int, array: jax.Array, section: int = 0) -> None:
+        """Start to send this process' pieces of `array`, one of the sections; returns at once."""
         shards = {shard.device: shard.data for shard in array.addressable_shards}
         for piece, device in self._outgoing:
+            if piece.section != section:
+                continue
             shard = shards[device]
             box = shard if piece.cut is None else _cutter(_bounds(piece.cut))(shard)
             self._transport.send(first_number + piece.number, box, piece.target)
@@ -78,7 +82,7 @@ class Handover:
             return zeros
         if len(pieces) == 1 and not any(part.padding):
             return pieces[0]
-        return _assembler(part.grid, part.padding)(*pieces)
+        return _assembler(part.grids, part.padding)(*pieces)
 
 
 class Incoming:
@@ -113,12 +117,21 @@ def _cutter(bounds: _Bounds) -> _OnDevice:
 
 
 @lru_cache(maxsize=4096)
-def _assembler(grid: tuple[int, ...], padding: tuple[int, ...]) -> _OnDevice:
+def _assembler(grids: tuple[tuple[int, ...], ...], padding: tuple[int, ...]) -> _OnDevice:
     def assemble(*pieces: jax.Array) -> jax.Array:
-        blocks = list(pieces)
-        for dimension in reversed(range(len(grid))):  # row-major: the last dimension's neighbours stand together
-            count = grid[dimension]
-            blocks = [jnp.concatenate(blocks[at : at + count], axis=dimension) for at in range(0, len(blocks), count)]
-        return jnp.pad(blocks[0], [(0, extra) for extra in padding])
+        sections, at = [], 0
+        for grid in grids:
+            sections.append(_block(pieces[at : at + prod(grid)], grid))
+            at += prod(grid)
+        whole = sections[0] if len(sections) == 1 else jnp.concatenate(sections)
+        return jnp.pad(whole, [(0, extra) for extra in padding])
 
     return jax.jit(assemble)
+
+
+def _block(pieces: Sequence[jax.Array], grid: Sequence[int]) -> jax.Array:
+    blocks = list(pieces)
+    for dimension in reversed(range(len(grid))):  # row-major: the last dimension's neighbours stand together
+        count = grid[dimension]
+        blocks = [jnp.concatenate(blocks[at : at + count], axis=dimension) for at in range(0, len(blocks), count)]
+    return blocks[0]

@@ -1,13 +1,13 @@
 """Which boxes of an array travel from which device to which, so that it lies otherwise: pure arithmetic.
 
-Both layouts cut the array into a grid of equal blocks. A device that is to hold a block of the target gets from
-every block of the source that overlaps it the overlap and nothing else; devices of one node that hold the same block
-get it once. Padding does not travel: it is zeros on both sides.
+Both layouts cut the array, or sections of its rows, into a grid of equal blocks. A device that is to hold a block of
+the target gets from every block of the source that overlaps it the overlap and nothing else; devices of one node that
+hold the same block get it once. Padding does not travel: it is zeros on both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -15,14 +15,37 @@ from shardwright.errors import PlanError
 from shardwright.layouts import Layout, Shard, Slices, distinct_shards
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of an array from `first_row` on, along its first dimension, and how they lie: as many as the layout has."""
+
+    layout: Layout
+    first_row: int = 0
+
+    @property
+    def row_count(self) -> int:
+        """1 of a scalar."""
+        return self.layout.shape[0] if self.layout.shape else 1
+
+    @property
+    def type_of_row(self) -> tuple[str, int, tuple[int, ...]]:
+        return self.layout.element_type, len(self.layout.shape), self.layout.shape[1:]
+
+    def __str__(self) -> str:
+        kept = f"{self.layout.element_type}{list(self.layout.shape)}"
+        return f"{kept} from row {self.first_row} on" if self.first_row else kept
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A box on its way from the device `source` to the device `target`.
 
-    number: in the move. cut: its bounds within the source's shard, None for all of it.
+    number: in the move. section: of the source, by number. cut: its bounds within the source's shard, None for all
+    of it.
     """
 
     number: int
+    section: int
     source: int
     target: int
     cut: Slices | None
@@ -33,71 +56,87 @@ class Piece:
 class Part:
     """A shard of the target that devices of one node hold: made on the first of them, then copied to the others.
 
-    pieces: row-major over `grid`, the number of pieces along each dimension; none where it is only padding.
+    pieces: row-major over each of `grids`, the numbers of pieces along each dimension, one grid for each section of
+    the source that it has rows of; none where it is only padding.
     padding: zeros to add to the pieces at the end of each dimension.
     """
 
     positions: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    grid: tuple[int, ...]
+    grids: tuple[tuple[int, ...], ...]
     padding: tuple[int, ...]
 
 
-def plan_move(source: Layout, target: Layout, node_of: Callable[[int], int]) -> tuple[Part, ...]:
+def plan_move(sources: Sequence[Section], target: Section, node_of: Callable[[int], int]) -> tuple[Part, ...]:
     """The parts of the target, each with the pieces it is made of.
 
-    node_of: the node that owns a device. A block with several holders is read from one on the receiving node where
-    there is one; else the receivers take turns. Raises PlanError where the layouts are of different arrays.
+    sources: in the order of their rows. node_of: the node that owns a device. A block with several holders is read
+    from one on the receiving node where there is one; else the receivers take turns. Raises PlanError where the sources
+    are of another array, or lack some of the target's rows.
     """
-    if (source.element_type, source.shape) != (target.element_type, target.shape):
-        raise PlanError(
-            f"{source.element_type}{list(source.shape)} cannot be moved to where "
-            f"{target.element_type}{list(target.shape)} is expected"
-        )
-    blocks = {_starts(shard.slices): shard.holders for shard in distinct_shards(source, source.devices)}
+    _require_rows(sources, target)
+    blocks = [
+        {_starts(shard.slices): shard.holders for shard in distinct_shards(each.layout, each.layout.devices)}
+        for each in sources
+    ]
     by_node: dict[int, list[int]] = {}
-    for position in target.devices:
+    for position in target.layout.devices:
         by_node.setdefault(node_of(position), []).append(position)
     parts: list[Part] = []
     number = 0
     for node, positions in by_node.items():
-        for shard in distinct_shards(target, positions):
+        for shard in distinct_shards(target.layout, positions):
             pieces: list[Piece] = []
-            overlaps = _overlaps(shard, source)
-            for box in product(*overlaps):
-                holders = blocks[tuple(start for start, _ in box)]
-                near = [holder for holder in holders if node_of(holder) == node] or holders
-                pieces.append(_piece(number, near[len(parts) % len(near)], shard.holders[0], box, source))
-                number += 1
-            parts.append(
-                Part(
-                    positions=shard.holders,
-                    pieces=tuple(pieces),
-                    grid=tuple(len(along) for along in overlaps),
-                    padding=_padding(shard, source.shape),
-                )
-            )
+            grids = []
+            for section, source in enumerate(sources):
+                overlaps = _overlaps(shard, target, source)
+                if not all(overlaps):
+                    continue
+                for box in product(*overlaps):
+                    holders = blocks[section][tuple(start for start, _ in box)]
+                    near = [holder for holder in holders if node_of(holder) == node] or holders
+                    holder = near[len(parts) % len(near)]
+                    pieces.append(_piece(number, section, holder, shard.holders[0], box, source.layout))
+                    number += 1
+                grids.append(tuple(len(along) for along in overlaps))
+            padding = _padding(shard, target.layout.shape)
+            parts.append(Part(positions=shard.holders, pieces=tuple(pieces), grids=tuple(grids), padding=padding))
     return tuple(parts)
+
+
+def _require_rows(sources: Sequence[Section], target: Section) -> None:
+    at = target.first_row
+    for source in sources:
+        if source.type_of_row == target.type_of_row and source.first_row <= at:
+            at = max(at, source.first_row + source.row_count)
+    if at < target.first_row + target.row_count:
+        raise PlanError(f"{', '.join(map(str, sources))} cannot be moved to where {target} is expected")
 
 
 #: Along one dimension: where a block of the source starts, and the bounds of the overlap within it.
 _Overlap = tuple[int, slice]
 
 
-def _overlaps(shard: Shard, source: Layout) -> list[list[_Overlap]]:
+def _overlaps(shard: Shard, target: Section, source: Section) -> list[list[_Overlap]]:
+    """Along each dimension, the blocks of the source that the shard has something of."""
     found = []
-    for part, size, extent in zip(shard.slices, source.shape, source.shard_shape, strict=True):
-        first, last = min(part.start, size), min(part.stop, size)
+    sizes = zip(shard.slices, target.layout.shape, source.layout.shape, source.layout.shard_shape, strict=True)
+    for dimension, (part, size, source_size, extent) in enumerate(sizes):
+        shift = 0 if dimension else target.first_row - source.first_row
+        first = max(min(part.start, size) + shift, 0)
+        last = min(min(part.stop, size) + shift, source_size)
         starts = range(first // extent * extent, last, extent) if first < last else ()
         found.append([(at, slice(max(first - at, 0), min(last - at, extent))) for at in starts])
     return found
 
 
-def _piece(number: int, holder: int, target: int, box: tuple[_Overlap, ...], source: Layout) -> Piece:
+def _piece(number: int, section: int, holder: int, target: int, box: tuple[_Overlap, ...], source: Layout) -> Piece:
     cut = tuple(bounds for _, bounds in box)
     shape = tuple(bounds.stop - bounds.start for bounds in cut)
     is_whole = shape == source.shard_shape
-    return Piece(number=number, source=holder, target=target, cut=None if is_whole else cut, shape=shape)
+    return Piece(
+        number=number, section=section, source=holder, target=target, cut=None if is_whole else cut, shape=shape
+    )
 
 
 def _padding(shard: Shard, shape: tuple[int, ...]) -> tuple[int, ...]:

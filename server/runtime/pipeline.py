@@ -16,6 +16,7 @@ from shardwright.plans import Mesh
 from shardwright.proto.v1 import worker_pb2
 from shardwright.server.runtime.arrays import StoredArray, from_host, local_positions
 from shardwright.server.runtime.handover import Handover
+from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.tasks import Buffers, StageRecord, StageRunner, TaskRunner
 from shardwright.server.runtime.transport import Stop, Transport
 from shardwright.tasks import MICRO_BATCH, Buffer, Task, TaskGraph
@@ -196,8 +197,8 @@ class _Handovers:
         key = (value, source, target)
         if key not in self._known:
             self._known[key] = Handover(
-                self._layouts[value, source],
-                self._layouts[value, target],
+                (Section(self._layouts[value, source]),),
+                Section(self._layouts[value, target]),
                 node_of=self._node_of,
                 devices=local_positions(),
                 transport=self._transport,

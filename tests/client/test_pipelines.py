@@ -126,7 +126,44 @@ def test_stacked_layers_lie_in_rows_on_the_stages(session: sw.Session) -> None:
         assert abs(float(loss) - float(expected_loss)) <= 1e-5
     assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [Rows, Rows]
     assert distance(params, expected) <= 1e-5
-    assert abs(float(session.parallelize(loss_of)(params, x, y)) - float(loss_of(expected, x, y))) <= 1e-5
+    evaluate = session.parallelize(loss_of)
+    with nothing_fetched(session):
+        found = evaluate(params, x, y)  # from rows on the stages to the whole cluster
+    assert abs(float(found) - float(loss_of(expected, x, y))) <= 1e-5
+    again = session.parallelize(train_step, stages=2, micro_batches=2, schedule="gpipe")
+    with nothing_fetched(session):
+        params, loss = again(params, x, y)  # and back into rows
+    assert abs(float(loss) - float(found)) <= 1e-5
+    assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [Rows, Rows]
+    assert distance(params, jax.jit(train_step)(expected, x, y)[0]) <= 1e-5
+
+
+@contextlib.contextmanager
+def nothing_fetched(session: sw.Session) -> Iterator[None]:
+    """Whatever moves meanwhile goes from worker to worker."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an array came to the client")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session._transfer, "fetch", refuse)
+        yield
+
+
+def test_a_handle_is_handed_to_every_stage_that_reads_it(session: sw.Session) -> None:
+    """Tokens that come as a handle, made by another step: the first stage looks them up, the last compares them."""
+    function, (params, state, tokens, key), donated = cases.gpt2(optimizer=SGD)
+    step = session.parallelize(function, donate_argnums=donated, stages=2, micro_batches=4)
+    (on_servers,) = session.parallelize(lambda tokens: (tokens + 0,))(tokens)
+    expected = jax.jit(function)(params, state, tokens, key)
+    for _ in range(2):
+        with nothing_fetched(session):
+            found = step(params, state, on_servers, key)
+        assert abs(float(found[2]) - float(expected[2])) <= 1e-5
+        assert distance(found[0], expected[0]) <= 1e-5
+    program = step._require_program()
+    number = len(jax.tree.leaves((params, state)))
+    assert {s.entry.layout.first_device for s in program.sources if s.entry.number == number} == {0, 4}
 
 
 def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session) -> None:

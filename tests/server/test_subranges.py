@@ -83,13 +83,13 @@ def test_arrays_move_between_devices_without_the_client(client: RawClient, sourc
         )
     ]  # fmt: skip
     client.put(1, x, layouts[0])
-    before, after = map(wire.layout_to_proto, layouts)
+    before, after = ([master_pb2.MovedPart(layout=wire.layout_to_proto(layout))] for layout in layouts)
+    move = master_pb2.MoveArrays(arrays=[master_pb2.MovedArray(sources=before, targets=after)])
     steps = client.steps()
     for number, made in ((1, 2), (2, 3)):
-        move = master_pb2.MoveArrays(sources=[before], targets=[after])
         steps.send(number, "", [1], [made], move=move)
         assert not steps.reply().HasField("error")
         np.testing.assert_array_equal(client.fetch(made, layouts[1]), x)
-    steps.send(3, "", [9], [10], move=master_pb2.MoveArrays(sources=[before], targets=[after]), released=[1])
+    steps.send(3, "", [9], [10], move=move, released=[1])
     client.put(9, x, layouts[0])
     assert not steps.reply().HasField("error"), "it waits for its array like any step"

@@ -13,6 +13,7 @@ import pytest
 from shardwright.errors import DeadlineError, ExecutionError, ShardwrightError, WorkerLostError
 from shardwright.server.runtime.arrays import StoredArray, from_host, local_positions, sharding_of, whole_to_host
 from shardwright.server.runtime.handover import Handover
+from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.tasks import Buffers, Program, StageRecord, StageRunner, TaskRunner
 from shardwright.server.runtime.transport import Endpoint, Stop
 from shardwright.tasks import MICRO_BATCH, Buffer, Task
@@ -50,7 +51,7 @@ def runner_of(micro_batches: int, schedule: str, programs: dict[str, Program]) -
         value = (task.reads if is_send else task.writes)[0].value
         source, target = (task.stage, task.peer) if is_send else (task.peer, task.stage)
         return Handover(
-            lying[value, source], lying[value, target], node_of=lambda position: 0,
+            (Section(lying[value, source]),), Section(lying[value, target]), node_of=lambda position: 0,
             devices=local_positions(), transport=transport,
         )  # fmt: skip
 

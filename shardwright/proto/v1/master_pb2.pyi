@@ -308,12 +308,26 @@ class RunStepsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ...) -> None: ...
 
 class MoveArrays(_message.Message):
+    __slots__ = ("arrays",)
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    arrays: _containers.RepeatedCompositeFieldContainer[MovedArray]
+    def __init__(self, arrays: _Optional[_Iterable[_Union[MovedArray, _Mapping]]] = ...) -> None: ...
+
+class MovedArray(_message.Message):
     __slots__ = ("sources", "targets")
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
-    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
-    targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
-    def __init__(self, sources: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[MovedPart]
+    targets: _containers.RepeatedCompositeFieldContainer[MovedPart]
+    def __init__(self, sources: _Optional[_Iterable[_Union[MovedPart, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[MovedPart, _Mapping]]] = ...) -> None: ...
+
+class MovedPart(_message.Message):
+    __slots__ = ("layout", "first_row")
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    layout: _common_pb2.ArrayLayout
+    first_row: int
+    def __init__(self, layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., first_row: _Optional[int] = ...) -> None: ...
 
 class SaveArrays(_message.Message):
     __slots__ = ("directory", "step", "parts", "tree_json", "max_to_keep")
