@@ -14,7 +14,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,7 @@ class ClusterNode:
     port: the control port; 0 in an embedded cluster means "any free one".
     data_port: the port that arrays travel through; None means "any free one".
     device_count: 0 for a master that only coordinates.
+    hardware, memory_bytes (of one device): "" and None mean the cluster's.
     """
 
     index: int
@@ -61,6 +62,8 @@ class ClusterNode:
     data_port: int | None = None
     device_count: int
     gpu_ids: tuple[int, ...] = ()
+    hardware: str = ""
+    memory_bytes: int | None = None
 
     @property
     def address(self) -> str:
@@ -76,6 +79,8 @@ class ClusterNode:
 class Cluster:
     """A validated cluster; devices are numbered node by node, in task order.
 
+    hardware: the profile of its devices; of nodes that differ all of theirs, `a100+h100`: what a program on all of them
+    finds is the slower of each.
     memory_bytes_per_device, intra_node, inter_node: None means the hardware profile's. overlap: part of the time of
     gradient synchronisation that runs beside compute; None likewise.
     """
@@ -147,7 +152,12 @@ class Cluster:
             if own:
                 nodes.append(replace(node, device_count=len(own), gpu_ids=node.gpu_ids[own.start : own.stop]))
             start += node.device_count
-        return replace(self, nodes=tuple(nodes))
+        return replace(
+            self,
+            nodes=tuple(nodes),
+            hardware=_joined(node.hardware or self.hardware for node in nodes),
+            memory_bytes_per_device=_least(nodes, self.memory_bytes_per_device),
+        )
 
     @property
     def is_loopback(self) -> bool:
@@ -194,6 +204,8 @@ class Cluster:
                     "data_port": node.data_port,
                     "device_count": node.device_count,
                     "gpu_ids": list(node.gpu_ids),
+                    "hardware": node.hardware or self.hardware,
+                    "memory_bytes": node.memory_bytes,
                 }
                 for node in self.nodes
             ],
@@ -211,6 +223,15 @@ def is_loopback(host: str) -> bool:
 def join_address(host: str, port: int | str) -> str:
     """`host:port`, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _joined(hardware: Iterable[str]) -> str:
+    """The profile of devices of several kinds, `a100+h100`."""
+    return "+".join(sorted({name for names in hardware for name in names.split("+")}))
+
+
+def _least(nodes: Sequence[ClusterNode], default: int | None) -> int | None:
+    return min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=default)
 
 
 # ---- reading -----------------------------------------------------------
@@ -248,12 +269,13 @@ def _read(data: dict[str, Any], source: str, directory: Path) -> Cluster:
     _check_addresses(data, nodes, source)
     token, security = _security(data, source, directory)
     _check_protection(nodes, token, security, data.get("insecure", False), source)
+    workers = [node for node in nodes if node.device_count]
     return Cluster(
         name=data.get("name", Path(source).stem),
         nodes=nodes,
         platform=platform,
-        hardware=data.get("hardware", DEFAULT_HARDWARE[platform]),
-        memory_bytes_per_device=_memory_bytes(data, source),
+        hardware=_joined(node.hardware for node in workers),
+        memory_bytes_per_device=_least(workers, None),
         intra_node=_link(data, "intra_node", nodes, source),
         inter_node=_link(data, "inter_node", nodes, source),
         overlap=data.get("links", {}).get("overlap"),
@@ -295,10 +317,20 @@ def _platform(data: Mapping[str, Any], source: str) -> str:
 
 
 def _nodes(data: Mapping[str, Any], source: str, platform: str) -> tuple[ClusterNode, ...]:
-    return tuple(
-        _node(index, node, source, platform, contributes=index > 0 or not data.get("coordinator_only", False))
-        for index, node in enumerate([data["master"], *data.get("workers", [])])
-    )
+    hardware, memory = data.get("hardware", DEFAULT_HARDWARE[platform]), _memory_bytes(data, source)
+    nodes = []
+    for index, node in enumerate([data["master"], *data.get("workers", [])]):
+        contributes = index > 0 or not data.get("coordinator_only", False)
+        read = _node(index, node, source, platform, contributes=contributes)
+        own = _memory_bytes(node, source, f"{_field(index)}.")
+        nodes.append(
+            replace(read, hardware=node.get("hardware", hardware), memory_bytes=memory if own is None else own)
+        )
+    lacking = next((node for node in nodes if node.device_count and node.memory_bytes is None), None)
+    if lacking is not None and any(node.memory_bytes for node in nodes):
+        remedy = "give memory_gib for every node, or once for all of them"
+        raise _error(source, "other nodes say what memory their devices have", remedy, field=_field(lacking.index))
+    return tuple(nodes)
 
 
 def _node(index: int, node: Mapping[str, Any], source: str, platform: str, *, contributes: bool) -> ClusterNode:
@@ -409,10 +441,10 @@ def _check_protection(
     raise _error(source, problem, remedy, field=f"{_field(open_node.index)}.ip")
 
 
-def _memory_bytes(data: Mapping[str, Any], source: str) -> int | None:
+def _memory_bytes(data: Mapping[str, Any], source: str, within: str = "") -> int | None:
     if "memory_bytes" in data and "memory_gib" in data:
         problem = "both memory_bytes and memory_gib are given"
-        raise _error(source, problem, "keep one of them", field="memory_gib")
+        raise _error(source, problem, "keep one of them", field=f"{within}memory_gib")
     if "memory_gib" in data:
         return int(data["memory_gib"] * 2**30)
     memory: int | None = data.get("memory_bytes")

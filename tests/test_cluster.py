@@ -71,6 +71,24 @@ def test_units_become_si() -> None:
     assert cluster.inter_node == Link(bandwidth_bytes_per_s=2.5e10)
 
 
+def test_nodes_may_be_of_different_hardware() -> None:
+    node = {"ip": "127.0.0.1", "gpu_ids": [0, 1]}
+    workers = [{**node, "port": 3, "hardware": "h100", "memory_gib": 94}, {**node, "port": 4}]
+    cluster = load({"master": {**node, "port": 2}, "workers": workers, "hardware": "a100", "memory_gib": 40})
+    assert cluster.hardware == "a100+h100"
+    assert [node.hardware for node in cluster.nodes] == ["a100", "h100", "a100"]
+    assert cluster.memory_bytes_per_device == 40 * 2**30
+    alone = cluster.part(2, 2)
+    assert (alone.hardware, alone.memory_bytes_per_device) == ("h100", 94 * 2**30)
+    assert cluster.part(1, 2).hardware == "a100+h100"
+    assert cluster.content_hash != load({"master": {**node, "port": 2}, "workers": [{**node, "port": 3}]}).content_hash
+    slower, fast, slow = (hardware_profile(name) for name in ("a100+h100", "h100", "a100"))
+    assert slower.matmul_flops_per_s("bf16") == slow.matmul_flops_per_s("bf16") < fast.matmul_flops_per_s("bf16")
+    assert slower.memory_bytes == min(slow.memory_bytes, fast.memory_bytes)
+    with pytest.raises(ClusterConfigError, match="other nodes say what memory"):
+        load({"master": {**node, "port": 2}, "workers": workers[:1]})
+
+
 def test_links_by_name() -> None:
     workers = [{"ip": "127.0.0.1", "port": 2223, "devices": 4}]
     nodes = {"master": {**LOCAL, "devices": 8}, "workers": workers}

@@ -15,6 +15,7 @@ make       all of it
 
 from shardwright.planner.pipeline.boundary import Origin
 from shardwright.planner.pipeline.check import check_pipeline
-from shardwright.planner.pipeline.make import Choice, Group, make_pipeline
+from shardwright.planner.pipeline.make import Choice, make_pipeline
+from shardwright.planner.stages.choice import StageGroup
 
-__all__ = ["Choice", "Group", "Origin", "check_pipeline", "make_pipeline"]
+__all__ = ["Choice", "Origin", "StageGroup", "check_pipeline", "make_pipeline"]

@@ -16,7 +16,7 @@ from shardwright.hlo import ArrayShape
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.pipeline.boundary import Origin
 from shardwright.planner.pipeline.layouts import WholeStep
-from shardwright.planner.pipeline.make import Choice, Group, make_pipeline
+from shardwright.planner.pipeline.make import Choice, make_pipeline
 from shardwright.planner.program import Program
 from shardwright.planner.rewrites.split_loops import Piece
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
@@ -75,7 +75,7 @@ def choice_of(program: Program, found: PipelineChoice) -> Choice:
     sides = [leaf for parameter in parameters for leaf in parameter.shape.leaves], original.entry.root.shape.leaves
     return Choice(
         module=found.module,
-        groups=tuple(Group(first_device=group.first_device, mesh=group.mesh) for group in found.groups),
+        groups=found.groups,
         chunk_of=found.chunk_of,
         micro_batches=found.micro_batches,
         schedule=found.schedule,
@@ -125,14 +125,14 @@ def _origins(pieces: Sequence[Piece], leaves: Sequence[ArrayShape], names: Seque
 
 
 def _require_memory(plan: PipelinePlan, cluster: Cluster, options: PlanOptions) -> None:
-    profile = hardware_profile(cluster.hardware)
-    limit = memory_limit_bytes(options, cluster, profile)
-    needed = {stage.number: required_bytes(stage.memory, profile) for stage in plan.stages}
-    worst = max(needed, key=lambda number: needed[number])
-    if needed[worst] > limit:
-        raise MemoryBudgetError(
-            f"stage {worst} of {len(plan.stages)} needs {format_bytes(ceil(needed[worst]))} a device, "
-            f"{format_bytes(limit)} are there",
-            where=f"pipeline of {plan.module_name}",
-            remedy="more stages, more devices a stage, or more micro-batches",
-        )
+    for stage in plan.stages:
+        part = cluster.part(stage.first_device, stage.mesh.device_count)
+        profile = hardware_profile(part.hardware)
+        limit, needed = memory_limit_bytes(options, part, profile), required_bytes(stage.memory, profile)
+        if needed > limit:
+            raise MemoryBudgetError(
+                f"stage {stage.number} of {len(plan.stages)} needs {format_bytes(ceil(needed))} a device, "
+                f"{format_bytes(limit)} are there",
+                where=f"pipeline of {plan.module_name}",
+                remedy="more stages, more devices a stage, or more micro-batches",
+            )

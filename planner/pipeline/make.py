@@ -10,7 +10,7 @@ from itertools import permutations
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import HardwareProfile, Topology, hardware_profile
+from shardwright.cost import hardware_profile
 from shardwright.hlo import Module
 from shardwright.links import Link
 from shardwright.pipelines import (
@@ -37,6 +37,8 @@ from shardwright.planner.pipeline.step import Step
 from shardwright.planner.pipeline.tails import Parts, summed_once
 from shardwright.planner.pipeline.values import device_bytes, task_piece, task_values, values_of
 from shardwright.planner.search import plan as plan_step
+from shardwright.planner.stages.choice import StageGroup
+from shardwright.planner.stages.groups import link_between
 from shardwright.plans import MemorySummary, Mesh
 from shardwright.progress import PlanProgress
 from shardwright.tasks import (
@@ -54,14 +56,6 @@ _ALL = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The devices of one stage."""
-
-    first_device: int
-    mesh: Mesh
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """What a pipeline is made from.
 
@@ -73,7 +67,7 @@ class Choice:
     """
 
     module: Module
-    groups: tuple[Group, ...]
+    groups: tuple[StageGroup, ...]
     chunk_of: Mapping[str, int]
     micro_batches: int
     schedule: str
@@ -118,8 +112,7 @@ class _Maker:
         self._cluster = cluster
         self._options = options
         self._choice = choice
-        self._profile: HardwareProfile = hardware_profile(cluster.hardware)
-        self._pricing: dict[tuple[Mesh, tuple[int, ...]], Pricing] = {}
+        self._pricing: dict[object, Pricing] = {}
 
     def run(self) -> PipelinePlan:
         choice = self._choice
@@ -144,7 +137,7 @@ class _Maker:
         plan = PipelinePlan(
             module_name=choice.module.name,
             hlo_sha256=self._sha256,
-            hardware=self._profile.name,
+            hardware=self._cluster.hardware,
             origin=f"pipeline of {step.stage_count} stages",
             stages=self._stages(step, tasks, timeline, arguments, values),
             programs=programs,
@@ -200,7 +193,7 @@ class _Maker:
             found.append(known[key])
         return tuple(found)
 
-    def _planned(self, split: StepSplit, group: Group) -> WholeStep:
+    def _planned(self, split: StepSplit, group: StageGroup) -> WholeStep:
         """The whole step on the devices of one stage. What a stage takes of them is not said by that."""
         options = replace(
             self._options,
@@ -223,10 +216,10 @@ class _Maker:
             output_numbers=range(len(plan.outputs)),
         )
 
-    def _kind_of(self, group: Group) -> tuple[Mesh, tuple[int, ...]]:
+    def _kind_of(self, group: StageGroup) -> tuple[Mesh, str, tuple[int, ...]]:
         """Equal for groups on which everything costs the same."""
         part = self._cluster.part(group.first_device, group.mesh.device_count)
-        return group.mesh, tuple(node.device_count for node in part.nodes)
+        return group.mesh, part.hardware, tuple(node.device_count for node in part.nodes)
 
     def _priced(self, program: Assembled) -> PipelineProgram:
         if self._progress is not None:
@@ -237,7 +230,7 @@ class _Maker:
         pricing = self._pricing.get(kind)
         if pricing is None:
             part = self._cluster.part(group.first_device, group.mesh.device_count)
-            pricing = self._pricing[kind] = Pricing(group.mesh, part, self._profile, self._sha256)
+            pricing = self._pricing[kind] = Pricing(group.mesh, part, hardware_profile(part.hardware), self._sha256)
         return PipelineProgram(
             name=program.name,
             kind=program.kind,
@@ -282,16 +275,12 @@ class _Maker:
         )
 
     def _links(self) -> dict[tuple[int, int], Link]:
-        """The link of one device of a stage to the devices of another: the slower one where nodes differ."""
-        topology = Topology.of(self._cluster, self._profile)
-        nodes = [node for node, count in enumerate(topology.devices_per_node) for _ in range(count)]
-        of_stage = [
-            {nodes[device] for device in range(group.first_device, group.first_device + group.mesh.device_count)}
-            for group in self._choice.groups
-        ]
+        """The link of one device of a stage to the devices of another."""
+        groups = self._choice.groups
+        parts = [self._cluster.part(group.first_device, group.mesh.device_count) for group in groups]
         found = {}
-        for a, b in permutations(range(len(of_stage)), 2):
-            link = topology.intra_node if len(of_stage[a] | of_stage[b]) == 1 else topology.inter_node
+        for a, b in permutations(range(len(parts)), 2):
+            link = link_between(parts[a], parts[b])
             found[a, b] = Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, latency_s=link.latency_s)
         return found
 

@@ -17,29 +17,26 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
-from shardwright.cost import Topology, hardware_profile
+from shardwright.cost import hardware_profile
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
 from shardwright.pipelines import PipelineCandidate
-from shardwright.planner.budget import Price
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Leaf
 from shardwright.planner.found import Found
 from shardwright.planner.mesh_search import Listener
 from shardwright.planner.meshes import candidate_meshes, refines
-from shardwright.planner.microbatch import StepSplit, Term, accumulated, split_step
-from shardwright.planner.pins import DimPin, Requirement
+from shardwright.planner.microbatch import StepSplit, Term, split_step
 from shardwright.planner.program import Program
-from shardwright.planner.search import Search
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.coarse import Coarse, coarse_parts
 from shardwright.planner.stages.contract import contracted
 from shardwright.planner.stages.cut import cut
 from shardwright.planner.stages.graph import stage_graph
 from shardwright.planner.stages.groups import DeviceGroups, device_groups, groupings
-from shardwright.planner.stages.measure import Measured, measure
+from shardwright.planner.stages.measure import Measured
+from shardwright.planner.stages.plans import MOST_PLANS, StepPlans
 from shardwright.planner.stages.priced import held_in, roughly_s, step_pace
 from shardwright.planner.stages.result import chosen
 from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
@@ -60,22 +57,11 @@ MICRO_BATCHES_PER_STAGE = (4, 8, 2, 16)
 #: other schedules.
 MOST_REFINED, MOST_SIMULATED = 2, 3
 
-#: Plans of one step on one mesh that are looked at: the fastest one, then with prices of a byte, each so many times the
-#: one before, the first a part of what the fastest plan's bytes cost at its own time.
-MOST_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
-
-#: Relative gap within which a plan on a mesh is solved: what stages take is read off it, a pipeline's other
-#: choices make far more of a difference.
-CLOSE = 0.02
-
 #: Part of a device's memory that a cut may fill: programs take up to a sixth more than was counted for them.
 FILLED = 0.85
 
 #: Axes of a stage's mesh.
 STAGE_MESH_AXES = 2
-
-#: Seconds that the integer program of a plan with prices may take.
-PRICED_TIME_LIMIT_S = 3.0
 
 
 def search_pipeline(
@@ -139,40 +125,6 @@ def _best(found: Sequence[Pipeline], count: int) -> list[Pipeline]:
 
 
 @dataclass(slots=True, eq=False)
-class _Plans:
-    """Plans of one program on one mesh that take less and less memory."""
-
-    search: Search
-    mesh: Mesh
-    _found: list[Found] = field(default_factory=list)
-    _refusal: PlanError | AnnotationError | None = None
-
-    def at(self, thrift: int) -> Found:
-        """The fastest plan, or the one at the thrift-th price of a byte. Raises where the mesh cannot be planned on."""
-        if self._refusal is not None:
-            raise self._refusal
-        try:
-            while len(self._found) <= thrift:
-                self._found.append(self._next())
-        except (PlanError, AnnotationError) as error:
-            self._refusal = error
-            raise
-        return self._found[thrift]
-
-    def _next(self) -> Found:
-        search = self.search
-        if not self._found:
-            tried = search.on_mesh(self.mesh, CLOSE)
-            return search.found(tried.chain, tried.solved, tried.notes)
-        first = self._found[0]
-        memory = search.program.memory(search.profile, first.chain.graph.layout.hubs)
-        price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
-        peaks = list(dict.fromkeys(memory.peak(each.decisions) for each in self._found[-2:]))
-        chain = first.chain.with_price(Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks)))
-        return search.found(first.chain, chain.solve(PRICED_TIME_LIMIT_S, CLOSE), first.notes)
-
-
-@dataclass(slots=True, eq=False)
 class _Search:
     program: Program
     cluster: Cluster
@@ -183,9 +135,7 @@ class _Search:
     accumulators: tuple[Leaf, ...] = field(init=False)
     sums: frozenset[Leaf] = field(init=False)
     _begin: float = field(default_factory=time.perf_counter)
-    _searches: dict[tuple[tuple[int, ...], int], Search] = field(default_factory=dict)
-    _plans: dict[Hashable, _Plans] = field(default_factory=dict)
-    _measured: dict[int, Measured] = field(default_factory=dict)
+    _plans: StepPlans = field(init=False)
     _graphs: dict[tuple[Measured, ...], StageGraph] = field(default_factory=dict)
     _left_out: list[PipelineCandidate] = field(default_factory=list)
     _seen: set[Hashable] = field(default_factory=set)
@@ -200,6 +150,7 @@ class _Search:
         state = set(range(len(self.program.flow.parameters))).difference(self.split.batch)
         once = {name for name, parts in self.split.parts.items() if "once" in parts and "micro" not in parts}
         self.coarse = coarse_parts(self.split.module, state, once)
+        self._plans = StepPlans(program=self.program, split=self.split, coarse=self.coarse, mesh=self.wanted.mesh)
         nodes = {n.instruction.name: n.index for n in self.coarse.flow.nodes if not n.is_value}
         self.accumulators = tuple((nodes[s.name], s.leaf) for s in self.split.accumulators if s.name in nodes)
         self.sums = frozenset(
@@ -226,7 +177,7 @@ class _Search:
         found: list[Pipeline] = []
         for groups in self._groups():
             for meshes in self._meshes(groups):
-                tried = self._tried(groups, meshes, self._micro_batches(groups.stages, meshes[0])[0])
+                tried = self._tried(groups, meshes, self._micro_batches(groups.stages, meshes)[0])
                 if tried is not None:
                     found.append(tried)
                     break
@@ -236,12 +187,12 @@ class _Search:
         """The best of them on every mesh (added in place)."""
         for best in _best(found, MOST_REFINED):
             for meshes in self._meshes(best.groups):
-                self._add(found, best.groups, meshes, self._micro_batches(best.groups.stages, meshes[0])[0])
+                self._add(found, best.groups, meshes, self._micro_batches(best.groups.stages, meshes)[0])
 
     def _with_micro_batches(self, found: list[Pipeline]) -> None:
         """The best of them with other numbers of micro-batches (added in place)."""
         for best in _best(found, MOST_REFINED):
-            for micro_batches in self._micro_batches(best.groups.stages, best.meshes[0])[1:]:
+            for micro_batches in self._micro_batches(best.groups.stages, best.meshes)[1:]:
                 self._add(found, best.groups, best.meshes, micro_batches)
 
     def _add(self, found: list[Pipeline], groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int) -> None:
@@ -274,11 +225,11 @@ class _Search:
             )
         return (found,)
 
-    def _micro_batches(self, stages: int, mesh: Mesh) -> tuple[int, ...]:
-        """Numbers of micro-batches to try, the most promising first: each large enough for the mesh's first axis."""
+    def _micro_batches(self, stages: int, meshes: Sequence[Mesh]) -> tuple[int, ...]:
+        """Numbers of micro-batches to try, the most promising first: each large enough for the meshes' first axes."""
         if self.wanted.micro_batches is not None:
             return (self.wanted.micro_batches,)
-        room = max(1, self.split.divisor // mesh.axes[0].size)
+        room = max(1, self.split.divisor // max(mesh.axes[0].size for mesh in meshes))
         possible = [count for count in range(1, room + 1) if self.split.divisor % count == 0]
         near = [min(possible, key=lambda c: (abs(c - stages * each), c)) for each in MICRO_BATCHES_PER_STAGE]
         return tuple(dict.fromkeys(near))
@@ -287,9 +238,10 @@ class _Search:
         """Meshes of each kind of group; where there are several kinds, the first mesh of each, the second, …"""
         if self.wanted.mesh is not None:
             mesh = Mesh.of(self.wanted.mesh)
-            if any(sum(kind) != mesh.device_count for kind in groups.kinds):
+            other = next((kind for kind in groups.kinds if kind.devices != mesh.device_count), None)
+            if other is not None:
                 raise OptionError(
-                    f"mesh {mesh} has {mesh.device_count} devices, a stage {sum(groups.kinds[0])}",
+                    f"mesh {mesh} has {mesh.device_count} devices, a stage {other.devices}",
                     where="mesh",
                     remedy="give the mesh of one stage",
                 )
@@ -331,7 +283,7 @@ class _Search:
         problem: PlanError | AnnotationError | None = None
         for thrift in range(MOST_PLANS):
             try:
-                plans = [self._plan(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
+                plans = [self._plans.at(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
                 made = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
                 self._incumbent_s = min(self._incumbent_s or made.roughly_s, made.roughly_s)
                 return made
@@ -359,7 +311,7 @@ class _Search:
         chunks: int,
         micro_batches: int,
     ) -> Pipeline:
-        kinds = [self._measure(plan, micro_batches) for plan in plans]
+        kinds = [self._plans.measured(plan, micro_batches) for plan in plans]
         key = tuple(kinds)
         if key not in self._graphs:
             margin = hardware_profile(self.cluster.hardware).compiler.temporaries_margin
@@ -367,7 +319,11 @@ class _Search:
         graph, parts = contracted(self._graphs[key], groups.stages * chunks, micro_batches)
         held = held_in(schedule, groups.stages, chunks, micro_batches)
         places = tuple(
-            Place(kind=groups.kind(stage), memory_bytes=FILLED * self._limit_bytes, in_flight=held[stage])
+            Place(
+                kind=groups.kind(stage),
+                memory_bytes=FILLED * self._limit_bytes(groups.parts[stage]),
+                in_flight=held[stage],
+            )
             for stage in range(groups.stages)
         )
         found = cut(
@@ -387,67 +343,16 @@ class _Search:
             cut=whole,
             schedule=schedule,
             plans=tuple(plans),
-            whole=self._searches[groups.kinds[0], micro_batches].program.module,
+            whole=self._plans.module(micro_batches),
             roughly_s=roughly_s(problem, whole),
         )
 
     def _paced(self, found: Pipeline) -> Pipeline:
-        topology = Topology.of(self.cluster, hardware_profile(self.cluster.hardware))
-        return replace(found, pace=step_pace(found.problem, found.cut, found.schedule, found.groups, topology))
-
-    def _plan(self, groups: DeviceGroups, kind: int, mesh: Mesh, micro_batches: int, thrift: int) -> Found:
-        """The fastest plan of the accumulated step on one kind of group; with thrift, where bytes have a price."""
-        key = (groups.kinds[kind], micro_batches, mesh)
-        if key not in self._plans:
-            search = self._search(groups.part(kind), groups.kinds[kind], micro_batches)
-            self._plans[key] = _Plans(search, mesh)
-        return self._plans[key].at(thrift)
-
-    def _measure(self, plan: Found, micro_batches: int) -> Measured:
-        if id(plan) not in self._measured:  # plans are kept in `_plans`
-            self._measured[id(plan)] = measure(
-                self.coarse.flow, plan.decisions, plan.instructions, plan.parameters, micro_batches
-            )
-        return self._measured[id(plan)]
-
-    def _search(self, part: Cluster, kind: tuple[int, ...], micro_batches: int) -> Search:
-        key = (kind, micro_batches)
-        if key not in self._searches:
-            search = Search(accumulated(self.split, micro_batches), part, self._part_options())
-            if micro_batches > 1:  # the batch is behind the dimension of the micro-batches
-                search.program.batch = {number: along.dim + 1 for number, along in self.split.batch.items()}
-            self._keep_rows_whole(search)
-            self._searches[key] = search
-        return self._searches[key]
-
-    def _keep_rows_whole(self, search: Search) -> None:
-        """Pins on what is stored in rows, layer by layer: a stage has too few of them to split them over an axis."""
-        flow, whole = search.flow, Requirement(asked_by="stages", dims={0: DimPin(axes=())})
-        rows = [len(self.coarse.members(node)) for node in self.coarse.flow.parameters]
-        shapes = [self.coarse.flow.nodes[node].shapes[0] for node in self.coarse.flow.parameters]
-        stacked = {n for n, shape in enumerate(shapes) if rows[n] > 1 and shape.dimensions[:1] == (rows[n],)}
-        replaced = {alias.parameter_number: alias.output_index for alias in search.program.module.aliases}
-        for number in sorted(stacked):
-            search.program.pins.setdefault(flow.parameters[number], []).append(whole)
-            if number in replaced:
-                output = flow.outputs[replaced[number][0] if replaced[number] else 0]
-                search.program.pins.setdefault(output, []).append(whole)
-
-    def _part_options(self) -> PlanOptions:
-        return replace(
-            self.program.options,
-            mesh=None,
-            stages=None,
-            micro_batches=None,
-            rewrites="none",
-            argument_names=tuple(self.program.arguments),
-            output_names=tuple(self.program.outputs),
-        )
+        return replace(found, pace=step_pace(found.problem, found.cut, found.schedule, found.groups))
 
     # ---- limits ------------------------------------------------------------------
-    @property
-    def _limit_bytes(self) -> int:
-        return memory_limit_bytes(self.program.options, self.cluster, hardware_profile(self.cluster.hardware))
+    def _limit_bytes(self, part: Cluster) -> int:
+        return memory_limit_bytes(self.program.options, part, hardware_profile(part.hardware))
 
     def _is_late(self) -> bool:
         deadline_s = self.program.options.deadline_s

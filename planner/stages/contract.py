@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.planner.stages.work import SharedState, StageGraph, StageNode, StageValue, Work
+from shardwright.planner.stages.work import SharedState, StageGraph, StageNode, StageValue, Work, of_kind
 
 #: Nodes that are left for each chunk, if they all took the same time.
 GRAIN = 8
@@ -52,7 +52,8 @@ def _joined(graph: StageGraph, of: Sequence[int], count: int) -> StageGraph:
     members: list[list[StageNode]] = [[] for _ in range(count)]
     for node, number in zip(graph.nodes, of, strict=True):
         members[number].append(node)
-    kept = [0.0] * count
+    kinds = len(graph.nodes[0].works)
+    kept = [[0.0] * count for _ in range(kinds)]
     values = []
     for value in graph.values:
         producer = of[value.producer]
@@ -70,7 +71,8 @@ def _joined(graph: StageGraph, of: Sequence[int], count: int) -> StageGraph:
                 )
             )
         elif saved_by:
-            kept[producer] += value.shard_bytes
+            for kind in range(kinds):
+                kept[kind][producer] += of_kind(value.shard_bytes, kind)
     shared = []
     for each in graph.shared:
         reading = tuple(sorted({of[reader] for reader in each.readers}))
@@ -81,9 +83,12 @@ def _joined(graph: StageGraph, of: Sequence[int], count: int) -> StageGraph:
     nodes = tuple(
         StageNode(
             name=nodes[0].name,
-            works=tuple(_together(works, extra) for works in zip(*(n.works for n in nodes), strict=True)),
+            works=tuple(
+                _together(works, extra[number])
+                for works, extra in zip(zip(*(n.works for n in nodes), strict=True), kept, strict=True)
+            ),
         )
-        for nodes, extra in zip(members, kept, strict=True)
+        for number, nodes in enumerate(members)
     )
     return StageGraph(nodes=nodes, values=tuple(values), shared=tuple(shared))
 

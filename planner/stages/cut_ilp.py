@@ -33,7 +33,7 @@ from math import isfinite
 
 import pulp
 
-from shardwright.planner.stages.work import CutProblem, StageCut, shared_bytes
+from shardwright.planner.stages.work import CutProblem, StageCut, of_kind, shared_bytes
 
 #: Value that the most bytes which can cross are scaled to.
 _SCALE = 1e4
@@ -146,7 +146,7 @@ class _Program:
 
     def _kept(self) -> None:
         for i, value in enumerate(self.problem.graph.values):
-            if value.saved_by and value.shard_bytes:
+            if value.saved_by and any(value.shard_bytes):
                 for chunk in range(self.problem.chunk_count):
                     kept = self._keeps[i, chunk] = self.lp.add_variable(f"h_{i}_{chunk}", lowBound=0)
                     for node in sorted(set(value.saved_by)):
@@ -165,8 +165,8 @@ class _Program:
                 self._add([(workspace, 1), *used], pulp.LpConstraintGE, 0)
             always += [(variable, work.state_bytes / unit) for variable in on if work.state_bytes]
         for i, shared in enumerate(graph.shared):
-            if shared.shard_bytes:
-                always.append((self._sends["shared", i, stage], shared.shard_bytes / unit))
+            if size := of_kind(shared.shard_bytes, place.kind):
+                always.append((self._sends["shared", i, stage], size / unit))
         for moment in place.in_flight:
             self._add(
                 _joined(always + self._saved(stage, moment, unit)), pulp.LpConstraintLE, place.memory_bytes / unit
@@ -182,7 +182,8 @@ class _Program:
                 terms.append((row[chunk], count * problem.work(n, chunk).saved_bytes / unit))
             for v, value in enumerate(problem.graph.values):
                 if (v, chunk) in self._keeps:
-                    terms.append((self._keeps[v, chunk], count * value.shard_bytes / unit))
+                    size = of_kind(value.shard_bytes, problem.places[stage].kind)
+                    terms.append((self._keeps[v, chunk], count * size / unit))
         return [(variable, amount) for variable, amount in terms if amount]
 
     # ---- solving ---------------------------------------------------------------

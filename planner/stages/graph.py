@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from shardwright.planner.dataflow import Leaf
 from shardwright.planner.rewrites.stacked_loops import StackedLoop
 from shardwright.planner.stages.coarse import Coarse
 from shardwright.planner.stages.measure import Measured
-from shardwright.planner.stages.work import SharedState, StageGraph, StageNode, StageValue, Work
+from shardwright.planner.stages.work import ByKind, SharedState, StageGraph, StageNode, StageValue, Work
 from shardwright.planner.stages.workspace import workspaces
 
 
@@ -32,7 +33,7 @@ def stage_graph(
     has one term, wherever they are read: what one part adds to another's is sent once a step. margin: part of what is
     not stored between steps that a device must have beyond it.
     """
-    builder = _Builder(coarse, kinds[0], frozenset(sums), 1 + margin)
+    builder = _Builder(coarse, tuple(kinds), frozenset(sums), 1 + margin)
     builder.run()
     works = [_works(coarse, measured, accumulators, builder.saved, 1 + margin) for measured in kinds]
     nodes = tuple(
@@ -97,12 +98,19 @@ class _Reading:
     share: float = 1.0
 
 
+class _Sizes(NamedTuple):
+    """Bytes of a value, and of its shard on each kind of group."""
+
+    whole: float
+    shards: ByKind
+
+
 @dataclass(slots=True, eq=False)
 class _Builder:
     """Values between parts; saved: forward values that only their own parts' backward passes read, by those parts."""
 
     coarse: Coarse
-    measured: Measured
+    kinds: tuple[Measured, ...]
     sums: frozenset[Leaf]
     scale: float
     values: list[StageValue] = field(default_factory=list)
@@ -124,6 +132,10 @@ class _Builder:
                 self._hand_on(i, leaf, stack)
             if stack is not None:
                 self._thread(i, stack)
+
+    def _sizes(self, leaf: Leaf) -> _Sizes:
+        found = [measured.leaves.get(leaf, (0.0, 0.0)) for measured in self.kinds]
+        return _Sizes(found[0][0], tuple(shard for _, shard in found))
 
     def _is_ahead(self, node: int) -> bool:
         return node in self.coarse.forward or node in self.coarse.fed
@@ -161,9 +173,9 @@ class _Builder:
 
     def _hand_on(self, i: int, leaf: int, stack: StackedLoop | None) -> None:
         readings = self._readings.get((i, leaf), ())
-        sizes = self.measured.leaves.get((i, leaf), (0.0, 0.0))
+        sizes = self._sizes((i, leaf))
         parts = tuple(self.coarse.members(i))
-        if not readings or not sizes[0] or (i, leaf) in self.sums:
+        if not readings or not sizes.whole or (i, leaf) in self.sums:
             return
         if stack is None or leaf in stack.threaded or leaf == stack.counter:
             last = self.coarse.part(i) if stack is None or stack.is_descending else parts[-1]
@@ -187,7 +199,7 @@ class _Builder:
         leaf: Leaf,
         producer: int,
         readings: Sequence[_Reading],
-        sizes: tuple[float, float],
+        sizes: _Sizes,
         share: float,
         is_ahead: bool,
     ) -> None:
@@ -208,11 +220,11 @@ class _Builder:
             return
         self.values.append(
             StageValue(
-                bytes=sizes[0] * share,
+                bytes=sizes.whole * share,
                 producer=producer,
                 readers=tuple(sorted(readers)),
                 saved_by=tuple(sorted(behind)) if is_ahead else (),
-                shard_bytes=sizes[1] * share * self.scale,
+                shard_bytes=tuple(size * share * self.scale for size in sizes.shards),
                 direction="forward" if is_ahead else "backward",
             )
         )
@@ -221,15 +233,16 @@ class _Builder:
         """What a loop hands from trip to trip."""
         rows = list(self.coarse.members(i))
         trips = rows[::-1] if stack.is_descending else rows
-        found = [self.measured.leaves.get((i, leaf), (0.0, 0.0)) for leaf in stack.threaded]
-        whole, shard = sum(size for size, _ in found), sum(size for _, size in found)
+        found = [self._sizes((i, leaf)) for leaf in stack.threaded]
+        whole = sum(sizes.whole for sizes in found)
+        shards = [sum(each) for each in zip(*(sizes.shards for sizes in found), strict=True)] or [0.0]
         for row, following in pairwise(trips):
             self.values.append(
                 StageValue(
                     bytes=whole,
                     producer=row,
                     readers=(following,),
-                    shard_bytes=shard * self.scale,
+                    shard_bytes=tuple(shard * self.scale for shard in shards),
                     direction="backward" if stack.is_descending else "forward",
                 )
             )
@@ -244,11 +257,9 @@ class _Builder:
             readers = {part for reading in whole for part in reading.parts}
             owner = coarse.first[i]
             if readers - {owner}:
-                bytes_of = self.measured.arguments_bytes[number]
+                own = tuple(2 * measured.arguments_bytes[number] for measured in self.kinds)
                 size = float(coarse.flow.nodes[i].shapes[0].size_bytes)
                 found.append(
-                    SharedState(
-                        bytes=size, owner=owner, readers=tuple(sorted(readers | {owner})), shard_bytes=2 * bytes_of
-                    )
+                    SharedState(bytes=size, owner=owner, readers=tuple(sorted(readers | {owner})), shard_bytes=own)
                 )
         return tuple(found)

@@ -3,17 +3,37 @@ are alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import log
+from typing import NamedTuple
 
 from shardwright.cluster import Cluster, ClusterNode
+from shardwright.cost import Topology, hardware_profile
+from shardwright.cost.profiles import Link
 
 #: Part of the devices that may be left over where their number does not suit the stages.
 MOST_IDLE = 0.1
 
 #: Numbers of stages that are looked at.
 MOST_GROUPINGS = 8
+
+#: What devices are compared by: the products of large models.
+_PRODUCTS = "bf16"
+
+
+class GroupKind(NamedTuple):
+    """What groups have in common that a plan takes as long on: their devices, node by node."""
+
+    hardware: str
+    memory_bytes: int | None
+    nodes: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        return sum(self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +48,23 @@ class DeviceGroups:
     nodes: tuple[tuple[int, ...], ...]
 
     @cached_property
-    def kinds(self) -> tuple[tuple[int, ...], ...]:
+    def parts(self) -> tuple[Cluster, ...]:
+        """The cluster of each group's devices."""
+        pairs = zip(self.first_devices, self.nodes, strict=True)
+        return tuple(self.cluster.part(first, sum(nodes)) for first, nodes in pairs)
+
+    @cached_property
+    def _kind_of(self) -> tuple[GroupKind, ...]:
+        pairs = zip(self.parts, self.nodes, strict=True)
+        return tuple(GroupKind(part.hardware, part.memory_bytes_per_device, nodes) for part, nodes in pairs)
+
+    @cached_property
+    def kinds(self) -> tuple[GroupKind, ...]:
         """The different groups; a stage's kind is its place here."""
-        return tuple(dict.fromkeys(self.nodes))
+        return tuple(dict.fromkeys(self._kind_of))
 
     def kind(self, stage: int) -> int:
-        return self.kinds.index(self.nodes[stage])
+        return self.kinds.index(self._kind_of[stage])
 
     @property
     def stages(self) -> int:
@@ -45,51 +76,79 @@ class DeviceGroups:
 
     def part(self, kind: int) -> Cluster:
         """A cluster of the devices of one group of a kind."""
-        stage = self.nodes.index(self.kinds[kind])
-        made: list[ClusterNode] = []
-        first = self.first_devices[stage]
-        for node in self.cluster.workers:
-            if first < node.device_count and len(made) < len(self.nodes[stage]):
-                made.append(replace(node, device_count=self.nodes[stage][len(made)], gpu_ids=()))
-                first = 0
-            else:
-                first -= node.device_count
-        return replace(self.cluster, nodes=tuple(made))
+        return self.parts[self._kind_of.index(self.kinds[kind])]
 
-    def shares_node(self, stage: int, other: int) -> bool:
-        """Whether what goes between two groups stays inside a node."""
-        owners = [number for number, node in enumerate(self.cluster.workers) for _ in range(node.device_count)]
+    def link(self, stage: int, other: int) -> Link:
+        """What one device of a group has to those of another."""
+        return link_between(self.parts[stage], self.parts[other])
 
-        def node_of(group: int) -> set[int]:
-            first = self.first_devices[group]
-            return set(owners[first : first + sum(self.nodes[group])])
 
-        return node_of(stage) == node_of(other) and len(node_of(stage)) == 1
+def link_between(one: Cluster, other: Cluster) -> Link:
+    """What one device of a part of a cluster has to those of another part: the slower of both where they differ."""
+    found = []
+    for part in (one, other):
+        topology = Topology.of(part, hardware_profile(part.hardware))
+        indices = {node.index for cluster in (one, other) for node in cluster.nodes}
+        found.append(topology.intra_node if len(indices) == 1 else topology.inter_node)
+    return Link(
+        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s for link in found),
+        latency_s=max(link.latency_s for link in found),
+    )
 
 
 def device_groups(cluster: Cluster, stages: int, *, nodes_each: int | None = None) -> DeviceGroups | None:
     """The cluster's devices as `stages` groups, or None where they cannot be: nodes are neither divided evenly nor put
-    together in rows of one kind. nodes_each: nodes of every group, the last ones of the cluster being left alone."""
-    counts = [node.device_count for node in cluster.workers]
-    if stages <= len(counts):
-        size, more = (nodes_each, 0) if nodes_each else divmod(len(counts), stages)
-        groups, first = [], 0
-        for stage in range(stages):
-            count = size + (stage < more)
-            groups.append(tuple(counts[first : first + count]))
-            first += count
-        if any(len(set(group)) != 1 for group in groups) or first > len(counts):
-            return None
+    together in rows of one kind.
+
+    nodes_each: nodes of every group, the last ones of the cluster being left alone. Without it, nodes in a row that are
+    alike get as many stages as their part of the cluster's speed asks for, so that stages are alike.
+    """
+    nodes = cluster.workers
+    if nodes_each:
+        groups = [(node.device_count,) * nodes_each for node in nodes[: stages * nodes_each : nodes_each]]
     else:
-        each, rest = divmod(stages, len(counts))
-        if rest or any(count % each for count in counts):
+        rows = [list(row) for _, row in groupby(nodes, key=lambda node: _likeness(cluster, node))]
+        counts = _stages_of(cluster, rows, stages)
+        if counts is None:
             return None
-        groups = [(count // each,) for count in counts for _ in range(each)]
+        groups = [group for row, count in zip(rows, counts, strict=True) for group in _divided(row, count)]
     starts, device = [], 0
     for group in groups:
         starts.append(device)
         device += sum(group)
     return DeviceGroups(cluster=cluster, first_devices=tuple(starts), nodes=tuple(groups))
+
+
+def _likeness(cluster: Cluster, node: ClusterNode) -> tuple[object, ...]:
+    return node.device_count, node.hardware or cluster.hardware, node.memory_bytes
+
+
+def _divided(row: Sequence[ClusterNode], stages: int) -> Iterator[tuple[int, ...]]:
+    """Nodes that are alike, as the groups of so many stages."""
+    each = row[0].device_count
+    if stages > len(row):
+        parts = stages // len(row)
+        yield from [(each // parts,)] * stages
+        return
+    size, more = divmod(len(row), stages)
+    yield from ((each,) * (size + (stage < more)) for stage in range(stages))
+
+
+def _stages_of(cluster: Cluster, rows: Sequence[Sequence[ClusterNode]], stages: int) -> list[int] | None:
+    """How many stages each row of like nodes gets, so that their speeds differ least; None where it cannot be."""
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    for row in rows:
+        each, node = row[0].device_count, row[0]
+        speed = len(row) * each * hardware_profile(node.hardware or cluster.hardware).matmul_flops_per_s(_PRODUCTS)
+        inside = [len(row) * parts for parts in range(2, each + 1) if each % parts == 0]
+        found: dict[int, tuple[float, list[int]]] = {}
+        for taken, (uneven, counts) in best.items():
+            for count in (*range(1, len(row) + 1), *inside):
+                total = uneven + speed**2 / count  # the sum of squares is least where all are equal
+                if taken + count <= stages and total < found.get(taken + count, (float("inf"),))[0]:
+                    found[taken + count] = total, [*counts, count]
+        best = found
+    return best[stages][1] if stages in best else None
 
 
 def groupings(cluster: Cluster, most: int, batch: int) -> tuple[DeviceGroups, ...]:
@@ -100,9 +159,10 @@ def groupings(cluster: Cluster, most: int, batch: int) -> tuple[DeviceGroups, ..
     taken, from few to many.
     """
     counts = [node.device_count for node in cluster.workers]
+    is_uniform = len({_likeness(cluster, node) for node in cluster.workers}) == 1
     found, dividing = [], []
     for stages in range(2, min(most, cluster.device_count) + 1):
-        if len(set(counts)) > 1 or stages > len(counts):
+        if not is_uniform or stages > len(counts):
             size, groups = 1, device_groups(cluster, stages)
         else:
             fitting = [n for n in range(1, len(counts) // stages + 1) if n * stages >= (1 - MOST_IDLE) * len(counts)]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.pbqp import FloatArray
-from shardwright.planner.stages.work import CutProblem, StageCut, Work, shared_bytes
+from shardwright.planner.stages.work import CutProblem, StageCut, Work, of_kind, shared_bytes
 
 BoolArray = NDArray[np.bool_]
 
@@ -111,9 +111,9 @@ class Intervals:
         graph, kind = problem.graph, place.kind
         if not np.isfinite(place.memory_bytes):
             return self._is_interval()
-        copies = self._spanning([(s.shard_bytes, s.readers, s.owner) for s in graph.shared])
+        copies = self._spanning([(of_kind(s.shard_bytes, kind), s.readers, s.owner) for s in graph.shared])
         saved = self._sums(kind, lambda w: w.saved_bytes)
-        saved = saved + self._spanning([(v.shard_bytes, v.saved_by, None) for v in graph.values])
+        saved = saved + self._spanning([(of_kind(v.shard_bytes, kind), v.saved_by, None) for v in graph.values])
         workspace = np.zeros_like(saved)
         for i in range(self._size):
             workspace[i, i + 1 :] = np.maximum.accumulate([n.works[kind].workspace_bytes for n in graph.nodes[i:]])

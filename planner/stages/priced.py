@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwright.cost import Topology
 from shardwright.planner.stages.groups import DeviceGroups
-from shardwright.planner.stages.work import CutProblem, StageCut
+from shardwright.planner.stages.work import CutProblem, StageCut, of_kind
 from shardwright.tasks import ChunkEdge, ChunkTime, Pace, Schedule, in_flight, pace
 
 #: Micro-batches per chunk of the model with which a pipeline has been full for a while.
@@ -16,7 +15,8 @@ FULL = 3
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Traffic:
-    """Bytes that one device of the sending stage puts on the link, a micro-batch, per pair of chunks (lower first)."""
+    """Bytes that one device puts on the link, of the stage where each has more: a micro-batch, per pair of chunks, the
+    lower one first."""
 
     ahead: dict[tuple[int, int], float] = field(default_factory=dict)
     back: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -34,7 +34,8 @@ class Traffic:
             for chunk in reached.values():
                 way = found.ahead if chunk > made else found.back
                 pair = (min(made, chunk), max(made, chunk))
-                way[pair] = way.get(pair, 0.0) + value.shard_bytes
+                kinds = (problem.place(made).kind, problem.place(chunk).kind)
+                way[pair] = way.get(pair, 0.0) + max(of_kind(value.shard_bytes, kind) for kind in kinds)
         return found
 
     @property
@@ -50,7 +51,7 @@ def held_in(
     return in_flight(schedule, stages=stages, chunks=chunks, micro_batches=enough)
 
 
-def step_pace(problem: CutProblem, cut: StageCut, schedule: Schedule, groups: DeviceGroups, topology: Topology) -> Pace:
+def step_pace(problem: CutProblem, cut: StageCut, schedule: Schedule, groups: DeviceGroups) -> Pace:
     """Seconds of a step of a cut under a schedule.
 
     Once a pipeline is full, micro-batches follow at one pace: of many, only the first are simulated.
@@ -58,8 +59,8 @@ def step_pace(problem: CutProblem, cut: StageCut, schedule: Schedule, groups: De
     stages = len(problem.places)
     less, more = (FULL - 1) * stages * problem.chunks, FULL * stages * problem.chunks
     if problem.micro_batches <= more:
-        return _pace(problem, cut, schedule, groups, topology, problem.micro_batches)
-    first, second = (_pace(problem, cut, schedule, groups, topology, count) for count in (less, more))
+        return _pace(problem, cut, schedule, groups, problem.micro_batches)
+    first, second = (_pace(problem, cut, schedule, groups, count) for count in (less, more))
     rest = (problem.micro_batches - more) / (more - less)
     return Pace(
         step_s=second.step_s + rest * (second.step_s - first.step_s),
@@ -72,7 +73,6 @@ def _pace(
     cut: StageCut,
     schedule: Schedule,
     groups: DeviceGroups,
-    topology: Topology,
     micro_batches: int,
 ) -> Pace:
     traffic = Traffic.of(problem, cut.chunk_of)
@@ -81,12 +81,12 @@ def _pace(
         ChunkEdge(
             source=low,
             target=high,
-            forward_s=_sent_s(traffic.ahead, (low, high), groups, topology),
-            backward_s=_sent_s(traffic.back, (low, high), groups, topology),
+            forward_s=_sent_s(traffic.ahead, (low, high), groups),
+            backward_s=_sent_s(traffic.back, (low, high), groups),
         )
         for low, high in traffic.pairs
     ]
-    before, after = shared_s(problem, cut, groups, topology)
+    before, after = shared_s(problem, cut, groups)
     return pace(
         schedule,
         stage_of_chunk=tuple(chunk % stages for chunk in range(problem.chunk_count)),
@@ -121,32 +121,29 @@ def update_s(problem: CutProblem, cut: StageCut) -> list[float]:
     return found
 
 
-def shared_s(
-    problem: CutProblem, cut: StageCut, groups: DeviceGroups, topology: Topology
-) -> tuple[list[float], list[float]]:
+def shared_s(problem: CutProblem, cut: StageCut, groups: DeviceGroups) -> tuple[list[float], list[float]]:
     """Seconds that each stage waits for shared variables before a step, and for their gradients after it."""
     stages = len(problem.places)
     before, after = [0.0] * stages, [0.0] * stages
     for shared in problem.graph.shared:
         owner = cut.chunk_of[shared.owner] % stages
         for stage in sorted({cut.chunk_of[reader] % stages for reader in shared.readers} - {owner}):
-            seconds = link_s(shared.shard_bytes / 2, stage, owner, groups, topology)
+            size = max(of_kind(shared.shard_bytes, problem.places[each].kind) for each in (stage, owner))
+            seconds = link_s(size / 2, stage, owner, groups)
             before[stage] += seconds
             after[owner] += seconds
     return before, after
 
 
-def _sent_s(
-    way: Mapping[tuple[int, int], float], pair: tuple[int, int], groups: DeviceGroups, topology: Topology
-) -> float | None:
+def _sent_s(way: Mapping[tuple[int, int], float], pair: tuple[int, int], groups: DeviceGroups) -> float | None:
     if pair not in way:
         return None
-    return link_s(way[pair], pair[0] % groups.stages, pair[1] % groups.stages, groups, topology)
+    return link_s(way[pair], pair[0] % groups.stages, pair[1] % groups.stages, groups)
 
 
-def link_s(size_bytes: float, stage: int, other: int, groups: DeviceGroups, topology: Topology) -> float:
+def link_s(size_bytes: float, stage: int, other: int, groups: DeviceGroups) -> float:
     """Seconds until each device of one stage has sent so many bytes to another one's."""
-    link = topology.intra_node if groups.shares_node(stage, other) else topology.inter_node
+    link = groups.link(stage, other)
     return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
 
 

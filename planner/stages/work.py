@@ -15,6 +15,9 @@ from typing import Literal
 
 from shardwright.errors import InternalError
 
+#: Bytes on one device, by kind of device group; one for all kinds where there is but one.
+ByKind = tuple[float, ...]
+
 #: Which way a value goes through the pipeline: no later stage makes a `forward` value for an earlier one, no earlier
 #: stage a `backward` one for a later one.
 Direction = Literal["forward", "backward"]
@@ -61,7 +64,7 @@ class StageValue:
     producer: int
     readers: tuple[int, ...]
     saved_by: tuple[int, ...] = ()
-    shard_bytes: float = 0.0
+    shard_bytes: ByKind = (0.0,)
     direction: Direction = "forward"
 
 
@@ -75,7 +78,12 @@ class SharedState:
     bytes: float
     owner: int
     readers: tuple[int, ...]
-    shard_bytes: float = 0.0
+    shard_bytes: ByKind = (0.0,)
+
+
+def of_kind(sizes: ByKind, kind: int) -> float:
+    """Bytes on a device of one kind of group."""
+    return sizes[kind] if len(sizes) > 1 else sizes[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +186,7 @@ class CutProblem:
         return values + shared
 
     def _memory_bytes(self, chunk_of: Sequence[int], stage: int) -> float:
-        graph, stages = self.graph, len(self.places)
+        graph, stages, kind = self.graph, len(self.places), self.places[stage].kind
         mine = [node for node, chunk in enumerate(chunk_of) if chunk % stages == stage]
         works = {node: self.work(node, stage) for node in mine}
         saved = [0.0] * self.chunks
@@ -186,8 +194,9 @@ class CutProblem:
             saved[chunk_of[node] // stages] += work.saved_bytes
         for value in graph.values:
             for chunk in {chunk_of[node] for node in value.saved_by if node in works}:
-                saved[chunk // stages] += value.shard_bytes
-        copies = sum(s.shard_bytes for s in graph.shared if s.owner not in works and any(r in works for r in s.readers))
+                saved[chunk // stages] += of_kind(value.shard_bytes, kind)
+        elsewhere = [s for s in graph.shared if s.owner not in works and any(reader in works for reader in s.readers)]
+        copies = sum(of_kind(s.shard_bytes, kind) for s in elsewhere)
         kept = max(
             sum(count * size for count, size in zip(moment, saved, strict=True))
             for moment in self.places[stage].in_flight

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,12 @@ def known_profiles() -> tuple[str, ...]:
 
 @cache
 def hardware_profile(name: str) -> HardwareProfile:
-    """The profile called `name`; OptionError, listing the known names, where there is none."""
+    """The profile called `name`; OptionError, listing the known names, where there is none.
+
+    `a100+h100` is what a program on devices of both finds: the slower of each, and the smaller memory.
+    """
+    if "+" in name:
+        return _slowest(name, [hardware_profile(each) for each in name.split("+")])
     if name not in known_profiles():
         raise OptionError(
             f"no hardware profile is called {name!r}",
@@ -140,6 +145,38 @@ def hardware_profile(name: str) -> HardwareProfile:
         )
     text = (resources.files("shardwright.cost") / "data" / f"{name}.toml").read_text(encoding="utf-8")
     return _profile(name, tomllib.loads(text))
+
+
+def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
+    types = dict.fromkeys(kind for profile in kinds for kind in profile.peak_flops_per_s)
+
+    def link(which: str) -> Link:
+        links: list[Link] = [getattr(profile, which) for profile in kinds]
+        return Link(
+            bandwidth_bytes_per_s=min(each.bandwidth_bytes_per_s for each in links),
+            latency_s=max(each.latency_s for each in links),
+        )
+
+    return replace(
+        kinds[0],
+        name=name,
+        description="the slower of " + ", ".join(profile.description for profile in kinds),
+        peak_flops_per_s={kind: min(profile.matmul_flops_per_s(kind) for profile in kinds) for kind in types},
+        matmul_efficiency=1.0,
+        vector_flops_per_s=min(profile.vector_flops_per_s for profile in kinds),
+        memory_bandwidth_bytes_per_s=min(profile.memory_bandwidth_bytes_per_s for profile in kinds),
+        memory_bytes=min(profile.memory_bytes for profile in kinds),
+        launch_s=max(profile.launch_s for profile in kinds),
+        fused_traffic=max(profile.fused_traffic for profile in kinds),
+        intra_node=link("intra_node"),
+        inter_node=link("inter_node"),
+        collective_efficiency=min(profile.collective_efficiency for profile in kinds),
+        overlap=min(profile.overlap for profile in kinds),
+        compiler=replace(
+            kinds[0].compiler, temporaries_margin=max(profile.compiler.temporaries_margin for profile in kinds)
+        ),
+        sources={f"{profile.name}.{key}": text for profile in kinds for key, text in profile.sources.items()},
+    )
 
 
 def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:

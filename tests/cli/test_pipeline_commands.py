@@ -14,7 +14,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.pipelines import PipelinePlan
-from shardwright.planner.pipeline import Choice, Group, make_pipeline
+from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
 from shardwright.plans import Mesh
 
 
@@ -39,7 +39,7 @@ def plan() -> PipelinePlan:
     chunk_of = {each.name: int("chunk1" in each.op_name) for each in module.entry if "chunk" in each.op_name}
     choice = Choice(
         module=module,
-        groups=(Group(first_device=0, mesh=Mesh.of({"x": 2})), Group(first_device=2, mesh=Mesh.of({"x": 2}))),
+        groups=(StageGroup(first_device=0, mesh=Mesh.of({"x": 2})), StageGroup(first_device=2, mesh=Mesh.of({"x": 2}))),
         chunk_of=chunk_of,
         micro_batches=2,
         schedule="1f1b",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import shardwright as sw
@@ -16,10 +17,15 @@ DEVICES = 8
 
 def start(folder: Path, nodes: int = 2) -> tuple[list[Server], sw.Session]:
     """A cluster of eight devices, and a session with it."""
-    entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": DEVICES // nodes} for _ in range(nodes)]
+    return start_nodes(folder, [DEVICES // nodes] * nodes)
+
+
+def start_nodes(folder: Path, devices: Sequence[int]) -> tuple[list[Server], sw.Session]:
+    """A cluster of a node for each number of devices, and a session with it."""
+    entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": count} for count in devices]
     path = folder / "cluster.json"
     path.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
-    servers = [Server(str(path), str(task)) for task in range(nodes)]
+    servers = [Server(str(path), str(task)) for task in range(len(entries))]
     deadline_s = time.monotonic() + 60
     while True:
         try:

@@ -13,7 +13,7 @@ from shardwright.config import PlanOptions
 from shardwright.hlo import Module, parse
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.inlining import inline_calls
-from shardwright.planner.pipeline import Choice, Group, make_pipeline
+from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
 from shardwright.plans import Mesh
 from tests.planner.pipeline.cases import Case, chunk_of
 from tests.planner.pipeline.executor import Executor
@@ -39,7 +39,7 @@ def pipeline(
     text, module = lowered(case)
     choice = Choice(
         module=module,
-        groups=tuple(Group(first_device=s * devices, mesh=Mesh.of({"data": devices})) for s in range(stages)),
+        groups=tuple(StageGroup(first_device=s * devices, mesh=Mesh.of({"data": devices})) for s in range(stages)),
         chunk_of=chunk_of(module),
         micro_batches=micro_batches,
         schedule=schedule,

@@ -11,7 +11,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.pipelines import PipelinePlan
-from shardwright.planner.pipeline import Choice, Group, make_pipeline
+from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
 from shardwright.plans import Mesh
 
 
@@ -20,7 +20,7 @@ def planned(case: cases.Case, stages: int, schedule: str) -> PipelinePlan:
     lowered = jax.jit(step, keep_unused=True, donate_argnums=donated).lower(*arguments)
     text = lowered.as_text("hlo", debug_info=True)
     module = parse(text)
-    groups = tuple(Group(first_device=2 * stage, mesh=Mesh.of({"x": 2})) for stage in range(stages))
+    groups = tuple(StageGroup(first_device=2 * stage, mesh=Mesh.of({"x": 2})) for stage in range(stages))
     choice = Choice(
         module=module, groups=groups, chunk_of=cases.chunk_of(module), micro_batches=4, schedule=schedule
     )  # fmt: skip

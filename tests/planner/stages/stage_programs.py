@@ -93,6 +93,30 @@ def bare_scan(layers: int = 6, width: int = 45, batch: int = 512) -> Any:
     return training(loss, params, normal(9, batch, width))
 
 
+def typed_scan(layers: int, width: int, batch: int) -> Any:
+    """Layers in a scan, of arrays that are only described: large ones."""
+
+    def typed(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = {"w": typed(layers, width, 4 * width), "v": typed(layers, 4 * width, width)}
+    optimizer = optax.adamw(1e-3)
+
+    def loss(p: Any, x: Any) -> Any:
+        def layer(x: Any, q: Any) -> Any:
+            return x + jnp.tanh(x @ q["w"]) @ q["v"], None
+
+        x, _ = jax.lax.scan(jax.checkpoint(layer), x, p)
+        return jnp.mean(x**2)
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, x)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step, (params, jax.eval_shape(optimizer.init, params), typed(batch, width)), (0, 1)
+
+
 def branches() -> Any:
     """Two towers that meet, one output of the first layer skipping to the end."""
     params = {name: normal(i, WIDTH, WIDTH) for i, name in enumerate(("stem", "a1", "a2", "b1", "b2", "join"))}

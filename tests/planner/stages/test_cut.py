@@ -13,7 +13,16 @@ from shardwright.errors import PlanError
 from shardwright.planner.stages import cut_ilp
 from shardwright.planner.stages.cut import SLACK, cut
 from shardwright.planner.stages.intervals import Intervals, is_exact
-from shardwright.planner.stages.work import CutProblem, Place, SharedState, StageGraph, StageNode, StageValue, Work
+from shardwright.planner.stages.work import (
+    CutProblem,
+    Place,
+    SharedState,
+    StageGraph,
+    StageNode,
+    StageValue,
+    Work,
+    of_kind,
+)
 
 GRAPHS = int(os.environ.get("SHARDWRIGHT_STAGE_GRAPHS", "200"))
 
@@ -64,13 +73,15 @@ def fits(problem: CutProblem, chunk_of: Sequence[int]) -> bool:
         fixed = sum(w.state_bytes for w in works) + max(w.workspace_bytes for w in works)
         for shared in problem.graph.shared:
             if shared.owner not in mine and set(shared.readers) & set(mine):
-                fixed += shared.shard_bytes
+                fixed += of_kind(shared.shard_bytes, place.kind)
         for moment in place.in_flight:
             kept = 0.0
             for position, alive in enumerate(moment):
                 members = [n for n in mine if chunk_of[n] == stage + position * count]
                 kept += alive * sum(problem.graph.nodes[n].works[place.kind].saved_bytes for n in members)
-                kept += alive * sum(v.shard_bytes for v in problem.graph.values if set(v.saved_by) & set(members))
+                kept += alive * sum(
+                    of_kind(v.shard_bytes, place.kind) for v in problem.graph.values if set(v.saved_by) & set(members)
+                )
             if fixed + kept > place.memory_bytes * (1 + 1e-9):
                 return False
     return True
@@ -113,7 +124,7 @@ def problem_of(seed: int) -> CutProblem:
                     producer=maker,
                     readers=readers,
                     saved_by=saved,
-                    shard_bytes=draw.randint(0, 9),
+                    shard_bytes=tuple(draw.randint(0, 9) for _ in range(kinds)),
                 )
             )
         back = tuple(r for r in range(maker) if draw.random() < density / 2)
@@ -124,7 +135,10 @@ def problem_of(seed: int) -> CutProblem:
         owner, other = draw.sample(range(count), 2)
         shared = (
             SharedState(
-                bytes=draw.randint(1, 60), owner=owner, readers=(owner, other), shard_bytes=draw.randint(0, 20)
+                bytes=draw.randint(1, 60),
+                owner=owner,
+                readers=(owner, other),
+                shard_bytes=tuple(draw.randint(0, 20) for _ in range(kinds)),
             ),
         )
     limit = draw.choice([float("inf"), draw.randint(60, 260)])

@@ -19,14 +19,14 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
-from shardwright.planner.planning import whole_options
+from shardwright.planner.planning import plan_step, whole_options
 from shardwright.planner.program import Program
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.groups import device_groups, groupings
 from tests.planner.pipeline.planned import assert_follows_jax
 from tests.planner.programs import lower
-from tests.planner.stages.stage_programs import BATCH, bare_scan, branches, dense, program, scanned
+from tests.planner.stages.stage_programs import BATCH, bare_scan, branches, dense, program, scanned, typed_scan
 
 
 def nodes(*devices: int, slow: bool = True) -> Cluster:
@@ -130,8 +130,8 @@ def test_groups_lie_inside_nodes() -> None:
     assert groups[4] is not None
     assert groups[4].first_devices == (0, 2, 4, 6)
     assert groups[4].nodes == ((2,),) * 4
-    assert groups[4].shares_node(0, 1)
-    assert not groups[4].shares_node(1, 2)
+    within, between = groups[4].link(0, 1), groups[4].link(1, 2)
+    assert within.bandwidth_bytes_per_s > between.bandwidth_bytes_per_s == 1e9
     found = chosen("dense", cluster, stages=2, micro_batches=4)
     assert [group.first_device for group in found.groups] == [0, 4]
 
@@ -140,6 +140,43 @@ def test_unequal_nodes_are_stages_of_their_own() -> None:
     found = chosen("dense", nodes(4, 2, slow=False), stages=2, micro_batches=4, mesh=None)
     assert [group.mesh.device_count for group in found.groups] == [4, 2]
     assert len(set(found.chunk_of.values())) == 2
+
+
+def mixed() -> Cluster:
+    """Two A100 nodes of eight and one H100 node of four GPUs."""
+    node = {"ip": "127.0.0.1", "gpu_ids": list(range(8))}
+    last = {**node, "port": 3, "gpu_ids": [0, 1, 2, 3], "hardware": "h100"}
+    return Cluster.from_json(json.dumps({"master": {**node, "port": 1}, "workers": [{**node, "port": 2}, last]}))
+
+
+def test_groups_of_nodes_that_differ() -> None:
+    found = {count: device_groups(mixed(), count) for count in (1, 2, 3, 4, 5, 6)}
+    assert found[1] is None
+    assert {count: groups.nodes for count, groups in found.items() if groups is not None} == {
+        2: ((8, 8), (4,)),
+        3: ((8,), (8,), (4,)),
+        4: ((8,), (8,), (2,), (2,)),
+        5: ((4,), (4,), (4,), (4,), (4,)),
+        6: ((4,), (4,), (4,), (4,), (2,), (2,)),
+    }
+    assert found[5] is not None
+    assert [kind.hardware for kind in found[5].kinds] == ["a100", "h100"]
+    assert found[5].kind(4) == 1
+    assert [part.hardware for part in found[5].parts] == ["a100"] * 4 + ["h100"]
+    assert found[5].link(0, 1).bandwidth_bytes_per_s > found[5].link(3, 4).bandwidth_bytes_per_s
+
+
+def test_work_follows_the_speed_of_what_stages_have() -> None:
+    """Twelve equal layers: an H100 has two and a half times the speed of an A100 and gets three times as many."""
+    node = {"ip": "127.0.0.1", "port": 1, "gpu_ids": [0]}
+    nodes = {"master": node, "workers": [{**node, "port": 2, "hardware": "h100"}]}
+    searched = Program(lower(typed_scan(layers=12, width=2048, batch=8192)), PlanOptions())
+    found = search_pipeline(
+        searched, Cluster.from_json(json.dumps(nodes)), Wanted(stages=2, micro_batches=4, schedule="1f1b")
+    )
+    assert {(piece.start, piece.stop) for piece in found.arguments if piece.start is not None} == {(0, 3), (3, 12)}
+    slow_s, fast_s = (plan.cost.compute_s for plan in found.measured)
+    assert slow_s > 2 * fast_s
 
 
 def test_nodes_that_do_not_suit_are_left_over() -> None:
@@ -191,6 +228,22 @@ def test_everything_can_be_forced() -> None:
     assert (found.stages, found.micro_batches, found.schedule) == (2, 2, "gpipe")
     assert {str(group.mesh) for group in found.groups} == {"a=2 × b=2"}
     assert found.imbalance <= 0.6
+
+
+def test_arrays_that_lie_already_are_kept_where_they_lie() -> None:
+    made = dense(2)
+    text, weight, batch = lower(made), 0, 26
+    options = PlanOptions(stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
+    for axes in ((("data",), ()), ((), ("data",))):
+        plan = plan_step(text, Cluster.local(4), replace(options, argument_axes={weight: axes}))
+        assert [e.variable.sharding.dims for e in plan.arguments if e.argument == weight] == [axes]
+    with pytest.raises(OptionError, match="carries the batch"):
+        plan_step(text, Cluster.local(4), replace(options, argument_axes={batch: (("data",),)}))
+    stacked = replace(options, argument_axes={2: (("data",), (), ())})
+    with pytest.raises(OptionError, match="row for every layer"):
+        plan_step(lower(scanned()), Cluster.local(4), stacked)
+    with pytest.raises(OptionError, match="needs mesh"):
+        plan_step(text, Cluster.local(4), replace(options, mesh=None, argument_axes={weight: ((), ())}))
 
 
 def test_an_evaluation_is_cut_too() -> None:
