@@ -78,14 +78,15 @@ def _lies(
     graph: Graph, strategies: Sequence[Strategy], hubs: Mapping[Leaf, TensorSharding]
 ) -> tuple[tuple[TensorSharding, ...], ...]:
     """Per node how its array leaves lie: as made, but for sums that no reader takes as partial ones: reduced."""
-    wanted: dict[Leaf, TensorSharding] = dict(hubs)
+    apart = graph.layout.apart
+    wanted = {leaf: lies for leaf, lies in hubs.items() if leaf not in apart}
     for node in graph.flow.nodes:
         for use in node.uses:
             wanted.setdefault(use.source, strategies[node.index].operands[use.position])
     order = [axis.name for axis in graph.prices.mesh.axes]
     return tuple(
         tuple(
-            made if not made.unreduced else _reduced(made, wanted.get((index, leaf)), order)
+            made if not made.unreduced or (index, leaf) in apart else _reduced(made, wanted.get((index, leaf)), order)
             for leaf, made in enumerate(strategy.results)
         )
         for index, strategy in enumerate(strategies)

@@ -382,6 +382,11 @@ def _called_order(entry: Computation) -> list[Computation]:
     return list(reversed(done))
 
 
+def computations_of(loop: Instruction) -> frozenset[str]:
+    """Names of the computations that run inside a loop (or any control flow), however deep."""
+    return frozenset(each.name for callee in _run_by(loop) for each in _called_order(callee))
+
+
 def _callees(computation: Computation) -> list[Computation]:
     return [
         callee for instruction in computation if instruction.opcode in CONTROL_FLOW for callee in _run_by(instruction)

@@ -3,6 +3,8 @@
 A variable is a node that chooses its strategy, or a *hub*: how a value lies for its readers. A value with several
 readers that would have it moved has one, so that a move which several share (a gradient reduced once,
 weights gathered for forward and backward) is paid once; so has every value that crosses from one segment to another.
+What a loop carries and others read behind it has a hub for those alone: a gradient that a loop adds up stays a
+partial sum inside, and is reduced once for all who read it.
 
 What is made from constants, iota and scalars alone is left out: any device can make any part of it, so it takes
 the sharding its readers want (`Graph.is_free`).
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from shardwright.hlo import Instruction
 from shardwright.planner.clock import Clock
 from shardwright.planner.confine import Confinement
-from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use
+from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.pbqp import Problem
 from shardwright.planner.preference import Preference
 from shardwright.planner.prices import FloatArray, IntArray, Prices
@@ -54,6 +56,7 @@ class Layout:
     is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
+    apart: hubs of what a loop carries, for readers behind the loop. direct: readers inside it, and what they read.
     whole: hubs that lie reduced, because what is made anew for each reader reads them.
     keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
     """
@@ -66,6 +69,8 @@ class Layout:
     ways: tuple[tuple[frozenset[int], ...], ...]
     hubs: Mapping[Leaf, float]
     crossing: Mapping[Leaf, tuple[int, ...]]
+    apart: frozenset[Leaf]
+    direct: frozenset[tuple[int, Leaf]]
     whole: frozenset[Leaf]
     keys: Mapping[int, Hashable]
 
@@ -87,8 +92,14 @@ class Layout:
             self.can_be_partial[index],
             self.ways[index],
             uses,
+            tuple(use.position for use in node.uses if (index, use.source) in self.direct),
             self.keys.get(index),
         )
+
+    def source(self, node: Node, use: Use) -> Variable:
+        """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
+        is_hub = use.source in self.hubs and (node.index, use.source) not in self.direct
+        return use.source if is_hub else (use.source[0], -1)
 
 
 def lay_out(
@@ -128,13 +139,15 @@ def lay_out(
     hubs: dict[Leaf, float] = {}
     crossing: dict[Leaf, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
-    for leaf, found in sorted({**{leaf: [] for leaf in sorted(whole)}, **uses}.items()):
+    apart, direct = _behind_loops(flow, segments, uses, whole)
+    for leaf in sorted({*whole, *uses}):
+        found = [(node, use) for node, use in uses.get(leaf, ()) if (node.index, leaf) not in direct]
         away = sorted({segments.of[node.index] for node, _ in found} - {segments.of[leaf[0]]})
         if any(use.hard for _, use in found):
             continue
         choosers = sum(node.instruction.opcode in CHOOSERS and not node.is_value for node, _ in found)
         is_shared = len(found) > 1 and (partial[leaf[0]] or choosers > 1 or leaf[0] in arguments)
-        if away or is_shared or leaf in whole:
+        if away or is_shared or leaf in whole or leaf in apart:
             hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
         if away:
             crossing[leaf] = tuple(away)
@@ -147,9 +160,35 @@ def lay_out(
         ways=allowed,
         hubs=hubs,
         crossing=crossing,
+        apart=apart,
+        direct=direct,
         whole=frozenset(whole),
         keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
     )
+
+
+def _behind_loops(
+    flow: Dataflow, segments: Segments, uses: Mapping[Leaf, Sequence[tuple[Node, Use]]], whole: Container[Leaf]
+) -> tuple[frozenset[Leaf], frozenset[tuple[int, Leaf]]]:
+    """What loops carry and several nodes read behind them, and every reader inside of such a value.
+
+    Not where a reader inside is of another segment, or takes the value as it lies.
+    """
+    apart: set[Leaf] = set()
+    direct: set[tuple[int, Leaf]] = set()
+    for loop, carried in flow.leaves.items():
+        if loop.opcode != "while":
+            continue
+        inside = computations_of(loop)
+        for leaf in carried:
+            found = uses.get(leaf, ())
+            within = [node for node, _ in found if node.computation in inside]
+            if leaf in whole or len(found) - len(within) < 2 or any(use.hard for _, use in found):
+                continue
+            if all(segments.of[node.index] == segments.of[leaf[0]] for node in within):
+                apart.add(leaf)
+                direct.update((node.index, leaf) for node in within)
+    return frozenset(apart), frozenset(direct)
 
 
 def _signatures(flow: Dataflow) -> tuple[list[int], list[Instruction]]:
@@ -224,7 +263,7 @@ def variables_of(layout: Layout, nodes: Sequence[int]) -> tuple[list[Variable], 
         own += [(index, leaf) for leaf in range(len(layout.flow.nodes[index].shapes)) if (index, leaf) in layout.hubs]
         for use in layout.flow.nodes[index].uses:
             if use.source[0] not in inside and not layout.is_free[use.source[0]]:
-                elsewhere[use.source if use.source in layout.hubs else (use.source[0], -1)] = None
+                elsewhere[layout.source(layout.flow.nodes[index], use)] = None
     return [*own, *elsewhere], len(own)
 
 
@@ -324,8 +363,7 @@ class Graph:
                     problem.add_edge(mine, position[index, leaf], self.spread_matrix((index, leaf)))
             for use in node.uses:
                 if not self.is_free[use.source[0]]:
-                    source = use.source if use.source in self.layout.hubs else (use.source[0], -1)
-                    problem.add_edge(position[source], mine, self.use_matrix(node, use))
+                    problem.add_edge(position[self.layout.source(node, use)], mine, self.use_matrix(node, use))
         return problem
 
     def _weight(self, node: Node) -> float:
@@ -357,16 +395,14 @@ class Graph:
 
     def use_matrix(self, node: Node, use: Use) -> FloatArray:
         """Seconds of bringing an operand from how it is made, or its hub lies (rows), to how the node uses it."""
-        source, leaf = use.source
-        if use.source in self.layout.hubs:
-            made = self.set_of(use.source).result_ids[:, 0]
-        else:
-            made = self.set_of((source, -1)).result_ids[:, leaf]
+        source = self.layout.source(node, use)
+        is_hub = source[1] >= 0
+        made = self.set_of(source).result_ids[:, 0 if is_hub else use.source[1]]
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
         matrix = self._moves(use.source, made, wanted, use.weight)
-        return np.where(self._becoming(made, wanted), np.inf, matrix) if use.source in self.layout.hubs else matrix
+        return np.where(self._becoming(made, wanted), np.inf, matrix) if is_hub else matrix
 
     def _becoming(self, made: IntArray, wanted: IntArray) -> NDArray[np.bool_]:
         """Where a whole value would become a partial sum: not behind a hub, where it may lie split as it is made."""

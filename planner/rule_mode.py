@@ -30,6 +30,6 @@ def _hub_states(graph: Graph, states: dict[Variable, int]) -> dict[Variable, int
         if graph.is_free[node.index]:
             continue
         for use in node.uses:
-            if use.source in costs:
+            if use.source in costs and graph.layout.source(node, use) == use.source:
                 costs[use.source] = costs[use.source] + graph.use_matrix(node, use)[:, states[node.index, -1]]
     return {leaf: int(np.argmin(cost)) for leaf, cost in costs.items()}

@@ -112,7 +112,7 @@ def cnn(batch: int = 16, size: int = 16, channels: int = 8) -> Program:
     return step, (params, statistics, _normal(5, batch, size, size, 3, scale=1.0), labels), (0, 1)
 
 
-def scan(layers: int = 6, batch: int = 16, width: int = 32) -> Program:
+def scan(layers: int = 6, batch: int = 16, width: int = 32, optimizer: Any = None) -> Program:
     """Equal layers run by `lax.scan`: forward and backward are loops."""
     params = {"w": _normal(1, layers, width, width), "b": _normal(2, layers, width)}
 
@@ -123,7 +123,21 @@ def scan(layers: int = 6, batch: int = 16, width: int = 32) -> Program:
         h, _ = jax.lax.scan(layer, x, p)
         return jnp.mean(h**2)
 
-    return _training(loss, params, _normal(3, batch, width, scale=1.0), optimizer=optax.adam(1e-2))
+    return _training(loss, params, _normal(3, batch, width, scale=1.0), optimizer=optimizer or optax.adam(1e-2))
+
+
+def recurrent(steps: int = 5, batch: int = 16, width: int = 32, optimizer: Any = None) -> Program:
+    """One cell for every time step: the backward loop adds its gradient up."""
+    params = {"u": _normal(1, width, width), "w": _normal(2, width, width)}
+
+    def loss(p: Any, x: Any) -> Any:
+        def cell(h: Any, row: Any) -> Any:
+            return jnp.tanh(h @ p["u"] + row @ p["w"]), None
+
+        h, _ = jax.lax.scan(cell, jnp.zeros((batch, width)), jnp.swapaxes(x, 0, 1))
+        return jnp.mean(h**2)
+
+    return _training(loss, params, _normal(3, batch, steps, width, scale=1.0), optimizer=optimizer)
 
 
 def control(batch: int = 16, width: int = 32) -> Program:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 
@@ -13,6 +14,8 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans import Plan
+from tests.planner import programs
+from tests.planner.test_numbers import assert_same, run_planned, run_single
 
 LAYERS, WIDTH, ROWS = 3, 128, 16
 
@@ -67,3 +70,16 @@ def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     assert any(collective.count == LAYERS for collective in found.collectives)
     proof = found.prove()
     assert proof.holds, proof.explain()
+
+
+@pytest.mark.parametrize("made", [programs.scan, programs.recurrent])
+def test_gradients_with_several_readers_are_reduced_once_behind_the_loop(made: Any) -> None:
+    """Clipping and two moments all read what the backward loop stacks or adds up."""
+    program = made(optimizer=optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2)))
+    found = plan(programs.lower(program), Cluster.local(8), PlanOptions(force="data"))
+    summed = [collective for collective in found.collectives if collective.kind == "all-reduce"]
+    assert [collective.count for collective in summed] == [1] * len(summed)
+    assert len(summed) == len(program[1][0]) + 1  # one for each parameter, and the loss
+    proof = found.prove()
+    assert proof.holds, proof.explain()
+    assert_same(run_planned(program, found), run_single(program))
