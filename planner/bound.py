@@ -21,9 +21,8 @@ import numpy as np
 
 from shardwright.planner.chain import Chain, Key, aligned
 from shardwright.planner.clock import Clock
-from shardwright.planner.dual import LEAST
 from shardwright.planner.graph import Variable
-from shardwright.planner.pbqp import FloatArray, IntArray, Problem
+from shardwright.planner.pbqp import LEAST, FloatArray, IntArray, Problem
 from shardwright.planner.segments import Run
 from shardwright.planner.solve import solve
 
