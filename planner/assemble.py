@@ -227,6 +227,8 @@ def _shared_result(decisions: Decisions, instruction: Instruction, made: Sequenc
 
 def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:
     """Axes the local results are reduced over at once: partial sums made here or taken through that end here."""
+    if not (strategy.partial or any(made.unreduced for made in strategy.results)):
+        return ()
     kept = {axis for lies in result for axis in lies.unreduced}
     local = [axis for made in local_results(strategy) for axis in made.unreduced]
     return tuple(dict.fromkeys(axis for axis in (*strategy.partial, *local) if axis not in kept))

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """No garbage collection inside: it would walk a growing graph again and again and find nothing.
 
-    What becomes garbage without cycles is freed all the same. May nest.
+    What becomes garbage without cycles is freed all the same. What stays is old at the end: the next small collection
+    does not walk it. May nest.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -19,4 +20,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # all that is frozen then are these, and they go to the oldest generation
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

@@ -230,7 +230,7 @@ class StrategyBuilder:
 
 def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
     """Result shardings before anything is reduced."""
-    if all(set(strategy.partial) <= set(s.unreduced) for s in strategy.results):
+    if not strategy.partial or all(set(strategy.partial) <= set(s.unreduced) for s in strategy.results):
         return strategy.results
     return tuple(
         TensorSharding(s.dims, (*s.unreduced, *(axis for axis in strategy.partial if axis not in s.unreduced)))
@@ -351,8 +351,10 @@ def _borders(
     taken: list[tuple[str, Factor]], inputs: tuple[ArrayShape, ...], used: tuple[TensorSharding, ...], mesh: Mesh
 ) -> Iterator[Border]:
     """The permutes of every operand's borders, each dimension's carrying the borders of those before it along."""
-    axes_of: dict[str, tuple[str, ...]] = {}
     factors = {factor.name: factor for _, factor in taken if factor.halo}
+    if not factors:
+        return
+    axes_of: dict[str, tuple[str, ...]] = {}
     for axis, factor in taken:
         axes_of[factor.name] = (*axes_of.get(factor.name, ()), axis)
     for i, (leaf, sharding) in enumerate(zip(inputs, used, strict=True)):

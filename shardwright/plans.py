@@ -70,6 +70,8 @@ class Mesh:
 
     def size(self, names: tuple[str, ...]) -> int:
         """Devices along the named axes together."""
+        if not names:  # by far the most common: of a dimension that is not split
+            return 1
         sizes = self.sizes
         return prod(sizes[name] for name in names)
 
@@ -89,8 +91,8 @@ class TensorSharding:
     unreduced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        used = [axis for dim in self.dims for axis in dim] + list(self.unreduced)
-        if len(set(used)) != len(used):
+        used = sum(self.dims, self.unreduced)
+        if len(used) > 1 and len(set(used)) != len(used):
             raise PlanError(f"a mesh axis is used twice in sharding {self}")
 
     @classmethod
@@ -100,7 +102,7 @@ class TensorSharding:
     @property
     def axes(self) -> tuple[str, ...]:
         """Axes that split a dimension."""
-        return tuple(axis for dim in self.dims for axis in dim)
+        return sum(self.dims, ())
 
     @property
     def is_replicated(self) -> bool:
@@ -113,7 +115,9 @@ class TensorSharding:
 
     def shard_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
         """Dimensions of one device's shard, in elements, rounded up where uneven."""
-        return tuple(-(-size // mesh.size(axes)) for size, axes in zip(shape, self.dims, strict=True))
+        return tuple(
+            [-(-size // mesh.size(axes)) if axes else size for size, axes in zip(shape, self.dims, strict=True)]
+        )
 
     def __str__(self) -> str:
         dims = ", ".join("·".join(dim) if dim else "-" for dim in self.dims)
