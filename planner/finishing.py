@@ -58,9 +58,9 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     scope = _scope(search, start.chain)
     if start.mesh != found.mesh:
         scope += (
-            f"; this plan divides its axes further, which that bound (of {bound_s * 1e3:.4g} ms) does not cover: "
-            'effort="best" searches three axes outright'
+            '; this plan divides its axes further, where nothing bounds it: effort="best" searches three axes outright'
         )
+        return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
     return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
 
 

@@ -46,6 +46,12 @@ class Reader:
             raise self.wrong(key, f"an integer ≥ {least}", value)
         return value
 
+    def boolean(self, key: str) -> bool:
+        value = self.take(key)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false", value)
+        return value
+
     def number(self, key: str) -> float:
         value = self.take(key)
         if type(value) not in (int, float) or not (value >= 0 and math.isfinite(value)):

@@ -8,7 +8,8 @@ value's leaves), `computations`, `opcodes` and `reasons`. A row of `instructions
 Reading accepts any minor version of the format's major number; keys that are not
 known are refused, except from a later minor version. Version 1.1 added `segments`,
 the `name` of candidates, and `rewritten` and `view_of` for plans of rewritten programs; 1.3 `recomputed` and
-`micro_batches`; 1.4 `hidden_s` of the cost.
+`micro_batches`; 1.4 `hidden_s` and
+`is_bounded` of the cost.
 
 A plan of a rewritten program carries that program's text, since nobody but the planner has it.
 """
@@ -104,6 +105,7 @@ def encode(plan: Plan) -> dict[str, Any]:
             "compute_s": plan.cost.compute_s,
             "communication_s": plan.cost.communication_s,
             "hidden_s": plan.cost.hidden_s,
+            "is_bounded": plan.cost.is_bounded,
             "lower_bound_s": plan.cost.lower_bound_s,
             "bound_scope": plan.cost.bound_scope,
         },
@@ -269,6 +271,7 @@ def _add_later_fields(data: dict[str, Any]) -> None:
     data.setdefault("micro_batches", 1)
     if isinstance(data.get("cost"), dict):
         data["cost"].setdefault("hidden_s", 0.0)
+        data["cost"].setdefault("is_bounded", True)
     candidates = data.get("candidates")
     for candidate in candidates if isinstance(candidates, list) else ():
         if isinstance(candidate, dict):
@@ -295,6 +298,7 @@ def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None)
             compute_s=cost.number("compute_s"),
             communication_s=cost.number("communication_s"),
             hidden_s=cost.number("hidden_s"),
+            is_bounded=cost.boolean("is_bounded"),
             lower_bound_s=cost.number("lower_bound_s"),
             bound_scope=cost.text("bound_scope"),
         ),

@@ -267,7 +267,8 @@ class CostSummary:
     `communication_s`: all collectives, and the arguments that the client sends with the step, as far as the step waits
     for them; `hidden_s`: the collectives that run beside compute, which costs no step time.
 
-    `bound_scope` says which objective and which choices the bound covers.
+    `bound_scope` says which objective and which choices the bound covers. is_bounded: whether the plan itself is among
+    them; a plan that divides the axes of the mesh it was found on is not, and may well be under the bound.
     """
 
     compute_s: float
@@ -275,6 +276,7 @@ class CostSummary:
     lower_bound_s: float
     bound_scope: str
     hidden_s: float = 0.0
+    is_bounded: bool = True
 
     @property
     def step_s(self) -> float:
@@ -282,7 +284,7 @@ class CostSummary:
 
     @property
     def gap(self) -> float:
-        """(plan − bound) / plan; 0 is proven optimal within the scope."""
+        """(plan − bound) / plan; 0 is proven optimal within the scope, or not `is_bounded` and under all in it."""
         return max(0.0, 1.0 - self.lower_bound_s / self.step_s) if self.step_s > 0 else 0.0
 
 

@@ -40,7 +40,7 @@ def _summary(plan: Any) -> dict[str, Any]:
         predicted[collective.kind] = predicted.get(collective.kind, 0) + collective.wire_bytes * collective.count
     return {
         "mesh": str(plan.mesh),
-        "gap": plan.cost.gap,
+        "gap": plan.cost.gap if plan.cost.is_bounded else None,
         "predicted_step_s": plan.cost.step_s,
         "predicted_memory_bytes": plan.memory.peak_bytes,
         "predicted_wire_bytes": predicted,

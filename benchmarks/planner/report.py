@@ -50,7 +50,11 @@ def _cells(outcome: dict[str, Any]) -> list[str]:
     against = ["none fits", "", "", ""]
     if expert:
         against = [outcome["best_expert"], _ms(expert, outcome["machine"]), _mb(expert), _coloured(ratio_of(outcome))]
-    return [*head, *own, *against, f"{said['gap']:.2%}", f"{said['planning_s'] / lowering_s:.1f}"]
+    return [*head, *own, *against, _percent(said["gap"]), f"{said['planning_s'] / lowering_s:.1f}"]
+
+
+def _percent(gap: float | None) -> str:
+    return "-" if gap is None else f"{gap:.2%}"
 
 
 def _ms(figures: dict[str, Any], machine: str) -> str:

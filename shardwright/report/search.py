@@ -25,9 +25,21 @@ def certificate(cost: CostSummary) -> str:
     if cost.lower_bound_s <= 0:
         why = f" ({cost.bound_scope})" if cost.bound_scope else ""
         return f"none: nothing is known of how much faster another plan could be{why}"
+    if not cost.is_bounded:
+        return _beyond(cost)
     within = f"certified within {_percent(cost.gap)} of optimal" if cost.gap >= 1e-6 else "certified optimal"
     scope = f" ({cost.bound_scope})" if cost.bound_scope else ""
     return f"{within}: no plan takes less than {format_seconds(cost.lower_bound_s)}{scope}"
+
+
+def _beyond(cost: CostSummary) -> str:
+    """Of a plan that its bound does not cover: how it compares with those that it does."""
+    part = 1.0 - cost.step_s / cost.lower_bound_s
+    relation = f"{_percent(part)} less than" if part > 0 else f"at most {_percent(-part)} more than"
+    least = format_seconds(cost.lower_bound_s)
+    return (
+        f"not bounded on its own mesh; {relation} any plan on the mesh it was found from, {least} ({cost.bound_scope})"
+    )
 
 
 def _percent(part: float) -> str:

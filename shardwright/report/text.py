@@ -63,7 +63,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "communication_s": plan.cost.communication_s,
         "hidden_s": plan.cost.hidden_s,
         "lower_bound_s": plan.cost.lower_bound_s,
-        "gap": plan.cost.gap,
+        "gap": plan.cost.gap if plan.cost.is_bounded else None,
         "bound_scope": plan.cost.bound_scope,
         "planning_s": plan.planning_s,
         "arguments": [_variable_dict(group) for group in group_variables(plan.parameters, plan.mesh)],

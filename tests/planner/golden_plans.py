@@ -57,11 +57,12 @@ def golden_text(model: str) -> str:
     size, changes, _ = CASES[model]
     smaller = ", ".join(f"{name}={value}" for name, value in changes.items())
     wire = sum(each.wire_bytes * each.count for each in plan.collectives)
+    beyond = "" if plan.cost.is_bounded else ", of the mesh it was found from"
     lines = [
         f"{model} {size}{f' with {smaller}' if smaller else ''} on {DEVICES} × a100, jax {jax.__version__}",
         f"mesh    {plan.mesh}",
         f"step    {format_seconds(plan.cost.step_s)}, of it communication {format_seconds(plan.cost.communication_s)}",
-        f"bound   {format_seconds(plan.cost.lower_bound_s)}",
+        f"bound   {format_seconds(plan.cost.lower_bound_s)}{beyond}",
         f"wire    {format_bytes(round(wire))}",
         f"memory  {format_bytes(plan.memory.peak_bytes)}",
         *_variables("arguments", plan.parameters, plan),

@@ -74,3 +74,6 @@ def test_the_plan_says_what_its_bound_covers() -> None:
     assert 3 in tried
     assert made.cost.step_s == min(each.step_s for each in made.candidates if each.name == "search" and each.step_s)
     assert ("divides its axes further" in made.cost.bound_scope) == (len(made.mesh.axes) == 3)
+    assert made.cost.is_bounded == (len(made.mesh.axes) < 3)
+    if not made.cost.is_bounded:
+        assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster

@@ -297,6 +297,22 @@ def test_the_bound_says_what_it_certifies(bound_s: float, words: str) -> None:
     assert words in explain_plan(plan(cost=cost))
 
 
+@pytest.mark.parametrize(
+    ("bound_s", "words"),
+    [
+        (0.004, "not bounded on its own mesh; 25 % less than any plan on the mesh it was found from, 4.00 ms"),
+        (0.00297, "not bounded on its own mesh; at most 1.0 % more than any plan on the mesh it was found from"),
+    ],
+)
+def test_a_bound_that_leaves_the_plan_out_certifies_nothing(bound_s: float, words: str) -> None:
+    cost = CostSummary(
+        compute_s=0.002, communication_s=0.001, lower_bound_s=bound_s, bound_scope="data=8", is_bounded=False
+    )
+    assert words in " ".join(explain_plan(plan(cost=cost)).split())
+    assert "certified" not in explain_plan(plan(cost=cost))
+    assert as_dict(plan(cost=cost))["gap"] is None
+
+
 def test_memory_of_arguments_is_told_apart() -> None:
     state = adam(COLUMNS, nu=WHOLE)
     made = plan(parameters=(*state, variable(9, "x", (6, 5), WHOLE)))
