@@ -8,7 +8,10 @@ from benchmarks.runtime.pipelines import Case, computing, sleeping
 from shardwright.tasks import simulate
 
 FORWARD_S = 0.03
-TOLERANCE = 0.05
+
+#: No step is faster than simulated, but for the clock. How close they are is `make bench-runtime`'s to say, on a quiet
+#: machine: here a thread may wake late.
+FASTER, SLOWER = 0.95, 1.25
 
 #: Steps that are tried: what else the machine does makes them slower only.
 TRIES = 6
@@ -29,10 +32,10 @@ def test_a_step_takes_as_long_as_simulated(case: Case) -> None:
     measured_s = float("inf")
     for _ in range(TRIES):
         measured_s = min(measured_s, pipeline.step_s())
-        if measured_s <= (1 + TOLERANCE) * predicted_s:
+        if measured_s <= SLOWER * predicted_s:
             break
     pipeline.close()
-    assert abs(predicted_s / measured_s - 1) <= TOLERANCE
+    assert FASTER <= measured_s / predicted_s <= SLOWER
 
 
 def test_programs_that_compute_are_timed_alone_first() -> None:
