@@ -5,7 +5,8 @@ arguments and scopes are called and which source lines they come from does not c
 is said in the new ones (`labels`), checked again, and made anew where that cannot be done with certainty.
 
 An entry holds the plan's JSON, the labels of its program and the hash of its text. The hash of a text leads to its
-entry as well, so that the very same text is answered without being read.
+entry as well, so that the very same text is answered without being read. Pipelines, whose programs hold names from all
+over the text, are answered for the very same text only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import Instruction, Module, format_shape, parse
-from shardwright.pipelines import PipelinePlan
+from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.planner import PlanProgress
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import build_dataflow
@@ -47,7 +48,10 @@ _NOT_PLANNED = frozenset({"name", "security", "insecure", "token", "index", "ip"
 _NAMES = frozenset({"argument_names", "output_names"})
 
 #: Packages and modules that make plans: entries made by other versions of them are not found.
-_SOURCES = ("planner", "cost", "hlo", "tasks", "config.py", "layouts.py", "plan_json.py", "plans.py")
+_SOURCES = (
+    "planner", "cost", "hlo", "tasks", "config.py", "layouts.py", "links.toml", "pipeline_json.py", "pipelines.py",
+    "plan_json.py", "plans.py",
+)  # fmt: skip
 
 
 def cached_plan(
@@ -61,7 +65,7 @@ def cached_plan(
     """`plan_step(...)`, or what it answered before; `planning_s` is the time that this call took.
 
     store: where plans are kept (`store.default_store("plans")`); None plans without. Plans that a deadline cut
-    short are not kept, nor are pipelines. Raises what `plan_step` raises.
+    short are not kept. Raises what `plan_step` raises.
     """
     options = options or PlanOptions()
     if store is None:
@@ -72,12 +76,10 @@ def cached_plan(
     if found is not None:
         elapsed_s = time.perf_counter() - start
         if progress is not None:
-            step_s, bound_s = found.cost.step_s, found.cost.lower_bound_s
+            step_s, bound_s = _prices(found)
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(found, planning_s=elapsed_s)
     made = plan_step(hlo_text, cluster, options, progress=progress)
-    if isinstance(made, PipelinePlan):
-        return made
     if options.deadline_s is None or made.planning_s < _CUT_SHORT * options.deadline_s:
         cache.remember(hlo_text, made)
     return made
@@ -91,7 +93,7 @@ class _PlanCache:
         self._options = options
         self._context = planner_version() + cluster_digest(cluster) + options_digest(options)
 
-    def recall(self, text: str) -> Plan | None:
+    def recall(self, text: str) -> Plan | PipelinePlan | None:
         direct = self._store.get(self._text_key(text))
         entry = self._entry(direct) if direct is not None else None
         if entry is not None and self._is_same(entry, text):
@@ -104,14 +106,12 @@ class _PlanCache:
             return entry.plan(text)
         return self._relabelled(entry, module, text)
 
-    def remember(self, text: str, made: Plan) -> None:
+    def remember(self, text: str, made: Plan | PipelinePlan) -> None:
         module = parse(text)
-        names = [variable.name for variable in made.parameters], [variable.name for variable in made.outputs]
-        header = {
-            "sha256": _digest(text),
-            "given": self._names_given(),
-            "labels": Labels.of(module, *names).encode(),
-        }
+        header: dict[str, Any] = {"sha256": _digest(text), "given": self._names_given()}
+        if isinstance(made, Plan):
+            names = [variable.name for variable in made.parameters], [variable.name for variable in made.outputs]
+            header["labels"] = Labels.of(module, *names).encode()
         key = self._program_key(module)
         self._store.put(key, zlib.compress(f"{json.dumps(header)}\n{made.to_json()}".encode(), level=1))
         self._store.put(self._text_key(text), key)
@@ -131,6 +131,8 @@ class _PlanCache:
         return [list(self._options.argument_names), list(self._options.output_names)]
 
     def _relabelled(self, entry: _Entry, module: Module, text: str) -> Plan | None:
+        if "labels" not in entry.header:
+            return None
         flow = build_dataflow(module)
         arguments = argument_names(flow, self._options.argument_names)
         outputs = output_names(flow, self._options.output_names)
@@ -157,10 +159,17 @@ class _Entry:
         self.header: dict[str, Any] = json.loads(header)
         self.plan_json = plan_json
 
-    def plan(self, text: str) -> Plan:
+    def plan(self, text: str) -> Plan | PipelinePlan:
         """For the very text that it was made of."""
-        plan = Plan.from_json(self.plan_json)
+        plan = plan_from_json(self.plan_json)
+        if isinstance(plan, PipelinePlan):
+            return dataclasses.replace(plan, hlo_text=text)
         return plan if plan.original_sha256 else dataclasses.replace(plan, hlo_text=text)
+
+
+def _prices(plan: Plan | PipelinePlan) -> tuple[float, float]:
+    """Seconds of a step, and the bound under them; 0 where there is none."""
+    return (plan.step_s, 0.0) if isinstance(plan, PipelinePlan) else (plan.cost.step_s, plan.cost.lower_bound_s)
 
 
 # ---- what keys are made of ---------------------------------------------------------

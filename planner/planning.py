@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -37,7 +38,12 @@ def plan_step(
 
     Raises what `search.plan` and `search_pipeline` raise.
     """
-    options = options or PlanOptions()
+    begin_s = time.perf_counter()
+    made = _planned(hlo_text, cluster, options or PlanOptions(), progress)
+    return replace(made, planning_s=time.perf_counter() - begin_s) if isinstance(made, PipelinePlan) else made
+
+
+def _planned(hlo_text: str, cluster: Cluster, options: PlanOptions, progress: Listener | None) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
         searched = searched_pipeline(hlo_text, cluster, options, progress=progress)
         return pipeline_of(hlo_text, cluster, options, searched, progress=progress)

@@ -44,8 +44,8 @@ from shardwright.plans import Mesh
 from shardwright.progress import PlanProgress
 from shardwright.tasks import Pace, Schedule
 
-#: Schedules that are tried; others only on request. (GPipe takes as long as 1F1B and keeps more.)
-SCHEDULES = ("1f1b", "interleaved", "2f2b")
+#: Schedules that are tried; of equals the first is taken. Others (3f3b, …) are on request.
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "2f2b", "gpipe")
 
 #: Parts of the model that each stage gets under the interleaved schedule.
 INTERLEAVED_CHUNKS = 2
@@ -103,6 +103,11 @@ class Pipeline:
     @property
     def micro_batches(self) -> int:
         return self.problem.micro_batches
+
+    @property
+    def place(self) -> Hashable:
+        """Equal for candidates that only their schedules tell apart."""
+        return self.groups.first_devices, self.meshes, self.micro_batches
 
     @property
     def step_s(self) -> float:
@@ -169,7 +174,8 @@ class _Search:
         simulated = self._simulated(found)
         best = min(simulated, key=lambda each: each.step_s)
         candidates = [each.candidate() for each in sorted([*simulated, *found], key=lambda each: each.step_s)]
-        return chosen(self.coarse, self.split, best, (*candidates, *self._left_out), whole_s, why_not)
+        alike = [each for each in simulated if each.place == best.place]
+        return chosen(self.coarse, self.split, best, alike, (*candidates, *self._left_out), whole_s, why_not)
 
     # ---- what is tried -----------------------------------------------------------
     def _first(self) -> list[Pipeline]:
@@ -323,6 +329,7 @@ class _Search:
                 kind=groups.kind(stage),
                 memory_bytes=FILLED * self._limit_bytes(groups.parts[stage]),
                 in_flight=held[stage],
+                delayed=min(stage + 1, micro_batches) if schedule.has_weight else 0,
             )
             for stage in range(groups.stages)
         )

@@ -97,8 +97,10 @@ def _together(works: Sequence[Work], saved_bytes: float) -> Work:
     return Work(
         forward_s=sum(work.forward_s for work in works),
         backward_s=sum(work.backward_s for work in works),
+        weight_s=sum(work.weight_s for work in works),
         update_s=sum(work.update_s for work in works),
         state_bytes=sum(work.state_bytes for work in works),
         saved_bytes=sum(work.saved_bytes for work in works) + saved_bytes,
+        delayed_bytes=sum(work.delayed_bytes for work in works),
         workspace_bytes=max(work.workspace_bytes for work in works),
     )

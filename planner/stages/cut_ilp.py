@@ -18,7 +18,7 @@ Constraints, with y[n,s] = Σ_(c mod S = s) x[n,c]
     (5) r[v,s] ≥ y[reader,s] - y[maker,s]                for every reader of v and every stage          `_sent`
     (6) h[v,c] ≥ x[n,c]                                  for every node n that saves v                  `_kept`
     (7) w[s] ≥ workspace[n] · y[n,s]                     for every node and stage                       `_fitting`
-    (8) Σ_n state[n] · y[n,s] + Σ_v copy[v] · r[v,s] + w[s]
+    (8) Σ_n stored[n,s] · y[n,s] + Σ_v copy[v] · r[v,s] + w[s]
         + Σ_c k[c] · (Σ_n saved[n] · x[n,c] + Σ_v shard[v] · h[v,c]) ≤ memory[s]
                                                          for every stage and moment k of its schedule   `_fitting`
 
@@ -163,7 +163,8 @@ class _Program:
             if work.workspace_bytes:
                 used = [(variable, -work.workspace_bytes / unit) for variable in on]
                 self._add([(workspace, 1), *used], pulp.LpConstraintGE, 0)
-            always += [(variable, work.state_bytes / unit) for variable in on if work.state_bytes]
+            if stored := problem.stored_bytes(n, stage):
+                always += [(variable, stored / unit) for variable in on]
         for i, shared in enumerate(graph.shared):
             if size := of_kind(shared.shard_bytes, place.kind):
                 always.append((self._sends["shared", i, stage], size / unit))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from shardwright.planner.dataflow import Leaf
 from shardwright.planner.rewrites.stacked_loops import StackedLoop
 from shardwright.planner.stages.coarse import Coarse
+from shardwright.planner.stages.delayable import delayable
 from shardwright.planner.stages.measure import Measured
 from shardwright.planner.stages.work import ByKind, SharedState, StageGraph, StageNode, StageValue, Work
 from shardwright.planner.stages.workspace import workspaces
@@ -50,7 +51,8 @@ def _works(
     scale: float,
 ) -> list[Work]:
     count, flow = len(coarse.parts), coarse.flow
-    forward, backward, update, state, kept = ([0.0] * count for _ in range(5))
+    forward, backward, weight, update, state, kept, delayed = ([0.0] * count for _ in range(7))
+    later = delayable(coarse)
     for node in flow.nodes:
         members = coarse.members(node.index)
         for part in members:
@@ -60,6 +62,7 @@ def _works(
             else:
                 ahead = node.index in coarse.forward or node.index in coarse.fed
                 (forward if ahead else backward)[part] += seconds / measured.micro_batches
+                weight[part] += seconds / measured.micro_batches if node.index in later.nodes else 0.0
     for number, node_index in enumerate(flow.parameters):
         members = coarse.members(node_index)
         for part in members:
@@ -74,15 +77,19 @@ def _works(
     for leaf, parts in saved.items():
         for part in parts:
             kept[part] += measured.shard_bytes(leaf) / len(parts)
+    for leaf in later.read:
+        delayed[coarse.part(leaf[0])] += measured.shard_bytes(leaf)
     workspace = workspaces(coarse, measured, {*saved, *accumulators, *terms})
     elsewhere_s = measured.elsewhere_s / (sum(state) or 1.0)
     return [
         Work(
             forward_s=forward[i],
             backward_s=backward[i],
+            weight_s=weight[i],
             update_s=update[i] + elsewhere_s * state[i],
             state_bytes=state[i],
             saved_bytes=scale * kept[i],
+            delayed_bytes=scale * delayed[i],
             workspace_bytes=scale * workspace[i],
         )
         for i in range(count)

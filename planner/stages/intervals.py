@@ -118,7 +118,7 @@ class Intervals:
         for i in range(self._size):
             workspace[i, i + 1 :] = np.maximum.accumulate([n.works[kind].workspace_bytes for n in graph.nodes[i:]])
         least_kept = max(min(moment) for moment in place.in_flight)
-        state = self._sums(kind, lambda w: w.state_bytes)
+        state = self._sums(kind, lambda w: w.state_bytes + place.delayed * w.delayed_bytes)
         with np.errstate(invalid="ignore"):
             used = state + copies + least_kept * saved + workspace
         return np.asarray(self._is_interval() & (used <= place.memory_bytes))

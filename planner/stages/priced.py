@@ -91,24 +91,30 @@ def _pace(
         schedule,
         stage_of_chunk=tuple(chunk % stages for chunk in range(problem.chunk_count)),
         micro_batches=micro_batches,
-        chunks=chunk_times(problem, cut),
+        chunks=chunk_times(problem, cut, schedule),
         edges=edges,
         before_s=before,
         after_s=[a + b for a, b in zip(update_s(problem, cut), after, strict=True)],
     )
 
 
-def chunk_times(problem: CutProblem, cut: StageCut) -> list[ChunkTime]:
-    """Of each chunk; forward and backward of the last one are one program."""
-    forward, backward = [0.0] * problem.chunk_count, [0.0] * problem.chunk_count
+def chunk_times(problem: CutProblem, cut: StageCut, schedule: Schedule) -> list[ChunkTime]:
+    """Of each chunk; forward and backward of the last one are one program. Gradients of variables are programs of their
+    own where the schedule asks for it, but for the first chunk, which nobody waits for."""
+    forward, backward, weight = ([0.0] * problem.chunk_count for _ in range(3))
     for node, chunk in enumerate(cut.chunk_of):
         work = problem.work(node, chunk)
         forward[chunk] += work.forward_s
         backward[chunk] += work.backward_s
+        weight[chunk] += work.weight_s if schedule.has_weight and chunk else 0.0
     backward[-1] += forward[-1]
     last = problem.chunk_count - 1
     return [
-        ChunkTime(forward_s=None if chunk == last else forward[chunk], backward_s=backward[chunk])
+        ChunkTime(
+            forward_s=None if chunk == last else forward[chunk],
+            backward_s=backward[chunk] - weight[chunk],
+            weight_s=weight[chunk] or None,
+        )
         for chunk in range(problem.chunk_count)
     ]
 

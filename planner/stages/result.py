@@ -21,11 +21,12 @@ def chosen(
     coarse: Coarse,
     split: StepSplit,
     best: Pipeline,
+    alike: Sequence[Pipeline],
     candidates: Sequence[PipelineCandidate],
     whole_s: float | None,
     why_not: str,
 ) -> PipelineChoice:
-    """The choice. whole_s, why_not: see `search_pipeline`."""
+    """The choice. alike: the same stages under every schedule. whole_s, why_not: see `search_pipeline`."""
     found, groups = best.cut, best.groups
     made = split_loops(split.module, _rows(coarse, found.chunk_of))
     assert best.pace is not None
@@ -48,7 +49,7 @@ def chosen(
         crossing_bytes=found.crossing_bytes,
         imbalance=found.imbalance,
         candidates=tuple(dict.fromkeys(candidates)),
-        notes=(*_notes(best, whole_s, why_not), *split.notes),
+        notes=(*_notes(best, whole_s, why_not), *_schedules(alike), *split.notes),
         whole=best.whole,
         whole_split=split,
         measured=tuple(best.plans[groups.kind(stage)] for stage in range(groups.stages)),
@@ -83,6 +84,16 @@ def _chunks(coarse: Coarse, module: Module, label_of: Mapping[str, int], chunk_o
         elif name in parts:
             found[name] = chunk_of[parts[name]]
     return found
+
+
+def _schedules(alike: Sequence[Pipeline]) -> list[str]:
+    """What the schedules make of the same stages."""
+    told = [
+        f"{each.schedule} {1e3 * each.step_s:.3g} ms ({100 * each.pace.bubble_fraction:.0f} % idle)"
+        for each in sorted(alike, key=lambda each: each.step_s)
+        if each.pace is not None
+    ]
+    return [f"schedules of this cut into stages: {', '.join(told)}"] if len(told) > 1 else []
 
 
 def _notes(best: Pipeline, whole_s: float | None, why_not: str) -> list[str]:

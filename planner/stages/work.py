@@ -27,16 +27,20 @@ Direction = Literal["forward", "backward"]
 class Work:
     """What one node takes on one kind of device group.
 
-    forward_s, backward_s: a micro-batch. update_s: once a step (optimizer, reducing gradients).
+    forward_s, backward_s: a micro-batch. weight_s: of backward_s, what no other node waits for: gradients of variables.
+    update_s: once a step (optimizer, reducing gradients).
     state_bytes: variables, optimizer state and gradient accumulators. saved_bytes: what the forward pass keeps for
-    the backward pass, inside the node. workspace_bytes: most that is live beside that while the node runs.
+    the backward pass, inside the node. delayed_bytes: what that keeps for the part of `weight_s`, where it runs later.
+    workspace_bytes: most that is live beside that while the node runs.
     """
 
     forward_s: float
     backward_s: float
+    weight_s: float = 0.0
     update_s: float = 0.0
     state_bytes: float = 0.0
     saved_bytes: float = 0.0
+    delayed_bytes: float = 0.0
     workspace_bytes: float = 0.0
 
     def seconds(self, micro_batches: int) -> float:
@@ -104,12 +108,14 @@ class Place:
     """One stage of the pipeline to be filled.
 
     kind: of its device group. memory_bytes: what a device has. in_flight: micro-batches whose saved values each of the
-    stage's chunks holds, at every moment that may decide (one row a moment, one column a chunk).
+    stage's chunks holds, at every moment that may decide (one row a moment, one column a chunk). delayed: micro-batches
+    whose gradients of variables wait at once.
     """
 
     kind: int = 0
     memory_bytes: float = float("inf")
     in_flight: tuple[tuple[int, ...], ...] = ((1,),)
+    delayed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +157,12 @@ class CutProblem:
     def work(self, node: int, chunk: int) -> Work:
         """What a node takes in a chunk."""
         return self.graph.nodes[node].works[self.place(chunk).kind]
+
+    def stored_bytes(self, node: int, stage: int) -> float:
+        """What a node takes on one device of a stage all the time."""
+        place = self.places[stage]
+        work = self.graph.nodes[node].works[place.kind]
+        return work.state_bytes + place.delayed * work.delayed_bytes
 
     @property
     def average_s(self) -> float:
@@ -201,7 +213,7 @@ class CutProblem:
             sum(count * size for count, size in zip(moment, saved, strict=True))
             for moment in self.places[stage].in_flight
         )
-        state = sum(work.state_bytes for work in works.values())
+        state = sum(self.stored_bytes(node, stage) for node in mine)
         return state + copies + kept + max((work.workspace_bytes for work in works.values()), default=0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from shardwright.cluster import Cluster, Link
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
+from shardwright.pipelines import PipelinePlan
 from shardwright.planner import PlanProgress, plan
 from shardwright.planner import cache as cache_module
 from shardwright.planner.cache import cached_plan, program_digest
@@ -274,3 +276,32 @@ ENTRY main {
     assert len(seen | {program_digest(parse(text))}) == 1 + len(changes)
     renamed = text.replace(" c =", " zebra =").replace("(c, d)", "(zebra, d)").replace("HloModule m", "HloModule n")
     assert program_digest(parse(renamed)) == program_digest(parse(text))
+
+
+def test_pipelines_are_kept(tmp_path: Path) -> None:
+    """The very same text is answered by the same pipeline, at once and without a search; other questions are not."""
+    store, text = FileStore(tmp_path), TEXT
+    options = PlanOptions(stages=2, micro_batches=2)
+    told: list[PlanProgress] = []
+    made = cached_plan(text, CLUSTER, options, store=store, progress=told.append)
+    phases: list[str] = []
+    begin_s = time.process_time()
+    again = cached_plan(text, CLUSTER, options, store=store, progress=lambda report: phases.append(report.phase))
+    elapsed_s = time.process_time() - begin_s
+    assert isinstance(again, PipelinePlan)
+    assert phases == ["cache"]
+    assert replace(again, planning_s=made.planning_s) == made
+    assert again.require_hlo() == text
+    assert again.emit() == made.emit()
+    assert elapsed_s < 1.0
+    last_s = {report.phase: report.elapsed_s for report in told}
+    assert made.planning_s > last_s["stages"] + last_s["programs"]  # both parts, each timed from its own beginning
+    for other in (replace(options, micro_batches=4), replace(options, schedule="gpipe")):
+        phases.clear()
+        cached_plan(text, CLUSTER, other, store=store, progress=lambda report: phases.append(report.phase))
+        assert "stages" in phases
+    renamed = text_of(up="upper")
+    assert program_digest(parse(renamed)) == program_digest(parse(text))
+    found = cached_plan(renamed, CLUSTER, options, store=store)
+    assert isinstance(found, PipelinePlan)
+    assert any("upper" in entry.variable.name for entry in found.arguments)

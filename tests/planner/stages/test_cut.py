@@ -70,7 +70,9 @@ def fits(problem: CutProblem, chunk_of: Sequence[int]) -> bool:
     for stage, place in enumerate(problem.places):
         mine = [n for n, chunk in enumerate(chunk_of) if chunk % count == stage]
         works = [problem.graph.nodes[n].works[place.kind] for n in mine]
-        fixed = sum(w.state_bytes for w in works) + max(w.workspace_bytes for w in works)
+        fixed = sum(w.state_bytes + place.delayed * w.delayed_bytes for w in works) + max(
+            w.workspace_bytes for w in works
+        )
         for shared in problem.graph.shared:
             if shared.owner not in mine and set(shared.readers) & set(mine):
                 fixed += of_kind(shared.shard_bytes, place.kind)
@@ -105,6 +107,7 @@ def problem_of(seed: int) -> CutProblem:
                     update_s=draw.randint(0, 4),
                     state_bytes=draw.randint(0, 50),
                     saved_bytes=draw.randint(0, 9),
+                    delayed_bytes=draw.randint(0, 9),
                     workspace_bytes=draw.randint(0, 20),
                 )
                 for _ in range(kinds)
@@ -146,6 +149,7 @@ def problem_of(seed: int) -> CutProblem:
         Place(
             kind=stage % kinds,
             memory_bytes=limit,
+            delayed=draw.choice([0, 0, stage + 1]),
             in_flight=tuple(tuple(draw.randint(1, 4) for _ in range(chunks)) for _ in range(draw.randint(1, 2))),
         )
         for stage in range(stages)

@@ -23,10 +23,20 @@ from shardwright.planner.planning import plan_step, whole_options
 from shardwright.planner.program import Program
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
+from shardwright.planner.stages.delayable import delayable
 from shardwright.planner.stages.groups import device_groups, groupings
 from tests.planner.pipeline.planned import assert_follows_jax
 from tests.planner.programs import lower
-from tests.planner.stages.stage_programs import BATCH, bare_scan, branches, dense, program, scanned, typed_scan
+from tests.planner.stages.stage_programs import (
+    BATCH,
+    bare_scan,
+    branches,
+    dense,
+    program,
+    scanned,
+    split_and_parts,
+    typed_scan,
+)
 
 
 def nodes(*devices: int, slow: bool = True) -> Cluster:
@@ -49,12 +59,17 @@ def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
     ("name", "schedule"),
     [
         ("remat", "1f1b"), ("scanned", "interleaved"), ("branches", "gpipe"), ("bare scan", "1f1b"),
+        ("dense", "zero-bubble"),
     ],
 )  # fmt: skip
 def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
-    made = {"remat": lambda: dense(2, remat=True), "scanned": scanned, "branches": branches, "bare scan": bare_scan}[
-        name
-    ]()
+    made = {
+        "dense": lambda: dense(2),
+        "remat": lambda: dense(2, remat=True),
+        "scanned": scanned,
+        "branches": branches,
+        "bare scan": bare_scan,
+    }[name]()
     options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
     text, cluster = lower(made), Cluster.local(4)
     searched = searched_pipeline(text, cluster, options)
@@ -117,10 +132,29 @@ def test_the_fastest_candidate_is_taken_and_all_are_told() -> None:
     priced = [each for each in found.candidates if each.step_s is not None and each.note == ""]
     assert found.step_s == min(each.step_s for each in priced)
     assert {each.stages for each in found.candidates} == {2, 4, 8}
-    assert {each.schedule for each in found.candidates} >= {"1f1b", "interleaved"}
+    assert {each.schedule for each in found.candidates} == {"1f1b", "interleaved", "zero-bubble", "2f2b", "gpipe"}
     assert len({each.micro_batches for each in found.candidates}) > 1
     assert found.step_s >= max(found.stage_s)
     assert found.bubble_fraction == pytest.approx(1 - sum(found.stage_s) / len(found.stage_s) / found.step_s)
+
+
+def test_zero_bubble_is_taken_where_it_pays() -> None:
+    """Gradients of variables are a good part of the backward pass here."""
+    found = chosen("dense", Cluster.local(2), stages=2, micro_batches=4)
+    seconds = {each.schedule: each.step_s for each in found.candidates if each.note == "" and each.step_s is not None}
+    assert seconds["zero-bubble"] < seconds["1f1b"] * 0.98
+    assert found.schedule == min(seconds, key=lambda schedule: seconds[schedule])
+    (compared,) = (note for note in found.notes if note.startswith("schedules of this cut"))
+    assert all(f"{schedule} " in compared for schedule in seconds)
+
+
+def test_a_loop_over_layers_is_not_delayed() -> None:
+    _, coarse = split_and_parts("scanned")
+    later = delayable(coarse)
+    names = {coarse.flow.nodes[i].instruction.opcode for i in later.nodes}
+    assert "dot" in names  # the head's
+    assert "while" not in names
+    assert {leaf[0] for leaf in later.read}.isdisjoint(later.nodes)
 
 
 def test_groups_lie_inside_nodes() -> None:
