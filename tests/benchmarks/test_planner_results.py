@@ -44,10 +44,10 @@ def test_what_a_run_left_is_taken_over(path):
     assert [each["case"] for each in again.of([DLRM, GPT2], [1.0, 0.5])] == [DLRM.name, GPT2.name]
 
 
-@pytest.mark.parametrize(("commit", "deadline_s"), [("b", None), (None, None), ("a", 9.0)])
-def test_other_commits_and_deadlines_run_anew(path, commit, deadline_s):
+@pytest.mark.parametrize(("commit", "how"), [("b", {}), (None, {}), ("a", {"deadline": 9.0})])
+def test_other_commits_and_options_run_anew(path, commit, how):
     Results(path=path, commit="a").add(outcome(GPT2, 0.5))
-    assert not Results(path=path, commit=commit, deadline_s=deadline_s).has(GPT2, 0.5)
+    assert not Results(path=path, commit=commit, how=how).has(GPT2, 0.5)
 
 
 def test_the_last_file_counts(tmp_path):
