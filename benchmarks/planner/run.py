@@ -31,7 +31,7 @@ from benchmarks.planner.timing import measure_timings
 LIMIT_S = 600.0
 
 #: What may be wrong with one case and lets the next go on.
-CaseFailed = PlanningFailed | PartitionError | CountingError
+CaseFailed = (PlanningFailed, PartitionError, CountingError)
 
 
 def main() -> None:
