@@ -1,9 +1,9 @@
 """The fastest plan that fits the memory, exactly, for programs small enough to solve as one integer program.
 
 The price of a byte (`budget`) leaves a gap where no price makes the best plan that fits the cheapest one. The
-integer program has none: bytes at a peak are a row of it. What the rows miss (buffers that depend on the schedule) the
-memory model judges on the finished plan: where it says no, the plan is forbidden, its own peak becomes a row, and the
-next best is sought.
+integer program has none: bytes at a peak are a row of it, those of temporaries with the margin that a device must have
+beyond them. What the rows miss (buffers that depend on the schedule) the memory model judges on the finished plan:
+where it says no, the plan is forbidden, its own peak becomes a row, and the next best is sought.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from shardwright.planner.pbqp import IntArray
 #: Largest program, in states of all variables together, that is solved whole.
 MOST_STATES = 3000
 
-#: Plans that are found and judged, at most.
-MOST_PLANS = 200
+#: Plans that are found and judged, at most: each row makes the next search longer.
+MOST_PLANS = 40
 
 #: Whether a plan fits, and where it takes the most.
 Judge = Callable[[Mapping[Variable, int]], tuple[bool, Peak]]
 
 
 def fit_exactly(
-    chain: Chain, limit_bytes: int, peaks: Sequence[Peak], judge: Judge, time_limit_s: float
+    chain: Chain, limit_bytes: int, peaks: Sequence[Peak], judge: Judge, time_limit_s: float, margin: float
 ) -> SolvedChain | None:
-    """The fastest plan that `judge` accepts; None where the program is too large, or no plan was accepted."""
+    """The fastest plan that `judge` accepts; None where the program is too large, or no plan was accepted.
+
+    margin: part of its temporaries that a device must have beyond them.
+    """
     graph = chain.graph
     nodes = [node for instance in chain.instances for node in instance.nodes]
     variables, _ = variables_of(graph.layout, nodes)
     if sum(len(graph.set_of(variable)) for variable in variables) > MOST_STATES:
         return None
     problem = graph.problem(nodes, variables)
-    rows = [_row(graph, peak, variables, limit_bytes) for peak in peaks]
+    rows = [_row(graph, peak, variables, limit_bytes, margin) for peak in peaks]
     forbidden: list[IntArray] = []
     for _ in range(MOST_PLANS):
         try:
@@ -51,15 +54,17 @@ def fit_exactly(
         if fits:
             return SolvedChain(states=states, value=solution.value, rolled_bound=solution.lower_bound)
         forbidden.append(solution.states)
-        rows.append(_row(graph, peak, variables, limit_bytes))
+        rows.append(_row(graph, peak, variables, limit_bytes, margin))
     return None
 
 
-def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: int) -> ilp.Row:
+def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: int, margin: float) -> ilp.Row:
+    stored = {*graph.flow.parameters, *graph.flow.outputs}
     coefficients = {}
     for position, (node, leaf) in enumerate(variables):
         if leaf < 0:
             live = [each for each in range(len(graph.flow.nodes[node].shapes)) if (node, each) in peak.values]
             if live:
-                coefficients[position] = np.sum([value_bytes(graph, (node, -1), each) for each in live], axis=0)
+                taken = np.sum([value_bytes(graph, (node, -1), each) for each in live], axis=0)
+                coefficients[position] = taken if node in stored else taken * (1 + margin)
     return ilp.Row(coefficients=coefficients, limit=float(limit_bytes))

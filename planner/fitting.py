@@ -103,7 +103,8 @@ def _exactly(search: Search, found: Found, model: Memory, peaks: Sequence[Peak])
         tried = search.found(found.chain, solved, found.notes)
         return search.needed_bytes(tried) <= search.limit_bytes, model.peak(tried.decisions)
 
-    best = fit_exactly(found.chain, search.limit_bytes, peaks, judge, search.time_limit_s())
+    margin = search.profile.compiler.temporaries_margin
+    best = fit_exactly(found.chain, search.limit_bytes, peaks, judge, search.time_limit_s(), margin)
     return None if best is None else search.found(found.chain, best, found.notes, best.rolled_bound)
 
 

@@ -2,9 +2,11 @@
 
 The search plans the program as it is first. Where the fastest plan is over the budget, the choices that `recompute`
 offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a
-table. For each number of micro-batches a bisection finds the first rung whose fastest plan fits as it is; higher
-ones only take longer. Others are fitted by a price of memory (`fitting`), those first that promise most; the bound
-that comes with every price ends that soon where it leads to nothing faster. Entries that promise little are left out,
+table. The program as it is, is fitted by a price of memory first (`fitting`): often that costs next to nothing, and an
+entry that takes longer by what it computes again alone is not planned at all. Then for each number of micro-batches a
+bisection finds the first rung whose fastest plan fits as it is; higher ones only take longer. Others are fitted by a
+price, those first that promise most; the bound that comes with every price ends that soon where it leads to nothing
+faster. Entries that promise little are left out,
 so that another one could still be faster: the plan's bound is of its own entry.
 """
 
@@ -28,9 +30,9 @@ LEAST_GAIN = 1e-3
 #: Most micro-batches that are tried unless more are asked for.
 MOST_MICRO_BATCHES = 16
 
-#: Entries that are fitted by a price of memory, at most. What one promises: its fastest plan's time, times the ratio of
-#: what that needs to the budget.
-MOST_PRICED = 3
+#: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
+#: plan's time, times the ratio of what that needs to the budget.
+MOST_PRICED = 2
 
 #: The rung of the ladder on which nothing is computed again.
 NOTHING = -1
@@ -76,12 +78,15 @@ class _Table:
     ladder: Sequence[Recomputation]
     tried: dict[tuple[int, int], Outcome]
     found: Outcome | None = None
+    priced: set[tuple[int, int]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def best(self) -> Outcome:
         """The fastest of the outcomes that fit, or the one that needs least."""
+        plain = self.search.program.micro_batches
+        self._fit_by_price(plain, NOTHING)
         for number in self._numbers():
-            if self._fits(number, NOTHING, at_once=True):  # more micro-batches need not even less
+            if number != plain and self._fits(number, NOTHING, at_once=True):  # more micro-batches need not even less
                 break
             self._bisect(number)
         self._price()
@@ -92,9 +97,11 @@ class _Table:
 
     def _numbers(self) -> Iterator[int]:
         """Numbers of micro-batches, as long as the step splits into as many and may be faster than what fits."""
-        number = self.search.program.micro_batches
+        plain = number = self.search.program.micro_batches
         yield number
         while self.search.options.micro_batches is None and number < MOST_MICRO_BATCHES and not self.search.is_late():
+            if self._is_too_slow(plain, NOTHING):  # parts of a batch take no less than the whole
+                return
             number *= 2
             try:
                 self.tried[number, NOTHING] = self.search.variant(None, number)
@@ -144,13 +151,19 @@ class _Table:
 
     def _price(self) -> None:
         """Fit what does not fit as it is by a price of memory, the most promising first."""
-        promised = sorted((self._promise_s(outcome), key) for key, outcome in self.tried.items() if not outcome.found)
+        left = {key: outcome for key, outcome in self.tried.items() if key not in self.priced and not outcome.found}
+        promised = sorted((self._promise_s(outcome), key) for key, outcome in left.items())
         for attempt, (promise_s, key) in enumerate(promised):
             if attempt == MOST_PRICED or promise_s >= self._below_s() or self.search.is_late():
                 break
-            self._fits(*key, at_once=False)
-        if self.found is None and not self.search.is_late():  # with the most that was tried to save memory
-            self._fits(max(number for number, _ in self.tried), len(self.ladder) - 1, at_once=False)
+            self._fit_by_price(*key)
+        most = max(number for number, _ in self.tried), len(self.ladder) - 1  # that was tried to save memory
+        if self.found is None and most not in self.priced and not self.search.is_late():
+            self._fit_by_price(*most)
+
+    def _fit_by_price(self, number: int, rung: int) -> None:
+        self.priced.add((number, rung))
+        self._fits(number, rung, at_once=False)
 
     def _promise_s(self, outcome: Outcome) -> float:
         search, fastest = outcome.search, min(outcome.tried, key=lambda each: each.step_s)

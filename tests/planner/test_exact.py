@@ -9,6 +9,7 @@ import os
 import random
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
+from shardwright.planner import exact_fit, plan
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph, Variable, variables_of
 from shardwright.planner.search import Search
 from shardwright.plans import Mesh
+from tests.planner.programs import lower, mlp
 
 PROGRAMS = int(os.environ.get("SHARDWRIGHT_EXACT_PROGRAMS", "40"))
 
@@ -151,3 +154,22 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
         assert search.needed_bytes(found) <= limit
         assert found.solved.value == pytest.approx(min(fitting), rel=TIES), text
     assert limited
+
+
+def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device must have more than the peak. Were the rows of the peak alone, plans between the two would be found and
+    refused one by one, and there are hundreds."""
+    text = lower(mlp(batch=64, width=256, hidden=1024))
+    options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
+    fastest = plan(text, Cluster.local(4), options)
+    solved = []
+    solve = exact_fit.ilp.solve
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        solved.append(1)
+        return solve(*arguments, **named)
+
+    monkeypatch.setattr(exact_fit.ilp, "solve", counted)
+    with pytest.raises(MemoryBudgetError):
+        plan(text, Cluster.local(4), replace(options, memory_budget=fastest.memory.peak_bytes * 97 // 100))
+    assert 0 < len(solved) < 20
