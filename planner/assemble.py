@@ -203,7 +203,7 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
         strategy = decisions.strategies[made[0][0]]
         used = list(strategy.operands)
         partial = _reduced_here(strategy, result)
-        reason = graph.set_of((made[0][0], -1)).reason
+        reason = graph.reason(made[0][0])
     return InstructionPlan(
         computation=computation,
         name=instruction.name,

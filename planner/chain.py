@@ -46,6 +46,7 @@ class Chain:
     _problems: dict[int, Problem] = field(default_factory=dict)
     _owner: dict[Variable, tuple[int, int]] = field(default_factory=dict)
     _run_of: dict[int, Run] = field(default_factory=dict)
+    _cores: list[tuple[Kind, tuple[Key, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for segment, instance in enumerate(self.instances):
@@ -121,7 +122,7 @@ class Chain:
         states = self.states()
         variables = {key: i for i, key in enumerate(states)}
         problem = Problem(costs=[np.zeros(len(left)) for left in states.values()])
-        alike = Counter(self.core(segment) for segment in range(len(self.instances)))
+        alike = Counter(self.cores())
         for (kind, keys), times in alike.items():
             costs, edges = aligned(kind, keys, states)
             for key, cost in zip(keys, costs, strict=True):
@@ -129,6 +130,12 @@ class Chain:
             for (v, w), matrix in edges.items():
                 problem.add_edge(variables[keys[v]], variables[keys[w]], times * matrix)
         return problem, variables, states
+
+    def cores(self) -> list[tuple[Kind, tuple[Key, ...]]]:
+        """Every segment's `core`."""
+        if not self._cores:
+            self._cores = [self.core(segment) for segment in range(len(self.instances))]
+        return self._cores
 
     def core(self, segment: int) -> tuple[Kind, tuple[Key, ...]]:
         """A segment's kind, and what its core's variables are in the rolled program."""
@@ -172,10 +179,8 @@ class Chain:
     def states(self) -> dict[Key, IntArray]:
         """Per key, the states that every segment which has it leaves to it."""
         states: dict[Key, IntArray] = {}
-        for segment in range(len(self.instances)):
-            reduction = self.kind(segment).reduction
-            for v, left in zip(reduction.variables, reduction.states, strict=True):
-                key = self.key(segment, v)
+        for kind, keys in dict.fromkeys(self.cores()):
+            for key, left in zip(keys, kind.reduction.states, strict=True):
                 states[key] = np.intersect1d(states[key], left) if key in states else left
         return states
 
@@ -183,8 +188,7 @@ class Chain:
         """The state of every variable of the program, from those chosen per key."""
         found: dict[Variable, int] = {}
         known: dict[tuple[Kind, tuple[Key, ...]], list[int]] = {}
-        for segment, instance in enumerate(self.instances):
-            core = self.core(segment)
+        for core, instance in zip(self.cores(), self.instances, strict=True):
             states = known.get(core)
             if states is None:
                 reduction = core[0].reduction

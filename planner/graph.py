@@ -310,6 +310,13 @@ class Graph:
             found = self._sets[variable] = self._make(*variable)
         return found
 
+    def reason(self, index: int) -> str:
+        """Why there is nothing to choose for a node; else empty."""
+        node, number = self.flow.nodes[index], self.layout.signatures[index]
+        if self.is_free[index] and not self.builder.rule(node.instruction, number).reason:
+            return ""  # and all the ways to make it need not be known
+        return self.set_of((index, -1)).reason
+
     def _make(self, index: int, leaf: int) -> StrategySet:
         node, layout, near = self.flow.nodes[index], self.layout, self.near.get((index, leaf))
         if leaf >= 0:

@@ -122,9 +122,9 @@ class StrategyBuilder:
         self._rules: dict[object, OpRule] = {}
         self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
 
-    def rule(self, instruction: Instruction) -> OpRule:
-        """The instruction's rule."""
-        key = signature(instruction)
+    def rule(self, instruction: Instruction, number: int | None = None) -> OpRule:
+        """The instruction's rule. number: stands for its signature."""
+        key = signature(instruction) if number is None else number
         found = self._rules.get(key)
         if found is None:
             found = self._rules[key] = rule_of(instruction)
@@ -163,12 +163,12 @@ class StrategyBuilder:
         """
         key = (number, result)
         if key not in self._giving:
-            self._giving[key] = self._find_giving(instruction, result)
+            self._giving[key] = self._find_giving(instruction, number, result)
         return self._giving[key]
 
-    def _find_giving(self, instruction: Instruction, result: TensorSharding) -> Strategy | None:
+    def _find_giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
         places = {axis: dim for dim, axes in enumerate(result.dims) for axis in axes}
-        factors = self.rule(instruction).factors
+        factors = self.rule(instruction, number).factors
         choices = [
             [Choice(factor=factor) for factor in factors if factor.results == (places[axis.name],)]
             if axis.name in places

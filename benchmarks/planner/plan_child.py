@@ -20,9 +20,9 @@ def main() -> None:
     job = json.load(sys.stdin)
     text = Path(job["hlo"]).read_text()
     import shardwright
-    from shardwright import planner  # noqa: F401 - importing is no part of planning
     from shardwright.cluster import Cluster
     from shardwright.errors import ShardwrightError
+    from shardwright.planner import cache, store  # noqa: F401 - importing is no part of planning
 
     if job["compiler"]:
         _predict_memory_for(job["compiler"])
