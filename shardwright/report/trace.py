@@ -3,7 +3,7 @@
 In the Trace Event Format (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process for
 each of predicted devices, predicted links, measured devices and measured links; in them a track per device, or per
 direction between two stages; an arrow from who made a value over the link to who reads it; and how much memory each
-stage holds. Both clocks begin with the step.
+stage holds. Both clocks begin with the step, and both have their arrows.
 """
 
 from __future__ import annotations
@@ -205,6 +205,26 @@ def _arrows(
     links: Mapping[Hashable, _Track],
 ) -> Iterator[Event]:
     """From the slice that wrote a buffer over the slice of its transfer to the first one that reads it."""
+    makers, readers = _makers_and_readers(graph)
+    for task in (task for _, task in graph.tasks() if task.kind == "send"):
+        stage, peer, number, buffer = task.stage, task.peer or 0, task.transfer or 0, task.reads[0]
+        made, read = makers.get((stage, buffer)), readers.get((peer, buffer))
+        if made is None or read is None:
+            continue  # from the step's arguments, or to its results
+        yield from _arrow(
+            {"cat": "transfer", "name": str(buffer), "id": number},
+            (tracks[stage][0], *timeline.tasks[stage][made]),
+            (links[number], *timeline.transfers[number]),
+            (tracks[peer][0], *timeline.tasks[peer][read]),
+        )
+
+
+#: Where a slice is, when it begins and ends.
+_Span = tuple[_Track, float, float]
+
+
+def _makers_and_readers(graph: TaskGraph) -> tuple[dict[tuple[int, Buffer], int], dict[tuple[int, Buffer], int]]:
+    """By stage and buffer, the position of the program that writes it, and of the first one that reads it."""
     makers: dict[tuple[int, Buffer], int] = {}
     readers: dict[tuple[int, Buffer], int] = {}
     for here, task in graph.tasks():
@@ -212,16 +232,15 @@ def _arrows(
             makers.update(((here.stage, buffer), here.position) for buffer in task.writes)
             for buffer in task.reads:
                 readers.setdefault((here.stage, buffer), here.position)
-    for task in (task for _, task in graph.tasks() if task.kind == "send"):
-        stage, peer, number, buffer = task.stage, task.peer or 0, task.transfer or 0, task.reads[0]
-        made, read = makers.get((stage, buffer)), readers.get((peer, buffer))
-        if made is None or read is None:
-            continue  # from the step's arguments, or to its results
-        flow = {"cat": "transfer", "name": str(buffer), "id": number}
-        begin, end = timeline.tasks[stage][made]
-        yield {"ph": "s", **flow, **_at(tracks[stage][0], (begin + end) / 2)}
-        yield {"ph": "t", **flow, **_at(links[number], timeline.transfers[number][0])}
-        yield {"ph": "f", "bp": "e", **flow, **_at(tracks[peer][0], timeline.tasks[peer][read][0])}
+    return makers, readers
+
+
+def _arrow(flow: Event, made: _Span, carried: _Span, read: _Span) -> Iterator[Event]:
+    """Leaves the middle of the first slice, and touches the second once it has: a receive waits before."""
+    leaves_s = (made[1] + made[2]) / 2
+    yield {"ph": "s", **flow, **_at(made[0], leaves_s)}
+    yield {"ph": "t", **flow, **_at(carried[0], max(carried[1], leaves_s))}
+    yield {"ph": "f", "bp": "e", **flow, **_at(read[0], read[1])}
 
 
 def _slice(track: _Track, task: Task, begin_s: float, end_s: float, graph: TaskGraph | None = None) -> Event:
@@ -281,3 +300,36 @@ def _measured(
                     yield _slice(track, task, each.begin_s, each.end_s)
         elif task.kind == "receive":
             yield _slice(links[each], task, each.begin_s, each.end_s, graph)
+    yield from _measured_arrows(graph, tracks, measured, links)
+
+
+def _measured_arrows(
+    graph: TaskGraph,
+    tracks: Sequence[Sequence[_Track]],
+    measured: Sequence[MeasuredTask],
+    links: Mapping[Hashable, _Track],
+) -> Iterator[Event]:
+    """Of each receive, on each node that measured one; left out where the clocks of nodes are so far apart that a value
+    would arrive before it was made."""
+    makers, readers = _makers_and_readers(graph)
+    ran = {(each.stage, each.position, each.node): each for each in measured}
+    nodes = {(each.stage, each.position): each.node for each in reversed(measured)}
+    node_count = 1 + max(nodes.values(), default=0)
+
+    def span(stage: int, position: int | None, node: int | None) -> _Span | None:
+        found = None if position is None or node is None else ran.get((stage, position, node))
+        track = next((track for track in tracks[stage] if track.node == node), None)
+        return None if found is None or track is None else (track, found.begin_s, found.end_s)
+
+    for each in measured:
+        task = graph.stages[each.stage][each.position]
+        if task.kind != "receive":
+            continue
+        peer, buffer = task.peer or 0, task.writes[0]
+        maker = makers.get((peer, buffer))
+        made = None if maker is None else span(peer, maker, nodes.get((peer, maker)))
+        read = span(each.stage, readers.get((each.stage, buffer)), each.node)
+        if made is None or read is None or not (made[1] + made[2]) / 2 <= min(each.end_s, read[1]):
+            continue
+        flow = {"cat": "measured transfer", "name": str(buffer), "id": (task.transfer or 0) * node_count + each.node}
+        yield from _arrow(flow, made, (links[each], each.begin_s, each.end_s), read)

@@ -12,6 +12,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.xla import canonical_hlo
+from tests.report.trace_format import require_valid
 
 
 def update(w: Any, x: Any) -> Any:
@@ -39,6 +40,7 @@ def test_a_trace_shows_what_was_measured_below_what_was_predicted(session: sw.Se
     state, _ = step.trace(path, np.zeros((8, 8), np.float32), np.ones((16, 8), np.float32))
     assert np.asarray(state).shape == (8, 8)
     trace = json.loads(path.read_text())
+    require_valid(trace)
     names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     tracks = {(names[e["pid"]], e["tid"]) for e in trace["traceEvents"] if e["ph"] == "X"}
     assert tracks == {(f"{which}: devices", device) for which in ("predicted", "measured") for device in range(8)}

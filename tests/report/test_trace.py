@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.links import Link
-from shardwright.report.trace import DevicePlace, MeasuredTask, step_trace, write_trace
+from shardwright.report.trace import DevicePlace, MeasuredTask, write_trace
+from shardwright.report.trace import step_trace as trace_of_step
 from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
+from tests.report.trace_format import require_valid
 
 
 def graph(stages: int = 2) -> TaskGraph:
@@ -48,6 +50,13 @@ PLACES = (
     (DevicePlace(device=0), DevicePlace(device=1)),
     (DevicePlace(device=2, node=1), DevicePlace(device=3, node=1)),
 )
+
+
+def step_trace(*args: Any, **options: Any) -> dict[str, Any]:
+    """Every trace of these tests is a valid one."""
+    trace = trace_of_step(*args, **options)
+    require_valid(trace)
+    return trace
 
 
 def named_tracks(trace: dict[str, Any]) -> dict[tuple[int, int], str]:
@@ -155,6 +164,36 @@ def test_measured_tasks_lie_on_the_devices_of_their_node(tmp_path: Path) -> None
         if event["name"] == "process_sort_index"
     ]
     assert order == sorted(order)
+
+
+def test_what_was_measured_has_arrows_from_maker_over_link_to_reader() -> None:
+    """As measured: every task as the simulation says, the links a little later."""
+    made = graph()
+    timeline = simulate(made)
+    measured = [
+        MeasuredTask(node=stage, stage=stage, position=position, begin_s=begin, end_s=end)
+        for stage, times in enumerate(timeline.tasks)
+        for position, (begin, end) in enumerate(times)
+        if made.stages[stage][position].kind != "receive"
+    ] + [
+        MeasuredTask(
+            node=1, stage=1, position=position, begin_s=timeline.tasks[1][position][0],
+            end_s=timeline.transfers[task.transfer or 0][1],
+        )
+        for position, task in enumerate(made.stages[1]) if task.kind == "receive"
+    ]  # fmt: skip
+    trace = step_trace(made, timeline, devices=PLACES, measured=measured)
+    tracks = named_tracks(trace)
+    arrows = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "measured transfer":
+            arrows[event["name"]].append((event["ph"], tracks[event["pid"], event["tid"]]))
+    assert set(arrows) == {"y0@0", "y0@1", "y0@2"}
+    for steps in arrows.values():
+        (_, first), (_, second), (_, last) = steps
+        assert first == "measured: devices / device 0 (stage 0)"
+        assert second.startswith("measured: links / stage 0 → stage 1")
+        assert last == "measured: devices / device 2 (stage 1)"
 
 
 def test_large_clusters_have_a_track_per_stage_and_node() -> None:
