@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from shardwright import wire
-from shardwright.errors import ArrayError, ExecutionError, SessionError, ShardwrightError
+from shardwright.errors import ArrayError, SessionError, ShardwrightError
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.runtime.arrays import (
     ArrayStore,
@@ -32,7 +32,7 @@ from shardwright.server.runtime.executables import Executable, SpmdExecutable
 from shardwright.server.runtime.handover import Handover
 from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, places_of
-from shardwright.server.runtime.tasks import StageRecord
+from shardwright.server.runtime.tasks import StageRecord, execution_error
 from shardwright.server.runtime.transport import Stops, first_number
 from shardwright.xla.layouts import mesh_devices
 from shardwright.xla.runtime import load_program
@@ -369,8 +369,4 @@ def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredAr
 def _execution_error(caught: Exception, number: int) -> ShardwrightError:
     if isinstance(caught, ShardwrightError):
         return caught
-    text = str(caught).strip().splitlines()
-    return ExecutionError(
-        f"step {number} failed on the devices: {text[0] if text else type(caught).__name__}",
-        remedy="the server's log holds the whole message",
-    )
+    return execution_error(caught, f"step {number}, on the devices", "the server's log holds the whole message")

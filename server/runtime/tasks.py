@@ -130,7 +130,7 @@ class StageRunner:
                     self._measured(run, record)
         except Exception as caught:
             if caught is not stop.error:
-                stop.set(self._error(run.position, caught))
+                stop.set(self._error(run, caught))
             assert stop.error is not None
             raise stop.error from caught
         return run.results
@@ -157,13 +157,35 @@ class StageRunner:
         for buffer in frees:
             del run.buffers[buffer]
 
-    def _error(self, position: int, caught: Exception) -> ShardwrightError:
+    def _error(self, run: _Run, caught: Exception) -> ShardwrightError:
+        position, found = self._first_failed(run) or (run.position, caught)
         where = f"stage {self.stage}, task {position} ({self.tasks[position]})"
-        if isinstance(caught, ShardwrightError):
-            where = f"{where}: {caught.where}" if caught.where else where
-            return type(caught)(caught.message, where=where, remedy=caught.remedy)
-        lines = str(caught).strip().splitlines()
-        return ExecutionError(lines[0] if lines else type(caught).__name__, where=where)
+        if isinstance(found, ShardwrightError):
+            where = f"{where}: {found.where}" if found.where else where
+            return type(found)(found.message, where=where, remedy=found.remedy)
+        return execution_error(found, where)
+
+    def _first_failed(self, run: _Run) -> tuple[int, Exception] | None:
+        """The task whose program failed after it was dispatched, which only a later one noticed; and how."""
+        for position, task in enumerate(self.tasks[: run.position]):
+            if not task.is_compute:
+                continue
+            for array in (run.buffers[buffer] for buffer in task.writes if buffer in run.buffers):
+                if not array.is_deleted() and array.is_ready():  # type: ignore[attr-defined]
+                    try:
+                        array.block_until_ready()
+                    except Exception as failure:
+                        return position, failure
+        return None
+
+
+def execution_error(caught: Exception, where: str, remedy: str = "") -> ExecutionError:
+    """What XLA or JAX raised, in one line. remedy: where there is none for what happened."""
+    lines = str(caught).strip().splitlines()
+    message = lines[0] if lines else type(caught).__name__
+    if "RESOURCE_EXHAUSTED" in message:
+        remedy = "give the planner a smaller memory_budget, more stages or more micro-batches"
+    return ExecutionError(message, where=where, remedy=remedy)
 
 
 def _start(task: Task, programs: Mapping[str, Program], handovers: Mapping[int, Handover]) -> _Start:

@@ -14,6 +14,9 @@ from tests.server.test_processes import free_port
 #: Devices of a cluster, over all its nodes.
 DEVICES = 8
 
+#: Of a device, as the cluster file has it: so much that a plan fits what the devices then do not.
+MEMORY_GIB = 1 << 21
+
 
 def start(folder: Path, nodes: int = 2) -> tuple[list[Server], sw.Session]:
     """A cluster of eight devices, and a session with it."""
@@ -24,7 +27,7 @@ def start_nodes(folder: Path, devices: Sequence[int]) -> tuple[list[Server], sw.
     """A cluster of a node for each number of devices, and a session with it."""
     entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": count} for count in devices]
     path = folder / "cluster.json"
-    path.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
+    path.write_text(json.dumps({"master": entries[0], "workers": entries[1:], "memory_gib": MEMORY_GIB}))
     servers = [Server(str(path), str(task)) for task in range(len(entries))]
     deadline_s = time.monotonic() + 60
     while True:
@@ -47,6 +50,12 @@ class Clusters:
             self.stop()  # one at a time: two cores carry no more
             self._running[nodes] = start(self._folder, nodes)
         return self._running[nodes][1]
+
+    @property
+    def servers(self) -> list[Server]:
+        """Of the cluster that runs."""
+        ((servers, _),) = self._running.values()
+        return servers
 
     def stop(self) -> None:
         for servers, session in self._running.values():

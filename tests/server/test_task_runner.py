@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -194,8 +195,10 @@ def test_stages_work_at_the_same_time() -> None:
     }
     runner = runner_of(micro_batches, "1f1b", programs | slow)
     runner.run(1, Stop(WAIT_S), arguments(step.inputs(), micro_batches))  # compiles
-    started_s = time.monotonic()
-    runner.run(2, Stop(WAIT_S), arguments(step.inputs(), micro_batches))
-    took_s = time.monotonic() - started_s
+    took_s = math.inf
+    for number in range(2, 7):  # the fastest counts: whatever else the machine does makes a step slower
+        started_s = time.monotonic()
+        runner.run(number, Stop(WAIT_S), arguments(step.inputs(), micro_batches))
+        took_s = min(took_s, time.monotonic() - started_s)
     alone_s = 3 * micro_batches * time_s
     assert took_s < 0.95 * alone_s, f"{took_s:.3f} s for {alone_s:.3f} s of work on two stages"
