@@ -12,8 +12,8 @@ from shardwright.errors import ArrayError
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
-    from shardwright.client.session import Session
     from shardwright.client.stream import StepResult
+    from shardwright.client.workspace import Workspace
 
 
 class Pending(Protocol):
@@ -37,7 +37,7 @@ class RemoteArray:
 
     def __init__(
         self,
-        session: Session,
+        session: Workspace,
         spec: ArraySpec,
         *,
         ids: tuple[int, ...] = (),
