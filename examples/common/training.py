@@ -43,8 +43,10 @@ def train(
             else:
                 params, opt_state, loss = step(params, opt_state, *batch)  # the first call plans and compiles
             progress.step(loss)
-            if folder and number % arguments.checkpoint_every == 0:
+            if folder and (number % arguments.checkpoint_every == 0 or number == arguments.steps):
                 step.save((params, opt_state), folder, step=number, max_to_keep=2)  # written while it trains
-    if traced and arguments.steps > done:
+    if done >= arguments.steps:
+        print(f"the checkpoint in {folder} is of step {done}: nothing was left to train")
+    elif traced:
         print(f"trace of a step: {traced}, for ui.perfetto.dev")
     return params
