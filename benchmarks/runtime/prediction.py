@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -94,14 +95,17 @@ def _row(case: Case, predicted_s: float, measured_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rank_correlation(rows: Sequence[dict[str, Any]]) -> float:
-    """Spearman's: 1 where the simulation orders all cases as the clock does."""
+def rank_correlation(rows: Sequence[dict[str, Any]], predicted: str = "predicted_s") -> float:
+    """Spearman's, equal values of equal rank: 1 where the simulation orders all cases as the clock does.
+
+    predicted: which figure of it.
+    """
     ranks = []
-    for key in ("predicted_s", "measured_s"):
-        order = sorted(range(len(rows)), key=lambda i: rows[i][key])
-        ranks.append({i: place for place, i in enumerate(order)})
-    apart = sum((ranks[0][i] - ranks[1][i]) ** 2 for i in range(len(rows)))
-    return 1 - 6 * apart / (len(rows) * (len(rows) ** 2 - 1))
+    for key in (predicted, "measured_s"):
+        values = [row[key] for row in rows]
+        places = sorted(values)
+        ranks.append([(places.index(each) + places.index(each) + places.count(each) - 1) / 2 for each in values])
+    return statistics.correlation(*ranks)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
