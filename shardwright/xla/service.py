@@ -86,7 +86,9 @@ class CompileService:
         header = {"job": "compile", "inspect": inspect, "want_executable": want_executable}
         blobs = [hlo_text.encode(), plan.to_json().encode()]
         is_partial = inspect == "partition-pass"
-        return _program(*self._request(header, blobs, deadline_s, plan.mesh.device_count, ends_child=is_partial))
+        made = self._request(header, blobs, deadline_s, plan.mesh.device_count, ends_child=is_partial)
+        self._keep_one()
+        return _program(*made)
 
     def compile_all(self, jobs: Sequence[CompileJob]) -> list[CompiledProgram]:
         """Compile many programs, several at a time as far as memory allows; equal ones once, whatever they call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -79,6 +81,14 @@ def test_children_have_the_devices_that_the_programs_need_and_one_is_kept(servic
     with CompileService(512) as large:
         large.compile(HLO, contracted(HLO))
         assert [child.device_count for child in large._idle] == [8]
+
+
+def test_programs_that_were_compiled_at_once_leave_one_child(service):
+    """Two sessions, say."""
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda text: service.compile(text, contracted(text)), (HLO, OTHER)))
+    assert all(each.serialized for each in made)
+    assert len(service._idle) == 1
 
 
 def test_an_error_names_the_program(service):
