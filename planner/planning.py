@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
@@ -15,10 +16,8 @@ from shardwright.planner.search import plan as plan_whole
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 
-#: Seconds that a worker takes to start one task of a pipeline (`make bench-runtime`).
-TASK_S = 1e-4
-
-#: Steps shorter than this gain nothing from a pipeline that its tasks' dispatch would not take.
+#: Steps shorter than this are planned as one program: looking for a pipeline takes seconds, which what it might save of
+#: so short a step returns after thousands of them.
 WORTH_S = 0.02
 
 #: Devices from which on one program for all of them is only planned on one mesh, nodes × devices of a node, as it
@@ -101,7 +100,8 @@ def _faster(
         pipeline = pipeline_of(hlo_text, cluster, options, searched, progress=progress)
     except PlanError as why:
         return _noted(whole, f"no pipeline: {why.message}")
-    dispatch_s = TASK_S * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
+    task_s = hardware_profile(cluster.hardware).task_s
+    dispatch_s = task_s * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
     if pipeline.step_s + dispatch_s < whole.cost.step_s:
         return pipeline
     slower = f"the best one, of {found.stages} stages, is not shorter once its tasks are started one by one"

@@ -33,7 +33,7 @@ from shardwright.planner.pipeline.delay import delayed
 from shardwright.planner.pipeline.homes import homes_of
 from shardwright.planner.pipeline.layouts import StageLayouts, WholeStep
 from shardwright.planner.pipeline.pricing import Pricing
-from shardwright.planner.pipeline.step import Step
+from shardwright.planner.pipeline.step import Step, argument_value, stacked_value
 from shardwright.planner.pipeline.tails import Parts, summed_once
 from shardwright.planner.pipeline.values import device_bytes, task_piece, task_values, values_of
 from shardwright.planner.search import plan as plan_step
@@ -225,12 +225,7 @@ class _Maker:
         if self._progress is not None:
             elapsed_s = time.perf_counter() - self._start
             self._progress(PlanProgress(phase="programs", detail=program.name, elapsed_s=elapsed_s))
-        group = self._choice.groups[program.stage]
-        kind = self._kind_of(group)
-        pricing = self._pricing.get(kind)
-        if pricing is None:
-            part = self._cluster.part(group.first_device, group.mesh.device_count)
-            pricing = self._pricing[kind] = Pricing(group.mesh, part, hardware_profile(part.hardware), self._sha256)
+        pricing = self._pricing_of(self._choice.groups[program.stage])
         return PipelineProgram(
             name=program.name,
             kind=program.kind,
@@ -240,6 +235,13 @@ class _Maker:
             writes=program.writes,
             plan=pricing.plan(program),
         )
+
+    def _pricing_of(self, group: StageGroup) -> Pricing:
+        kind = self._kind_of(group)
+        if kind not in self._pricing:
+            part = self._cluster.part(group.first_device, group.mesh.device_count)
+            self._pricing[kind] = Pricing(group.mesh, part, hardware_profile(part.hardware), self._sha256)
+        return self._pricing[kind]
 
     # ---- boundary ------------------------------------------------------------
     def _boundary(
@@ -271,8 +273,18 @@ class _Maker:
             pieces=tuple(task_piece(program) for program in programs),
             arguments=tuple((entry.value, entry.stage) for entry in arguments),
             outputs=tuple((entry.value, entry.stage) for entry in outputs),
+            arrivals_s=self._arrivals_s(step, arguments),
             links=self._links(),
         )
+
+    def _arrivals_s(self, step: Step, arguments: Sequence[ArgumentEntry]) -> dict[int, float]:
+        """Of what carries the batch: the state is there."""
+        batch = {argument_value(number) for number in step.split.batch} | {stacked_value(n) for n in step.split.batch}
+        found = dict.fromkeys(range(step.stage_count), 0.0)
+        for entry in arguments:
+            if entry.value in batch:
+                found[entry.stage] += self._pricing_of(self._choice.groups[entry.stage]).arrival_s(entry.variable)
+        return found
 
     def _links(self) -> dict[tuple[int, int], Link]:
         """The link of one device of a stage to the devices of another."""

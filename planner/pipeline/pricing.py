@@ -11,6 +11,7 @@ from hashlib import sha256
 
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, memory
+from shardwright.hlo import ArrayShape
 from shardwright.planner.assemble import Decisions, compute_time_s, planned_collectives
 from shardwright.planner.causes import Causes
 from shardwright.planner.collector import collector_paused
@@ -22,7 +23,7 @@ from shardwright.planner.rules import rule_of
 from shardwright.planner.segments import Segments
 from shardwright.planner.strategies import Strategy, StrategyBuilder, local_results
 from shardwright.planner.verify import check_plan
-from shardwright.plans import CostSummary, InstructionPlan, Mesh, Plan, TensorSharding
+from shardwright.plans import CostSummary, InstructionPlan, Mesh, Plan, TensorSharding, VariablePlan
 
 #: What `CostSummary.bound_scope` says of programs that are parts of a plan.
 _SCOPE = "one program of a pipeline: the step as a whole was searched"
@@ -69,6 +70,10 @@ class Pricing:
             )
             check_plan(program.module, plan, is_piece=True)
         return plan
+
+    def arrival_s(self, variable: VariablePlan) -> float:
+        """Seconds until an array that the client sends with the step is where it lies."""
+        return self._prices.arrival_s(ArrayShape(variable.element_type, variable.shape), variable.sharding)
 
     def _decisions(self, flow: Dataflow, program: Assembled) -> Decisions:
         """The choices that the entries stand for."""

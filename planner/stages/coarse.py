@@ -57,7 +57,12 @@ class Coarse:
     def members(self, node: int) -> range:
         """The parts that a node belongs to: one, or every row of its stack."""
         first = self.first[node]
-        return range(first, first + self.parts[first].rows) if first >= 0 else range(0)
+        if first < 0:
+            return range(0)
+        rows = self.parts[first].rows
+        is_stacked = node in self.stacks or any(s.dimensions[:1] == (rows,) for s in self.flow.nodes[node].shapes)
+        own = self.part(node)
+        return range(first, first + rows) if is_stacked else range(own, own + 1)
 
 
 def coarse_parts(module: Module, state: Collection[int], once: Collection[str]) -> Coarse:

@@ -67,6 +67,7 @@ def _joined(graph: StageGraph, of: Sequence[int], count: int) -> StageGraph:
                     readers=readers,
                     saved_by=saved_by,
                     shard_bytes=value.shard_bytes,
+                    sent_bytes=value.sent_bytes,
                     direction=value.direction,
                 )
             )
@@ -99,6 +100,7 @@ def _together(works: Sequence[Work], saved_bytes: float) -> Work:
         backward_s=sum(work.backward_s for work in works),
         weight_s=sum(work.weight_s for work in works),
         update_s=sum(work.update_s for work in works),
+        arrival_s=sum(work.arrival_s for work in works),
         state_bytes=sum(work.state_bytes for work in works),
         saved_bytes=sum(work.saved_bytes for work in works) + saved_bytes,
         delayed_bytes=sum(work.delayed_bytes for work in works),

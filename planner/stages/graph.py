@@ -51,7 +51,7 @@ def _works(
     scale: float,
 ) -> list[Work]:
     count, flow = len(coarse.parts), coarse.flow
-    forward, backward, weight, update, state, kept, delayed = ([0.0] * count for _ in range(7))
+    forward, backward, weight, update, arrival, state, kept, delayed = ([0.0] * count for _ in range(8))
     later = delayable(coarse)
     for node in flow.nodes:
         members = coarse.members(node.index)
@@ -67,7 +67,7 @@ def _works(
         members = coarse.members(node_index)
         for part in members:
             state[part] += measured.arguments_bytes[number] / len(members)
-            update[part] += measured.arrivals_s[number] / len(members)
+            arrival[part] += measured.arrivals_s[number] / len(members)
     # A loop makes its rows' terms of the sums all at once, beside the sums themselves.
     terms = [(i, leaf) for i, stack in coarse.stacks.items() for leaf in stack.writes if (i, leaf) not in saved]
     for leaf in (*accumulators, *terms):
@@ -87,6 +87,7 @@ def _works(
             backward_s=backward[i],
             weight_s=weight[i],
             update_s=update[i] + elsewhere_s * state[i],
+            arrival_s=arrival[i],
             state_bytes=state[i],
             saved_bytes=scale * kept[i],
             delayed_bytes=scale * delayed[i],
@@ -232,6 +233,7 @@ class _Builder:
                 readers=tuple(sorted(readers)),
                 saved_by=tuple(sorted(behind)) if is_ahead else (),
                 shard_bytes=tuple(size * share * self.scale for size in sizes.shards),
+                sent_bytes=tuple(size * share for size in sizes.shards),
                 direction="forward" if is_ahead else "backward",
             )
         )
@@ -250,6 +252,7 @@ class _Builder:
                     producer=row,
                     readers=(following,),
                     shard_bytes=tuple(shard * self.scale for shard in shards),
+                    sent_bytes=tuple(shards),
                     direction="backward" if stack.is_descending else "forward",
                 )
             )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.planner.stages.groups import DeviceGroups
-from shardwright.planner.stages.work import CutProblem, StageCut, of_kind
+from shardwright.planner.stages.work import CutProblem, StageCut, Work, of_kind
 from shardwright.tasks import ChunkEdge, ChunkTime, Pace, Schedule, in_flight, pace
 
 #: Micro-batches per chunk of the model with which a pipeline has been full for a while.
@@ -35,7 +35,7 @@ class Traffic:
                 way = found.ahead if chunk > made else found.back
                 pair = (min(made, chunk), max(made, chunk))
                 kinds = (problem.place(made).kind, problem.place(chunk).kind)
-                way[pair] = way.get(pair, 0.0) + max(of_kind(value.shard_bytes, kind) for kind in kinds)
+                way[pair] = way.get(pair, 0.0) + max(of_kind(value.sent_bytes, kind) for kind in kinds)
         return found
 
     @property
@@ -93,7 +93,7 @@ def _pace(
         micro_batches=micro_batches,
         chunks=chunk_times(problem, cut, schedule),
         edges=edges,
-        before_s=before,
+        before_s=[a + b for a, b in zip(_once_s(problem, cut, lambda work: work.arrival_s), before, strict=True)],
         after_s=[a + b for a, b in zip(update_s(problem, cut), after, strict=True)],
     )
 
@@ -120,10 +120,14 @@ def chunk_times(problem: CutProblem, cut: StageCut, schedule: Schedule) -> list[
 
 
 def update_s(problem: CutProblem, cut: StageCut) -> list[float]:
-    """Seconds once a step of each stage."""
+    """Seconds of each stage after the last micro-batch."""
+    return _once_s(problem, cut, lambda work: work.update_s)
+
+
+def _once_s(problem: CutProblem, cut: StageCut, seconds: Callable[[Work], float]) -> list[float]:
     found = [0.0] * len(problem.places)
     for node, chunk in enumerate(cut.chunk_of):
-        found[chunk % len(found)] += problem.work(node, chunk).update_s
+        found[chunk % len(found)] += seconds(problem.work(node, chunk))
     return found
 
 
@@ -161,4 +165,5 @@ def roughly_s(problem: CutProblem, cut: StageCut) -> float:
         work = problem.work(node, chunk)
         busy[chunk % stages] += work.forward_s + work.backward_s
     slowest = max(busy)
-    return slowest * problem.micro_batches + (sum(busy) - slowest) / problem.chunks + max(update_s(problem, cut))
+    once_s = max(update_s(problem, cut)) + max(_once_s(problem, cut, lambda work: work.arrival_s))
+    return slowest * problem.micro_batches + (sum(busy) - slowest) / problem.chunks + once_s

@@ -28,7 +28,7 @@ class Work:
     """What one node takes on one kind of device group.
 
     forward_s, backward_s: a micro-batch. weight_s: of backward_s, what no other node waits for: gradients of variables.
-    update_s: once a step (optimizer, reducing gradients).
+    update_s: once a step (optimizer, reducing gradients). arrival_s: once a step, until what the client sends is there.
     state_bytes: variables, optimizer state and gradient accumulators. saved_bytes: what the forward pass keeps for
     the backward pass, inside the node. delayed_bytes: what that keeps for the part of `weight_s`, where it runs later.
     workspace_bytes: most that is live beside that while the node runs.
@@ -38,6 +38,7 @@ class Work:
     backward_s: float
     weight_s: float = 0.0
     update_s: float = 0.0
+    arrival_s: float = 0.0
     state_bytes: float = 0.0
     saved_bytes: float = 0.0
     delayed_bytes: float = 0.0
@@ -61,7 +62,8 @@ class StageValue:
     """A value that one node makes and others read: sent once to each other stage that has one of its readers.
 
     readers: nodes whose pass of the same direction reads it. saved_by: nodes whose backward pass reads what the
-    forward pass made; their stages keep it in between. shard_bytes: on one device, where it is kept.
+    forward pass made; their stages keep it in between. shard_bytes: on one device, where it is kept, with
+    what predictions of memory may miss. sent_bytes: on one device, as it crosses.
     """
 
     bytes: float
@@ -69,6 +71,7 @@ class StageValue:
     readers: tuple[int, ...]
     saved_by: tuple[int, ...] = ()
     shard_bytes: ByKind = (0.0,)
+    sent_bytes: ByKind = (0.0,)
     direction: Direction = "forward"
 
 

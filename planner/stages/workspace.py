@@ -32,7 +32,7 @@ def workspaces(coarse: Coarse, measured: Measured, stored: Collection[Leaf]) -> 
         i = node.index
         part = coarse.first[i]
         if part >= 0 and i not in coarse.once and i not in arguments:
-            rows = coarse.parts[part].rows
+            rows = len(coarse.members(i))
             inside = measured.inside_bytes.get(i, 0.0)
             for leaf in range(len(node.shapes)):
                 if i in written and i not in coarse.stacks and (i, leaf) not in stored and (i, leaf) in last:

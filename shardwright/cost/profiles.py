@@ -65,6 +65,7 @@ class HardwareProfile:
     vector_flops_per_s: operations a second outside matrix units (elementwise, reductions).
     memory_bandwidth_bytes_per_s / memory_bytes: of one device's own memory.
     launch_s: the least time one kernel takes.
+    task_s: what a worker takes to start one task of a pipeline.
     fused_traffic: part of its operand and result bytes that an elementwise instruction
         really moves, because XLA fuses chains of them into one kernel.
     intra_node / inter_node: one device's link to the others of its node / to other nodes.
@@ -87,6 +88,7 @@ class HardwareProfile:
     memory_bandwidth_bytes_per_s: float
     memory_bytes: int
     launch_s: float
+    task_s: float
     fused_traffic: float
     intra_node: Link
     inter_node: Link
@@ -167,6 +169,7 @@ def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
         memory_bandwidth_bytes_per_s=min(profile.memory_bandwidth_bytes_per_s for profile in kinds),
         memory_bytes=min(profile.memory_bytes for profile in kinds),
         launch_s=max(profile.launch_s for profile in kinds),
+        task_s=max(profile.task_s for profile in kinds),
         fused_traffic=max(profile.fused_traffic for profile in kinds),
         intra_node=link("intra_node"),
         inter_node=link("inter_node"),
@@ -207,6 +210,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         memory_bandwidth_bytes_per_s=number("memory_bandwidth_bytes_per_s"),
         memory_bytes=int(number("memory_bytes")),
         launch_s=number("launch_s"),
+        task_s=number("task_s"),
         fused_traffic=number("fused_traffic"),
         intra_node=link("intra_node"),
         inter_node=link("inter_node"),

@@ -130,7 +130,11 @@ class _Step:
         taken = self._buffers_of(self._ends(self._pieces.arguments, stage), None)
         left = self._buffers_of(self._ends(self._pieces.outputs, stage), None)
         return [
-            *([[Task(kind="input", stage=stage, writes=taken)]] if taken else []),
+            *(
+                [[Task(kind="input", stage=stage, writes=taken, time_s=self._pieces.arrivals_s.get(stage, 0.0))]]
+                if taken
+                else []
+            ),
             *([self._task(piece, None)] for piece in self._once["start"] if piece.stage == stage),
             *self._micro(stage, order),
             *([self._task(piece, None)] for piece in self._once["apply"] if piece.stage == stage),

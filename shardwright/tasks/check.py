@@ -136,6 +136,6 @@ def operations(graph: TaskGraph) -> tuple[list[list[Operation]], list[Transfer]]
                 own.append(Receive(task.transfer))
             else:
                 waits = tuple(arriving.pop(buffer) for buffer in task.reads if buffer in arriving)
-                own.append(Compute(task.time_s if task.kind in COMPUTE_KINDS else 0.0, waits))
+                own.append(Compute(task.time_s if task.kind in (*COMPUTE_KINDS, "input") else 0.0, waits))
         stages.append(own)
     return stages, transfers

@@ -62,6 +62,7 @@ class StepPieces:
     stage_of_chunk: the stage that computes each chunk; values flow to higher chunks in forward pieces.
     arguments: (value, stage) of what is there when the step begins; a value may be there on several stages.
     outputs: (value, stage) of what is handed over at its end.
+    arrivals_s: seconds until what the client sends with the step is on a stage.
     links: the link that one device of the first stage has to the second, for each (source, target); empty: transfers
         are taken to cost nothing.
     """
@@ -72,6 +73,7 @@ class StepPieces:
     pieces: tuple[Piece, ...]
     arguments: tuple[tuple[str, int], ...] = ()
     outputs: tuple[tuple[str, int], ...] = ()
+    arrivals_s: Mapping[int, float] = field(default_factory=dict)
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import shardwright as sw
@@ -12,6 +14,8 @@ from shardwright.planner import planning
 from shardwright.plans import Plan
 from tests.planner.pipeline import cases
 from tests.planner.pipeline.planned import lowered
+from tests.planner.programs import lower
+from tests.planner.stages.stage_programs import typed_scan
 
 MLP = lowered(cases.mlp(4))[0]
 
@@ -40,6 +44,24 @@ def test_nodes_far_apart_become_stages_where_that_is_faster(monkeypatch):
     with_price = sw.plan(MLP, TWO_NODES, cache=False)
     assert isinstance(with_price, Plan)
     assert any("pipeline" in note for note in with_price.notes)
+
+
+@pytest.mark.parametrize(("bandwidth_gb_per_s", "kind"), [(1.0, PipelinePlan), (300.0, Plan)])
+def test_a_pipeline_is_chosen_where_nodes_are_far_apart(bandwidth_gb_per_s, kind):
+    """Four layers of 4096 × 16384: their gradients take longer over a slow network than activations do."""
+    node = {"ip": "127.0.0.1", "gpu_ids": [0, 1]}
+    links = {"inter_node": {"bandwidth_gb_per_s": bandwidth_gb_per_s, "latency_us": 30}}
+    nodes = {"master": {**node, "port": 1}, "workers": [{**node, "port": 2}], "links": links}
+    cluster, text = Cluster.from_json(json.dumps(nodes)), lower(typed_scan(layers=4, width=4096, batch=8192))
+    found = sw.plan(text, cluster, cache=False)
+    assert isinstance(found, kind)
+    alone = sw.plan(text, cluster, stages=1, cache=False)
+    pipeline = sw.plan(text, cluster, stages=2, cache=False)
+    assert isinstance(alone, Plan)
+    assert isinstance(pipeline, PipelinePlan)
+    # Whichever it is, it is the faster one by its own simulation, and says so.
+    assert (pipeline.step_s < alone.cost.step_s) == (kind is PipelinePlan)
+    assert "one program on all devices" in next(note for note in found.notes if "pipeline" in note)
 
 
 def test_a_step_that_needs_the_whole_batch_is_refused():
