@@ -31,6 +31,7 @@ from shardwright.planner.assemble import Decisions, planned_collectives, segment
 from shardwright.planner.chain import Chain
 from shardwright.planner.dataflow import CONTROL_FLOW
 from shardwright.planner.rewrites.remat import Rematerialized, fixed_values, forward_pass, rematerialize, runs_once
+from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
 from shardwright.planner.strategies import local_results
 from shardwright.plans import RecomputedSegment
 
@@ -70,7 +71,7 @@ def recomputations(decisions: Decisions, chain: Chain, step_s: float, peak_bytes
     step_s, peak_bytes: of the plan. Empty where nothing can be computed again.
     """
     stages = _stages(decisions)
-    kinds = _kinds(decisions, chain)
+    kinds = [*_kinds(decisions, chain), *_loops(decisions)]
     found: dict[frozenset[str], Recomputation] = {}
     for price in PRICES:
         chosen = [kind.cut(price * step_s / peak_bytes) for kind in kinds]
@@ -94,7 +95,9 @@ def rematerialized(module: Module, choice: Recomputation) -> Rematerialized:
     is left to where the views are made."""
     forward = frozenset(forward_pass(module))
     again = choice.instructions & forward
-    return rematerialize(module, keep=forward - again, recompute=again, stages=choice.stages)
+    made = rematerialize(module, keep=forward - again, recompute=again, stages=choice.stages)
+    looped, twins = rematerialize_loops(made.module, choice.instructions - forward)
+    return Rematerialized(module=looped, twins={**made.twins, **twins})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -198,6 +201,22 @@ def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
     ]
 
 
+def _loops(decisions: Decisions) -> list[_Kind]:
+    """What loops stack for their backward loops, and what that is made of."""
+    flow, segments = decisions.graph.flow, decisions.graph.layout.segments
+    pairs = loop_pairs(flow.module)
+    if not pairs:
+        return []
+    costs = _Costs(decisions, {}, {})
+    kinds = []
+    for pair in pairs:
+        body = [i for i in pair.body if not pair.is_at_hand(i) and i is not pair.body.root and i.opcode != "parameter"]
+        name = segment_name(decisions, max(segments.of[flow.leaves[pair.forward.loop][0][0]], 0))
+        values = costs.rows(body, pair)
+        kinds.append(_Kind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))
+    return kinds
+
+
 class _Costs:
     """Bytes and seconds of the forward pass' instructions under a plan, and who reads them."""
 
@@ -237,6 +256,21 @@ class _Costs:
             for name in names
         ]
 
+    def rows(self, body: Sequence[Instruction], pair: LoopPair) -> list[_Value]:
+        """Of the body of a forward loop: a value of each trip is kept as a row of a stack."""
+        position = {instruction: i for i, instruction in enumerate(body)}
+        saved = {row.value for row in pair.saved}
+        return [
+            _Value(
+                instruction=instruction,
+                size_bytes=pair.forward.rows * self._bytes(instruction),
+                seconds=None if pair.element(instruction) is not None else self._seconds(instruction),
+                operands=[position[o] for o in instruction.operands if o in position],
+                is_read=instruction in saved,
+            )
+            for instruction in body
+        ]
+
     def _bytes(self, instruction: Instruction) -> int:
         mesh, flow = self._decisions.graph.prices.mesh, self._decisions.graph.flow
         return sum(
@@ -249,6 +283,8 @@ class _Costs:
         name, opcode = instruction.name, instruction.opcode
         if name in self._shared or opcode in CONTROL_FLOW or opcode == "parameter" or runs_once(instruction):
             return None
+        if opcode == "get-tuple-element" and instruction.operands[0].opcode in CONTROL_FLOW:
+            return None  # what the loop stores
         decisions = self._decisions
         (index, _), *_ = decisions.graph.flow.leaves[instruction]
         node = decisions.graph.flow.nodes[index]

@@ -52,7 +52,7 @@ def relieved(outcome: Outcome) -> Outcome:
     ladder = _ladder(outcome) if options.remat != "none" else []
     if options.remat == "full":
         if not ladder:
-            outcome.notes.append("remat='full': there is nothing outside of loops that could be computed again")
+            outcome.notes.append("remat='full': there is nothing that could be computed again")
         made = search.variant(ladder[-1], search.program.micro_batches) if ladder else outcome
         made.search.fit(made)
         return made

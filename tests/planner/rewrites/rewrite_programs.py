@@ -140,6 +140,25 @@ def deep(layers: int = 8, batch: int = 128, width: int = 32) -> Program:
     return _training(loss, params, _normal(99, batch, width))
 
 
+def deep_scan(layers: int = 6, batch: int = 64, width: int = 16, *, hands_out: bool = False) -> Program:
+    """Such layers in a loop. hands_out: what each layer ends with is a result, too."""
+    params = {"w": _normal(1, layers, width, 4 * width), "v": _normal(2, layers, 4 * width, width)}
+
+    def step(params: Any, scale: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            def layer(x: Any, p: Any) -> Any:
+                x = x + scale * (jax.nn.gelu(x @ p["w"]) @ p["v"])
+                return x, x if hands_out else None
+
+            last, every = jax.lax.scan(layer, x, params)
+            return jnp.mean(last**2), every
+
+        (value, every), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value, every
+
+    return step, (params, np.float32(0.5), _normal(3, batch, width)), (0,)
+
+
 def compiled(hlo_text: str, *, every_pass: bool = False) -> Any:
     """XLA's executable of HLO text on one device. every_pass: XLA leaves none out, as `jax.jit` has it."""
     device = private.local_devices()[0]

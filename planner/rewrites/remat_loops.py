@@ -1,0 +1,354 @@
+"""Rematerialization inside loops over layers: the backward loop computes again what the forward loop need not stack.
+
+JAX turns `lax.scan` into a forward loop that stacks, row by row, what a backward loop reads row by row. Both have the
+same arrays at hand besides: stacked weights, what no trip changes. So a row of a stack can be computed anew in the
+backward loop's body from rows that stay stacked, instructions cloned from the forward loop's body. A value that
+was not stacked before may become so: what a layer begins with, mostly. Unlike in straight code no barrier is
+needed: XLA merges nothing across loops.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
+from shardwright.planner.rewrites import edit
+from shardwright.planner.rewrites.loop_bodies import LoopBody, is_carried
+from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
+
+#: What only writes the same elements in another shape.
+_SAME_ELEMENTS = frozenset({"reshape", "bitcast"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRow:
+    """A stack of the forward loop that only its backward loop reads.
+
+    written, read: the carried elements of the two loops. value: what is stacked, as the forward loop's body makes it.
+    """
+
+    written: int
+    read: int
+    value: Instruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPair:
+    """A forward loop and the backward loop that reads the rows it stacks."""
+
+    forward: StackedLoop
+    backward: StackedLoop
+    saved: tuple[SavedRow, ...]
+
+    @property
+    def body(self) -> Computation:
+        """The forward loop's."""
+        (body,) = self.forward.loop.called["body"]
+        return body
+
+    def element(self, value: Instruction) -> int | None:
+        """The carried element that a value of the forward body is, or None."""
+        return value.index if is_carried(value, self.body) else None
+
+    def is_at_hand(self, value: Instruction) -> bool:
+        """Whether the backward loop has it without keeping anything: stacked weights, constants, the row's number."""
+        element = self.element(value)
+        if element is not None:
+            return element not in self.forward.threaded and element not in self.forward.writes
+        return value.opcode in ("constant", "iota", "parameter")
+
+
+def loop_pairs(module: Module) -> list[LoopPair]:
+    """Pairs of loops of the entry computation, in the order of the forward loops."""
+    loops = [found for i in module.entry if i.opcode == "while" and (found := stacked_loop(i)) is not None]
+    if len(loops) < 2:
+        return []
+    users: dict[Instruction, list[Instruction]] = {}
+    for instruction in module.entry:
+        for operand in dict.fromkeys(instruction.operands):
+            users.setdefault(operand, []).append(instruction)
+    shared = {name for name, count in Counter(_regions(module)).items() if count > 1}
+    loops = [each for each in loops if shared.isdisjoint(c.name for (c,) in each.loop.called.values())]
+    pairs = []
+    for forward in loops:
+        for backward in loops:
+            saved = _saved(forward, backward, users)
+            if saved and not forward.is_descending and forward.rows == backward.rows:
+                pairs.append(LoopPair(forward=forward, backward=backward, saved=saved))
+                break
+    return pairs
+
+
+def _regions(module: Module) -> Iterator[str]:
+    """Names of the computations that loops run, as often as one does."""
+    for instruction in module.instructions():
+        if instruction.opcode == "while":
+            yield from (computation.name for (computation,) in instruction.called.values())
+
+
+def _saved(
+    forward: StackedLoop, backward: StackedLoop, users: Mapping[Instruction, Sequence[Instruction]]
+) -> tuple[SavedRow, ...]:
+    (body,) = forward.loop.called["body"]
+    carried = backward.loop.operands[0]
+    found = []
+    for taken in users.get(forward.loop, ()):
+        if taken.opcode != "get-tuple-element" or taken.index not in forward.writes:
+            continue
+        places = [k for k in backward.reads if carried.operands[k] is taken]
+        if len(places) == 1 and list(users.get(taken, ())) == [carried] and carried.operands.count(taken) == 1:
+            value = _origin(body.root.operands[taken.index].operands[1])
+            if forward.indices[taken.index][0].operands[2].shape != backward.indices[places[0]][0].operands[1].shape:
+                continue
+            found.append(SavedRow(written=taken.index, read=places[0], value=value))
+    return tuple(found)
+
+
+def _origin(value: Instruction) -> Instruction:
+    while value.opcode in _SAME_ELEMENTS:
+        (value,) = value.operands
+    return value
+
+
+def rematerialize_loops(module: Module, recompute: Set[str]) -> tuple[Module, dict[str, str]]:
+    """The program whose backward loops compute the values named in `recompute` again, as far as they read them.
+
+    recompute: names of instructions in bodies of forward loops. What those are made of is kept: a row a trip, stacked.
+    Also gives, for each instruction that was added, the one that it is a clone of. Numbers are those of the original
+    program, but for what XLA fuses otherwise. `module` is not changed.
+    """
+    twins: dict[str, str] = {}
+    names = edit.Names(module)
+    with edit.uncollected():
+        for number in range(len(loop_pairs(module)) if recompute else 0):
+            pair = loop_pairs(module)[number]  # of the module as it is by now: a rewrite makes loops anew
+            module = _Rewrite(module=module, pair=pair, names=names, recompute=recompute, twins=twins).run()
+    return module, twins
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Rewrite:
+    """One pair of loops. dropped: stacks that go. stacked: values of the forward body that get one."""
+
+    module: Module
+    pair: LoopPair
+    names: edit.Names
+    recompute: Set[str]
+    twins: dict[str, str]
+    dropped: list[SavedRow] = field(default_factory=list)
+    clones: list[Instruction] = field(default_factory=list)  # instructions of the forward body, in its order
+    stacked: list[Instruction] = field(default_factory=list)
+    taken: dict[int, int] = field(default_factory=dict)  # forward element at hand → the backward loop's
+
+    def run(self) -> Module:
+        self.dropped = [row for row in self.pair.saved if row.value.name in self.recompute]
+        if not self.dropped:
+            return self.module
+        self._look_for_sources()
+        forward, backward = self.pair.forward.loop, self.pair.backward.loop
+        out: list[Instruction] = []
+        made: dict[Instruction, Instruction] = {}
+        skipped = {forward.operands[0], backward.operands[0]}
+        for old in self.module.entry:
+            if old is forward:
+                made[old] = self._forward_loop(made, out)
+            elif old is backward:
+                made[old] = self._backward_loop(made, out)
+            elif old.opcode == "get-tuple-element" and old.operands[0] is forward:
+                if old.index not in self._gone:
+                    made[old] = self._element(made[forward], self._moved(old.index, self._gone), old, out)
+            elif old.opcode == "get-tuple-element" and old.operands[0] is backward:
+                made[old] = self._element(made[backward], self._moved(old.index, self._unread), old, out)
+            elif old not in skipped:
+                made[old] = edit.copy_of(old, [made[operand] for operand in old.operands])
+                out.append(made[old])
+        entry = edit.computation_of(self.module.entry, out, made[self.module.entry.root])
+        return edit.module_of(self.module, self._computations(entry, made[forward], made[backward]))
+
+    def _computations(self, entry: Computation, *loops: Instruction) -> list[Computation]:
+        replaced: dict[Computation, Computation] = {self.module.entry: entry}
+        for old, new in zip((self.pair.forward.loop, self.pair.backward.loop), loops, strict=True):
+            for name in ("body", "condition"):
+                replaced[old.called[name][0]] = new.called[name][0]
+        return [replaced.get(each, each) for each in self.module.computations]
+
+    # ---- what is read where ------------------------------------------------------
+    @property
+    def _gone(self) -> list[int]:
+        """Elements that the forward loop carries no longer."""
+        return [row.written for row in self.dropped]
+
+    @property
+    def _unread(self) -> list[int]:
+        """Elements that the backward loop carries no longer."""
+        return [row.read for row in self.dropped]
+
+    @staticmethod
+    def _moved(index: int, gone: Sequence[int]) -> int:
+        return index - sum(each < index for each in gone)
+
+    def _look_for_sources(self) -> None:
+        """Fill clones, stacked and taken: what the dropped rows are made of."""
+        kept = {row.value for row in self.pair.saved if row not in self.dropped}
+        needed: set[Instruction] = set()
+        todo = [row.value for row in self.dropped]
+        while todo:
+            value = todo.pop()
+            if value in needed:
+                continue
+            needed.add(value)
+            if self._is_cloned(value, kept):
+                todo += value.operands
+        for value in self.pair.body:
+            if value not in needed or value in kept:
+                continue
+            element = self.pair.element(value)
+            if self._is_cloned(value, kept):
+                self.clones.append(value)
+            elif element is None or not self.pair.is_at_hand(value):
+                self.stacked.append(value)
+            elif element != self.pair.forward.counter:
+                self.taken[element] = -1
+
+    def _is_cloned(self, value: Instruction, kept: Set[Instruction]) -> bool:
+        if value in kept or self.pair.element(value) is not None:
+            return False
+        return value.name in self.recompute or self.pair.is_at_hand(value)
+
+    # ---- the forward loop ----------------------------------------------------------
+    def _forward_loop(self, made: Mapping[Instruction, Instruction], out: list[Instruction]) -> Instruction:
+        old = self.pair.forward.loop
+        carried = [made[o] for k, o in enumerate(old.operands[0].operands) if k not in self._gone]
+        carried += [self._zeros(value, out) for value in self.stacked]
+        body = LoopBody(self.pair.forward.loop, self.names, self._gone, [each.shape for each in carried])
+        for instruction in self.pair.body:
+            is_gone = any(instruction is self.pair.body.root.operands[row.written] for row in self.dropped)
+            if instruction is not self.pair.body.root and not is_gone:
+                body.copy(instruction)
+        written = [body.made[operand] for k, operand in enumerate(self.pair.body.root.operands) if k not in self._gone]
+        for value, stack in zip(self.stacked, carried[len(written) :], strict=True):
+            place = body.element(len(written), stack.shape, value.name)
+            row = body.row_of(self.pair.forward.indices[self.pair.forward.writes[0]][0], stack.shape)
+            (update,) = body.add(edit.reshape_to(body.made[value], (1, *_dims(value)), self._name(value, "row")))
+            step = Instruction(self._name(value, "stacked"), "dynamic-update-slice", stack.shape, (place, update, *row))
+            body.add(step)
+            written.append(step)
+        return body.loop(carried, written, out)
+
+    def _zeros(self, value: Instruction, out: list[Instruction]) -> Instruction:
+        shape = value.shape
+        assert isinstance(shape, ArrayShape)
+        zero = Instruction(
+            self._name(value, "zero"), "constant", ArrayShape(shape.element_type, ()), payload=_zero(shape)
+        )
+        stack = ArrayShape(shape.element_type, (self.pair.forward.rows, *shape.dimensions))
+        zeros = Instruction(self._name(value, "zeros"), "broadcast", stack, (zero,))
+        zeros.attributes["dimensions"] = edit.int_list("dimensions", ())
+        out += [zero, zeros]
+        return zeros
+
+    def _name(self, value: Instruction, suffix: str) -> str:
+        name = self.names.like(value.name, suffix)
+        self.twins[name] = value.name
+        return name
+
+    # ---- the backward loop ---------------------------------------------------------
+    def _backward_loop(self, made: Mapping[Instruction, Instruction], out: list[Instruction]) -> Instruction:
+        old, forward = self.pair.backward.loop, self.pair.forward.loop
+        carried = [made[o] for k, o in enumerate(old.operands[0].operands) if k not in self._unread]
+        (source,) = old.called["body"]
+        rows = {row.read: row for row in self.dropped}
+        for element in self.taken:
+            value = made[forward.operands[0].operands[element]]
+            self.taken[element] = next((k for k, each in enumerate(carried) if each is value and self._stays(k)), -1)
+            if self.taken[element] < 0:
+                self.taken[element] = len(carried)
+                carried.append(value)
+        first_stack = len(carried)
+        kept = self.pair.forward.loop.shape
+        assert isinstance(kept, TupleShape)
+        count = len(kept.elements) - len(self.dropped)
+        for number, value in enumerate(self.stacked):
+            carried.append(self._element(made[forward], count + number, value, out, self._name(value, "stack")))
+        body = LoopBody(self.pair.backward.loop, self.names, self._unread, [each.shape for each in carried])
+        index_of = next(taker for k in self.pair.backward.reads for taker in self.pair.backward.indices[k])
+        clones = self._cloned(body, index_of, carried, first_stack)
+        dropped = {each: rows[each.index] for each in source if is_carried(each, source) and each.index in rows}
+        for instruction in source:
+            if instruction is source.root or instruction in body.made or instruction in dropped:
+                continue
+            if instruction.opcode == "dynamic-slice" and instruction.operands[0] in dropped:
+                assert isinstance(instruction.shape, ArrayShape)
+                value = clones[dropped[instruction.operands[0]].value]
+                row = edit.reshape_to(value, instruction.shape.dimensions, instruction.name)
+                (body.made[instruction],) = body.add(row)
+            else:
+                body.copy(instruction)
+        handed_on = [body.made[o] for k, o in enumerate(source.root.operands) if k not in self._unread]
+        handed_on += [body.element(k, carried[k].shape, old.name) for k in range(len(handed_on), len(carried))]
+        return body.loop(carried, handed_on, out)
+
+    def _stays(self, moved: int) -> bool:
+        """Whether the backward loop hands an element on as it is."""
+        stay = {self._moved(k, self._unread) for k in (*self.pair.backward.reads, *self.pair.backward.fixed)}
+        return moved in stay
+
+    def _cloned(
+        self, body: LoopBody, taker: Instruction, carried: Sequence[Instruction], first_stack: int
+    ) -> dict[Instruction, Instruction]:
+        """What stands in the backward body for the values of the forward body that clones are, or read."""
+        found: dict[Instruction, Instruction] = {}
+        for row in self.pair.saved:
+            if row not in self.dropped:
+                taken = self.pair.backward.indices[row.read][0]
+                found[row.value] = self._shaped(body, body.with_operands(taken), row.value)
+        for number, value in enumerate(self.stacked):
+            stack = carried[first_stack + number].shape
+            assert isinstance(stack, ArrayShape)
+            place = body.element(first_stack + number, stack, value.name)
+            sizes = (1, *stack.dimensions[1:])
+            read = Instruction(
+                self._name(value, "kept"), "dynamic-slice", ArrayShape(stack.element_type, sizes),
+                (place, *body.row_of(taker, stack)),
+            )  # fmt: skip
+            read.attributes["dynamic_slice_sizes"] = edit.int_list("dynamic_slice_sizes", sizes)
+            found[value] = self._shaped(body, body.add(read)[0], value)
+        for value in self.pair.body:
+            element = self.pair.element(value)
+            if element == self.pair.forward.counter:
+                found[value] = body.with_operands(taker.operands[1])
+            elif element is not None and element in self.taken:
+                number = self.taken[element]
+                found[value] = body.element(number, carried[number].shape, value.name)
+        for value in self.clones:
+            name = self._name(value, "remat")
+            found[value] = edit.copy_of(value, [found[operand] for operand in value.operands], name=name)
+            body.add(found[value])
+        return found
+
+    def _shaped(self, body: LoopBody, row: Instruction, value: Instruction) -> Instruction:
+        return body.add(edit.reshape_to(row, _dims(value), self._name(value, "kept")))[0]
+
+    def _element(
+        self, loop: Instruction, index: int, like: Instruction, out: list[Instruction], name: str | None = None
+    ) -> Instruction:
+        """An element of a loop's result, in place of `like` or under a name of its own."""
+        assert isinstance(loop.shape, TupleShape)
+        if name is None:
+            made = edit.copy_of(like, (loop,), index=index)
+        else:
+            made = Instruction(name, "get-tuple-element", loop.shape.elements[index], (loop,), index=index)
+        made.attributes["index"] = edit.attribute("index", str(index))
+        out.append(made)
+        return made
+
+
+def _dims(value: Instruction) -> tuple[int, ...]:
+    assert isinstance(value.shape, ArrayShape)
+    return value.shape.dimensions
+
+
+def _zero(shape: ArrayShape) -> str:
+    return "false" if shape.element_type == "pred" else "0"
