@@ -151,6 +151,9 @@ class _Rematerializer:
         self.backward = dict.fromkeys(in_reverse([i for i in module.entry if i not in others], stages))
         self.in_order = [*forward, *self.backward]
         self.order = {instruction: number for number, instruction in enumerate(self.in_order)}
+        self.depth: dict[Instruction, int] = {}  # of the backward pass, how many instructions follow one another
+        for instruction in self.backward:
+            self.depth[instruction] = 1 + max((self.depth.get(each, 0) for each in instruction.operands), default=0)
         self.readers: dict[Instruction, list[Instruction]] = {}  # value to compute again → who of the backward reads it
         for user in self.backward:
             for operand in user.operands if user is not self.root else ():
@@ -255,17 +258,22 @@ class _Rematerializer:
         return held.get(operand) or self.made[operand]
 
     def _trigger(self, segment: Sequence[Instruction], reader: Instruction) -> Instruction | None:
-        """The value of the backward pass that the segment waits for, made before any of its readers: the last that
-        one of them takes, else the last of all."""
+        """The value of the backward pass that the segment waits for, made before any of its readers: of what they are
+        made of the one at the end of the longest chain, which is the gradient that arrives and no factor beside it."""
         before = self.order[reader]
-        taken = [
-            operand
-            for user in self._readers_of(segment)
-            for operand in user.operands
-            if operand in self.backward and self.order[operand] < before
-        ]
-        if taken:
-            return max(taken, key=self.order.__getitem__)
+        todo: list[Instruction] = self._readers_of(segment)
+        seen, made_before = set(todo), dict[Instruction, None]()
+        while todo:
+            for operand in todo.pop().operands:
+                if operand not in self.backward:
+                    continue
+                if self.order[operand] < before:
+                    made_before[operand] = None
+                elif operand not in seen:
+                    seen.add(operand)
+                    todo.append(operand)
+        if made_before:
+            return max(made_before, key=lambda each: (self.depth[each], self.order[each]))
         previous = self.in_order[before - 1]
         return previous if previous in self.backward else None
 

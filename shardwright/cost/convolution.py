@@ -1,4 +1,4 @@
-"""Arithmetic of a convolution: only kernel positions that meet real input elements count."""
+"""Convolutions: their arithmetic, of which only positions that meet real input elements count, and their layouts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from shardwright.hlo import Instruction
+from shardwright.hlo.attributes import ConvDims
 
 
 def convolution_flops(
@@ -39,6 +40,15 @@ def convolution_flops(
         share = local_result[dims.output_spatial[i]] * local_rhs[dims.kernel_spatial[i]] / max(output * kernel, 1)
         work *= met * share
     return work if prod(local_result) else 0.0
+
+
+def convolution_orders(dims: ConvDims) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Dimensions of input, kernel and output in the order of XLA:CPU's kernels, `b01f_01io->b01f`."""
+    return (
+        (dims.input_batch, *dims.input_spatial, dims.input_feature),
+        (*dims.kernel_spatial, dims.kernel_input_feature, dims.kernel_output_feature),
+        (dims.output_batch, *dims.output_spatial, dims.output_feature),
+    )
 
 
 @lru_cache(maxsize=4096)

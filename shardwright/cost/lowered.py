@@ -12,6 +12,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
+from shardwright.cost.convolution import convolution_orders
 from shardwright.cost.fusion import Program
 from shardwright.cost.inline import FlatComputation
 from shardwright.cost.opcodes import COMPUTING, MARKER_TARGETS
@@ -117,6 +118,11 @@ class _Lowered:
                 if opcode:
                     source = self.flat.instructions[operands[i]]
                     used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i]))
+        if instruction.opcode == "convolution" and self.compiler.copies_dot_operands:
+            for i, wanted_order in enumerate(convolution_orders(instruction.get("dim_labels"))[:2]):
+                if not _is_natural(wanted_order):
+                    source = self.flat.instructions[operands[i]]
+                    used[i] = self._once((used[i], wanted_order), partial(self._like, "transpose", source, used[i]))
         return tuple(used)
 
     def _used_as(self, operand: int, wanted: ValueSharding) -> int:
@@ -171,6 +177,9 @@ class _Lowered:
         summed = plan.partial if plan is not None else ()
         local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
         node = self._add(opcode, instruction, operands, local)
+        if opcode == "convolution" and self.compiler.copies_dot_operands:
+            if not _is_natural(convolution_orders(instruction.get("dim_labels"))[2]):
+                node = self._like("transpose", instruction, node)
         if self.widens and self._is_widened(instruction) and _is_bf16(instruction):
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
             node = self._like("convert", instruction, node, 0.5)
@@ -207,6 +216,10 @@ class _Lowered:
         shards = [self.lowering.shard(*pair) for pair in zip(leaves, shardings, strict=True)]
         sizes = tuple(size for size, _ in shards)
         return self.program.add(opcode, instruction, operands, sizes, sum(elements for _, elements in shards))
+
+
+def _is_natural(order: tuple[int, ...]) -> bool:
+    return order == tuple(range(len(order)))
 
 
 def _is_bf16(instruction: Instruction) -> bool:

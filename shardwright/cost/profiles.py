@@ -38,7 +38,7 @@ class Compiler:
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
-        in the place its kernel expects.
+        in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
     computes_bf16_in_f32: whether arithmetic on bfloat16 is done by instructions on float32 and converted back.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
         called feasible that the compiler finds too large.
