@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 import numpy as np
 
@@ -126,6 +127,24 @@ def _bytes(shape: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
     for size in sharding.shard_shape(shape.dimensions, mesh):
         elements *= size
     return (elements * ELEMENT_BITS[shape.element_type] + 7) // 8
+
+
+#: Source lines that a message names, at most.
+_MOST_LINES = 3
+
+
+def dominating(peak: Peak, decisions: Decisions) -> str:
+    """`2.1 GiB of model.py:93, 1.0 GiB of model.py:97`: the source lines whose values take most at a peak."""
+    flow, mesh = decisions.graph.flow, decisions.graph.prices.mesh
+    taken: dict[str, int] = {}
+    for node, leaf in peak.values:
+        line = flow.module.source(flow.nodes[node].instruction)
+        if line is not None and node not in flow.parameters:
+            where = f"{PurePath(line.file).name}:{line.line}"
+            size = _bytes(flow.nodes[node].shapes[leaf], decisions.result((node, leaf)), mesh)
+            taken[where] = taken.get(where, 0) + size
+    largest = sorted(taken.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LINES]
+    return ", ".join(f"{format_bytes(size)} of {where}" for where, size in largest if size)
 
 
 def breakdown(parameters: Mapping[str, int], temporaries: int) -> str:

@@ -177,9 +177,9 @@ class _Lowered:
         summed = plan.partial if plan is not None else ()
         local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
         node = self._add(opcode, instruction, operands, local)
-        if opcode == "convolution" and self.compiler.copies_dot_operands:
-            if not _is_natural(convolution_orders(instruction.get("dim_labels"))[2]):
-                node = self._like("transpose", instruction, node)
+        is_copied = opcode == "convolution" and self.compiler.copies_dot_operands
+        if is_copied and not _is_natural(convolution_orders(instruction.get("dim_labels"))[2]):
+            node = self._like("transpose", instruction, node)
         if self.widens and self._is_widened(instruction) and _is_bf16(instruction):
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
             node = self._like("convert", instruction, node, 0.5)

@@ -4,6 +4,7 @@ whole plans under budgets against XLA's memory."""
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import jax
@@ -173,3 +174,14 @@ def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
     made = plan(step, CLUSTER, replace(options, memory_budget=limit, remat="none"))
     assert made.memory.peak_bytes <= limit
     assert made.micro_batches > 1
+
+
+def test_refusal_says_what_takes_most_and_what_would_do() -> None:
+    with pytest.raises(MemoryBudgetError) as refused:
+        planned(memory_budget=60_000, micro_batches=1, remat="none")
+    message = str(refused.value)
+    assert "kept free for what predictions miss" in message
+    assert re.search(r"of what the program computes, [0-9.]+ [KM]iB of programs\.py:\d+", message)
+    allowed = re.search(r"allow ([0-9.]+) MiB, use about \d+ devices", message)
+    assert allowed
+    assert planned(memory_budget=int(float(allowed[1]) * 2**20), micro_batches=1, remat="none").memory.peak_bytes
