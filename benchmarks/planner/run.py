@@ -63,7 +63,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, help="seconds for each search")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds until a plan or program counts as failed")
     parser.add_argument("--with-expert", action="store_true", help="only budgets that an expert fits")
-    parser.add_argument("--compiler", metavar="PROFILE", help="whose compiler the plan's memory is predicted for")
+    parser.add_argument(
+        "--compiler", metavar="PROFILE", default="cpu", help="whose compiler memory is predicted for (cpu: the judge's)"
+    )
     parser.add_argument("--timing", action="store_true", help="also time GPT-2 of 12 and 96 layers against lowering")
     parser.add_argument("--json", type=Path, help="write everything there")
     arguments = parser.parse_args()
