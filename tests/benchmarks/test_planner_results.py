@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.planner.planned import lower, plan  # noqa: E402
 from benchmarks.planner.report import summary  # noqa: E402
 from benchmarks.planner.results import Results, read_outcomes  # noqa: E402
 from benchmarks.planner.suite import Entry  # noqa: E402
@@ -76,3 +77,12 @@ def test_a_table_has_a_row_for_each_outcome_in_the_order_of_the_suite():
         "| gpt2-124M-8 | 50% | 5 | zero1 | 5 | 0.900 | **2.00 / 3.00** |",
         "| dlrm-1M-8 | 25% | refused | none fits |  |  |  |",
     ]
+
+
+def test_memory_is_predicted_for_the_compiler_that_is_named():
+    tiny = {"layers": 1, "width": 64, "heads": 4, "context": 16, "vocabulary": 64}
+    entry = Entry(model="gpt2", size="124M", devices=8, changes=tiny)
+    text = lower(entry).hlo_text
+    own, a100, cpu = (plan(text, entry, {"mesh": "8"}, limit_s=300, compiler=name) for name in (None, "a100", "cpu"))
+    assert own["predicted_memory_bytes"] == a100["predicted_memory_bytes"] != cpu["predicted_memory_bytes"]
+    assert own["predicted_step_s"] == a100["predicted_step_s"] == cpu["predicted_step_s"], "prices stay the machine's"
