@@ -2,7 +2,8 @@
 
 What must hold, per instruction:
 
-1. every value has as many shardings as arrays, of their rank, over known axes in mesh order (`form_problems`);
+1. every value has as many shardings as arrays, of their rank, over known axes in mesh order; partial sums have even
+   shards (`form_problems`);
 2. each mesh axis is idle, takes one factor of the instruction's rule, or hands a partial sum on by one of the
    instruction's linear ways (`_explanations`). A contracted factor's and a way's result is reduced where it is
    made (`InstructionPlan.partial`) or stays partial; a maximum or a product is reduced at once and whole;
@@ -68,6 +69,8 @@ def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[
         if unknown:
             yield f"is split over {', '.join(unknown)}: not an axis of the mesh"
             continue
+        if sharding.unreduced and not sharding.is_even(leaf.dimensions, mesh):
+            yield f"is partial and split unevenly, {sharding}: XLA has no such sums"
         for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
             if list(axes) != sorted(axes, key=order.__getitem__):
                 where = f"dimension {dim}" if dim < leaf.rank else "its partial sum"

@@ -168,10 +168,15 @@ class MeshSearch:
         """What a device must have for a plan: the predicted peak and what the prediction may miss."""
         return required_bytes(found.memory, self.profile)
 
+    def strategies(self, prices: Prices) -> StrategyBuilder:
+        """Strategies on the mesh of `prices`. Dimensions that its axes do not divide are stored padded where they are
+        split all the same: no plan for the program as it stands."""
+        return StrategyBuilder(prices, pads=self.options.rewrites != "none")
+
     def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
         prices = Prices(mesh, self.cluster, self.profile)
-        builder = StrategyBuilder(prices)
+        builder = self.strategies(prices)
         requirements = {
             node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
             for node in sorted({*self.program.pins, *force.requirements})

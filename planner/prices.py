@@ -3,8 +3,9 @@
 The search asks for the same few thousand prices millions of times: shardings are
 interned to small integers, and resharding prices come as matrices between lists
 of them. Which collectives take one sharding to another does not depend on the array, as long as its
-dimensions are even, and many pairs need the same ones: they are interned too (as *moves*), and each is priced once
-for an array's size. The formulas are `shardwright.cost`'s; nothing is priced here.
+dimensions are even (an array that some sharding does not divide has a table of its own), and many pairs need
+the same ones: they are interned too (as *moves*), and each is priced once for an array's size. The formulas are
+`shardwright.cost`'s; nothing is priced here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ IntArray = NDArray[np.int64]
 Moves = tuple[tuple[str, tuple[str, ...], int, float], ...]
 
 _UNKNOWN = -1
+_NO_TABLE: IntArray = np.empty((0, 0), np.int64)
 _IMPOSSIBLE: Moves = (("impossible", (), 0, 0.0),)
 
 #: Seconds of the first two lists of moves: none, and one that cannot be.
@@ -45,7 +47,8 @@ class Prices:
         self.topology = Topology.of(cluster, profile)
         self.shardings: list[TensorSharding] = []
         self._ids: dict[TensorSharding, int] = {}
-        self._table: IntArray = np.full((64, 64), _UNKNOWN, np.int64)  # by source and target: number of the moves
+        #: By source and target, the number of the moves: of even arrays, and of each type of uneven ones.
+        self._tables: dict[ArrayShape | None, IntArray] = {}
         self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: 1}
         self._priced: dict[int, FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
@@ -113,36 +116,38 @@ class Prices:
 
     def _moves_between(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
         """The number of the moves between each pair."""
-        size = len(self.shardings)
-        if self._table.shape[0] < size:
-            grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)
-            known = self._table.shape[0]
-            grown[:known, :known] = self._table
-            self._table = grown
-        if not self._is_even(shape, sources) or not self._is_even(shape, targets):
-            return self._exact(shape, sources, targets)
-        numbers = self._table[np.ix_(sources, targets)]
+        is_even = self._is_even(shape, sources) and self._is_even(shape, targets)
+        table = self._table(None if is_even else shape)
+        numbers = table[np.ix_(sources, targets)]
         missing = np.argwhere(numbers == _UNKNOWN)
-        even = (self.mesh.device_count**2,) * len(shape.dimensions)
+        element_type, dims = shape.element_type, shape.dimensions
+        if is_even:
+            element_type, dims = "u8", (self.mesh.device_count**2,) * len(dims)
         for i, j in missing.tolist():
             source, target = int(sources[i]), int(targets[j])
-            if self._table[source, target] == _UNKNOWN:
-                self._table[source, target] = self._number_of(source, target, "u8", even)
-        return self._table[np.ix_(sources, targets)] if len(missing) else numbers
+            if table[source, target] == _UNKNOWN:
+                table[source, target] = self._number_of(source, target, element_type, dims)
+        return table[np.ix_(sources, targets)] if len(missing) else numbers
+
+    def _table(self, kind: ArrayShape | None) -> IntArray:
+        """The table of an uneven array, or of all even ones, with room for every sharding known now."""
+        size = len(self.shardings)
+        known = self._tables.get(kind, _NO_TABLE)
+        if known.shape[0] < size:
+            grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)
+            grown[: known.shape[0], : known.shape[0]] = known
+            known = self._tables[kind] = grown
+        return known
 
     def _is_even(self, shape: ArrayShape, ids: IntArray) -> bool:
-        return all(
-            size % self.mesh.size(axes) == 0
-            for i in set(ids.tolist())
-            for size, axes in zip(shape.dimensions, self.shardings[i].dims, strict=True)
-        )
+        return all(self.shardings[i].is_even(shape.dimensions, self.mesh) for i in set(ids.tolist()))
 
     def _number_of(self, source: int, target: int, element_type: str, dims: tuple[int, ...]) -> int:
         """Interns the moves between two shardings of an array."""
         have, want = self.shardings[source], self.shardings[target]
         if have == want:
             return 0
-        if not can_become(have, want):
+        if not can_become(have, want) or self._keeps_uneven_sum(dims, have, want):
             return 1
         whole = ArrayShape(element_type, dims).size_bytes
         moves = tuple(
@@ -150,6 +155,10 @@ class Prices:
             for move in reshard(element_type, dims, have, want, self.mesh)
         )
         return self._numbers.setdefault(moves, len(self._numbers))
+
+    def _keeps_uneven_sum(self, dims: tuple[int, ...], have: TensorSharding, want: TensorSharding) -> bool:
+        """Whether a sum of uneven shards would stay partial over some axes: it is reduced over all where it is made."""
+        return bool(have.unreduced and want.unreduced) and not have.is_even(dims, self.mesh)
 
     def _seconds(self, shape: ArrayShape) -> FloatArray:
         """Seconds of every known list of moves for an array of this size."""
@@ -164,16 +173,6 @@ class Prices:
             collective_time_s(kind, round(part * size_bytes), axes, self.mesh, self.topology, group_size=group_size)
             for kind, axes, group_size, part in moves
         )
-
-    def _exact(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
-        """As `_moves_between`, for an array that some of the shardings do not divide: moves of its own."""
-        return np.array(
-            [
-                [self._number_of(source, target, shape.element_type, shape.dimensions) for target in targets.tolist()]
-                for source in sources.tolist()
-            ],
-            np.int64,
-        ).reshape(len(sources), len(targets))
 
 
 def can_become(source: TensorSharding, target: TensorSharding) -> bool:

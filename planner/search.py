@@ -26,7 +26,6 @@ from shardwright.planner.prices import Prices
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.relief import relieved
 from shardwright.planner.rewrites import without_idle_views
-from shardwright.planner.strategies import StrategyBuilder
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, Mesh, Plan
 
@@ -203,7 +202,7 @@ class Search(MeshSearch):
 
     def _descended(self, start: Tried, mesh: Mesh) -> Tried:
         prices = Prices(mesh, self.cluster, self.profile)
-        fine = replace(start.chain.graph, prices=prices, builder=StrategyBuilder(prices), _sets={}, _least_s={})
+        fine = replace(start.chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={})
         rounds = ROUNDS_IF_LARGE if self.is_large else None
         chain, solved = descend(
             start.chain, start.solved.states, fine, time_limit_s=self.time_limit_s(), most_rounds=rounds

@@ -8,7 +8,7 @@ search. Maxima, products and the like are reduced where they arise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -19,6 +19,7 @@ from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, denied, rule_of
 from shardwright.planner.rules.halo import exchanged_bytes
 from shardwright.planner.rules.linear import linear_ways, reduced_at_once
+from shardwright.planner.uneven import MaySplit, divides, divides_or_pays
 from shardwright.plans import Mesh, TensorSharding
 
 #: Attributes that say nothing about what an instruction computes.
@@ -114,10 +115,14 @@ def ways_through(instruction: Instruction) -> tuple[frozenset[int], ...]:
 
 
 class StrategyBuilder:
-    """Strategy sets of instructions on one mesh; equal instructions share one set."""
+    """Strategy sets of instructions on one mesh; equal instructions share one set.
 
-    def __init__(self, prices: Prices) -> None:
+    pads: dimensions may also be split over axes that do not divide them.
+    """
+
+    def __init__(self, prices: Prices, *, pads: bool = False) -> None:
         self._prices = prices
+        self._may_split: MaySplit = divides_or_pays if pads else divides
         self._sets: dict[object, StrategySet] = {}
         self._rules: dict[object, OpRule] = {}
         self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
@@ -148,11 +153,11 @@ class StrategyBuilder:
         return found
 
     def of_value(self, shape: ArrayShape, *, partial: bool = False, near: Near | None = None) -> StrategySet:
-        """Every even sharding of an array that is only handed on; with `partial`, also as a partial sum."""
+        """Every sharding of an array that is only handed on; with `partial`, also as a partial sum."""
         key = ("value", shape.dimensions, partial, near)
         found = self._sets.get(key)
         if found is None:
-            found = self.of_shardings(tuple(even_shardings(shape, self._prices.mesh, partial, near)))
+            found = self.of_shardings(tuple(shardings_of(shape, self._prices.mesh, partial, near, self._may_split)))
             self._sets[key] = found
         return found
 
@@ -175,7 +180,7 @@ class StrategyBuilder:
             else [Choice()]
             for axis in self._prices.mesh.axes
         ]
-        found = _strategies(instruction, self._prices.mesh, choices)
+        found = _strategies(instruction, self._prices.mesh, choices, self._may_split)
         return next((each for each in found if each.results == (result,) and not each.partial), None)
 
     def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
@@ -198,7 +203,8 @@ class StrategyBuilder:
         self, instruction: Instruction, linear: tuple[frozenset[int], ...], near: Near | None = None
     ) -> StrategySet:
         rule = rule_of(instruction)
-        strategies = tuple(enumerate_strategies(instruction, rule, self._prices.mesh, linear, near))
+        mesh = self._prices.mesh
+        strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, self._may_split))
         time_s = np.array([self._time_s(instruction, strategy) for strategy in strategies])
         return self._set(strategies, time_s, rule.reason if len(strategies) == 1 else "")
 
@@ -238,12 +244,17 @@ def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
     )
 
 
-def even_shardings(
-    shape: ArrayShape, mesh: Mesh, partial: bool = False, near: Near | None = None
+def shardings_of(
+    shape: ArrayShape,
+    mesh: Mesh,
+    partial: bool = False,
+    near: Near | None = None,
+    may_split: MaySplit = divides,
 ) -> Iterator[TensorSharding]:
-    """Every way to split the dimensions of `shape` evenly over the mesh axes; replicated first.
+    """Every way to split the dimensions of `shape` over the mesh axes; replicated first.
 
-    partial: an axis may also hold partial sums. near: only those.
+    partial: an axis may also hold partial sums, where shards are even. near: only those. may_split: how many parts a
+    dimension may have.
     """
     every: list[int | None] = [None, *range(shape.rank), *((-1,) if partial else ())]
     options = [every] * len(mesh.axes)
@@ -257,7 +268,8 @@ def even_shardings(
         for axis, dim in zip(mesh.axes, dims, strict=True):
             if dim is not None and dim >= 0:
                 split[dim] = (*split[dim], axis.name)
-        if all(size % mesh.size(axes) == 0 for size, axes in zip(shape.dimensions, split, strict=True)):
+        fits = divides if unreduced else may_split
+        if all(fits(size, mesh.size(axes)) for size, axes in zip(shape.dimensions, split, strict=True)):
             yield TensorSharding(tuple(split), unreduced)
 
 
@@ -267,28 +279,32 @@ def enumerate_strategies(
     mesh: Mesh,
     linear: tuple[frozenset[int], ...] = (),
     near: Near | None = None,
+    may_split: MaySplit = divides,
 ) -> Iterator[Strategy]:
     """Strategies of `instruction` on `mesh`: each axis takes one factor, partial sums through, or nothing.
 
     The first is replicated, unless only those `near` one are asked for. Left out: a factor that its axes do not
-    divide, two factors on one dimension of one tensor, and what XLA is known to compute wrongly.
+    divide, unless `may_split` and the factor allow padding; two factors on one dimension of one tensor; and what XLA is
+    known to compute wrongly.
     """
     choices = [Choice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
         choices += [Choice(factor=factor) for factor in (*rule.factors, *(f for f in rule.bordered if f.halo))]
         choices += [Choice(linear=way) for way in linear]
     along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
-    yield from _strategies(instruction, mesh, along)
+    yield from _strategies(instruction, mesh, along, may_split)
 
 
-def _strategies(instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[Choice]]) -> Iterator[Strategy]:
+def _strategies(
+    instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[Choice]], may_split: MaySplit
+) -> Iterator[Strategy]:
     """Every different strategy that comes of one choice per mesh axis."""
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
     at_once = reduced_at_once(instruction) is not None
     seen = set()
     for combination in product(*choices):
-        strategy = _strategy(combination, inputs, results, mesh, at_once)
+        strategy = _strategy(combination, inputs, results, mesh, at_once, may_split)
         if strategy is None or strategy in seen:
             continue
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
@@ -304,25 +320,15 @@ def _strategy(
     results: tuple[ArrayShape, ...],
     mesh: Mesh,
     at_once: bool,
+    may_split: MaySplit,
 ) -> Strategy | None:
     """The strategy that the axes' choices make together; None where they do not go together.
 
     at_once: sums are reduced where they arise, like anything else that is contracted.
     """
-    axes_of: dict[str, int] = {}
-    for axis, choice in zip(mesh.axes, combination, strict=True):
-        if choice.factor is not None:
-            axes_of[choice.factor.name] = axes_of.get(choice.factor.name, 1) * axis.size
-            if choice.factor.size % axes_of[choice.factor.name]:
-                return None
-    if any(
-        halo.permutes(axes_of[choice.factor.name]) is None
-        for choice in combination
-        if choice.factor is not None
-        for halo in choice.factor.halo
-    ):
-        return None
     taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
+    if not all(_splits(factor, parts, may_split) for factor, parts in _parts(taken, mesh)):
+        return None
     through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
     operands = [_split(leaf, i, [(a, f, f.operands) for a, f in taken]) for i, leaf in enumerate(inputs)]
     outputs = [_split(leaf, i, [(a, f, f.results) for a, f in taken]) for i, leaf in enumerate(results)]
@@ -338,13 +344,38 @@ def _strategy(
         for i, dims in enumerate(operands)
         if dims is not None
     )
+    made = tuple(TensorSharding(tuple(dims), unreduced) for dims in outputs if dims is not None)
+    if through and not all(_is_even(*pair, mesh) for pair in ((inputs, used), (results, made))):
+        return None
     return Strategy(
         operands=used,
         borders=tuple(_borders(taken, inputs, used, mesh)),
-        results=tuple(TensorSharding(tuple(dims), unreduced) for dims in outputs if dims is not None),
+        results=made,
         partial=contracted,
         choices=combination,
     )
+
+
+def _parts(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, int]]:
+    """Into how many parts its axes together split each factor."""
+    parts: dict[str, tuple[Factor, int]] = {}
+    for axis, factor in taken:
+        _, known = parts.get(factor.name, (factor, 1))
+        parts[factor.name] = (factor, known * mesh.sizes[axis])
+    return parts.values()
+
+
+def _splits(factor: Factor, parts: int, may_split: MaySplit) -> bool:
+    is_even = factor.size % parts == 0
+    if not is_even and not (factor.may_pad and may_split(factor.size, parts)):
+        return False
+    return all(halo.permutes(parts) is not None for halo in factor.halo)
+
+
+def _is_even(leaves: Sequence[ArrayShape], lies: Sequence[TensorSharding], mesh: Mesh) -> bool:
+    """Whether what is partial has even shards: XLA cannot mark another as a partial sum."""
+    pairs = zip(leaves, lies, strict=True)
+    return all(not sharding.unreduced or sharding.is_even(leaf.dimensions, mesh) for leaf, sharding in pairs)
 
 
 def _borders(

@@ -125,6 +125,10 @@ class TensorSharding:
             [-(-size // mesh.size(axes)) if axes else size for size, axes in zip(shape, self.dims, strict=True)]
         )
 
+    def is_even(self, shape: tuple[int, ...], mesh: Mesh) -> bool:
+        """Whether all shards of an array of these dimensions are alike, so that none is padded."""
+        return all(not axes or size % mesh.size(axes) == 0 for size, axes in zip(shape, self.dims, strict=True))
+
     def __str__(self) -> str:
         dims = ", ".join("·".join(dim) if dim else "-" for dim in self.dims)
         return f"[{dims}]" + (f" partial over {'·'.join(self.unreduced)}" if self.unreduced else "")

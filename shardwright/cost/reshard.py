@@ -1,9 +1,11 @@
 """The collectives that take a value from one sharding to another, as XLA realises them.
 
 A whole value goes the way that XLA's partitioner chooses (`partitioner.py`). A partial sum is first
-reduce-scattered over the axes that split the target and all-reduced over the others
+reduce-scattered over the axes that split the target evenly and all-reduced over the others
 (XLA:CPU leaves a reduce-scatter as an all-reduce and a slice; GPU and TPU join them. Its
-wire bytes are a reduce-scatter's everywhere, its time what the hardware profile says).
+wire bytes are a reduce-scatter's everywhere, its time what the hardware profile says. Where shards are uneven XLA pads
+the sum before it slices it, and no compiler joins all three: `MatchReduceScatter` in XLA's
+`reduce_scatter_utils.cc` wants the slice to be the sum's only reader).
 
 Checked against XLA by `benchmarks/probe_moves.py`.
 """
@@ -84,9 +86,11 @@ def _reduce(
     bits: int, shape: tuple[int, ...], have: Dims, want: Dims, reduced: tuple[str, ...], paths: _Paths
 ) -> tuple[Dims, list[Move]]:
     """The moves that reduce partial sums over the axes `reduced`, and the dims after them."""
-    landing = _landing(have, want, reduced, paths)
+    landing = _landing(shape, have, want, reduced, paths)
     scattered = [axis for axes in landing for axis in axes]
     rest = [axis for axis in reduced if axis not in scattered]
+    if scattered and rest and not paths.is_even(shape, have):  # what is scattered first would be marked as partial
+        landing, scattered, rest = ((),) * len(have), [], list(reduced)
     held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
     moves = []
     if scattered:
@@ -96,11 +100,15 @@ def _reduce(
     return held, moves
 
 
-def _landing(have: Dims, want: Dims, reduced: tuple[str, ...], paths: _Paths) -> Dims:
-    """Axes of `reduced` over which the whole sum would be sliced first: a device needs its slice only."""
+def _landing(shape: tuple[int, ...], have: Dims, want: Dims, reduced: tuple[str, ...], paths: _Paths) -> Dims:
+    """Axes of `reduced` over which the whole sum would be sliced first: a device needs its slice only. None where
+    the sum would be padded before."""
     whole = paths.tiling(have)
     sliced = refined(whole, paths.tiling(want))
-    if sliced is None:
+    if sliced is None or not all(
+        before == after or size % after == 0
+        for size, before, after in zip(shape, whole.tiles, sliced.tiles, strict=True)
+    ):
         return ((),) * len(have)
     added = [after[len(before) :] for before, after in zip(whole.parts, sliced.parts[:-1], strict=False)]
     wanted = {axis for axes in want for axis in axes}
@@ -136,6 +144,9 @@ class _Paths:
         if not self._has_idle_axes:
             return dims
         return tuple(tuple(axis for axis in axes if axis in self.sizes) for axes in dims)
+
+    def is_even(self, shape: tuple[int, ...], dims: Dims) -> bool:
+        return all(size % tiles == 0 for size, tiles in zip(shape, self.tiling(dims).tiles, strict=True))
 
     def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
         chosen = set(axes)

@@ -186,7 +186,8 @@ class _Emitter:
             if entry is None and result in self.values:  # an argument, taken from how it is stored
                 continue
             lies = _fitting(shardings[number], result) if number < len(shardings) else None
-            steps = _steps_of_sum(operation, entry, lies, self.plan.mesh) if entry and lies else ()
+            shape = tuple(result.type.shape)
+            steps = _steps_of_sum(operation, entry, lies, shape, self.plan.mesh) if entry and lies else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
             idle = from_scalars and _is_whole_scalar(lies) and not steps
             shared = entry.shared[number] if entry and number < len(entry.shared) else None
@@ -284,7 +285,7 @@ class _Emitter:
 
     def _bring(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
         with self.ir.InsertionPoint(user):
-            for step in (*_steps_to(lies, wanted, self.plan.mesh), wanted):
+            for step in (*_steps_to(lies, wanted, tuple(source.type.shape), self.plan.mesh), wanted):
                 source = self._constraint(source, step, user.location)
         return source
 
@@ -322,16 +323,18 @@ def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorShardi
 
 
 def _steps_of_sum(
-    operation: Any, entry: InstructionPlan, lies: TensorSharding, mesh: Mesh
+    operation: Any, entry: InstructionPlan, lies: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """How a result that is summed where it is made lies on its way: as summands, where its operands
-    are partial already or only some of the axes scatter it, and as the whole sum, where it ends scattered."""
+    are partial already or only some of the axes scatter it, and as the whole sum, where it ends scattered.
+    Summands have even shards: Shardy aborts at others."""
     if not entry.partial:
         return ()
     whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
     handed_on = {axis for used in _flat(entry.operands) for axis in used.unreduced} & set(entry.partial)
     rest = {axis for axis in entry.partial if axis not in (*lies.axes, *lies.unreduced)}
-    if rest and whole.dims != lies.dims and not _reduces_at_once(operation):
+    is_even = whole.is_even(shape, mesh) and lies.is_even(shape, mesh)
+    if rest and whole.dims != lies.dims and is_even and not _reduces_at_once(operation):
         # Scattered over some axes first: XLA would reduce whole arrays over all.
         return (_marked(whole, {*entry.partial, *lies.unreduced}, mesh), _marked(lies, {*rest, *lies.unreduced}, mesh))
     steps = [_marked(whole, {*handed_on, *lies.unreduced}, mesh)] if handed_on else []
@@ -355,12 +358,16 @@ def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorShar
     return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
 
 
-def _steps_to(lies: TensorSharding | None, wanted: TensorSharding, mesh: Mesh) -> tuple[TensorSharding, ...]:
+def _steps_to(
+    lies: TensorSharding | None, wanted: TensorSharding, shape: tuple[int, ...], mesh: Mesh
+) -> tuple[TensorSharding, ...]:
     """How a partial value lies on its way to a use that scatters it over some axes and reduces it over others:
-    scattered first, as in `_steps_of_sum`. All other moves XLA makes in the order that is meant: it reduces
-    before it moves, and moves before it keeps a whole value on one device for a sum."""
+    scattered first, as in `_steps_of_sum`; whole first, where it ends in uneven shards. All other moves XLA makes in the
+    order that is meant: it reduces before it moves, and moves before it keeps a whole value on one device for a sum."""
     if lies is None or not lies.unreduced:
         return ()
+    if not wanted.is_even(shape, mesh):
+        return (TensorSharding(lies.dims),)
     summed = set(lies.unreduced) - set(wanted.unreduced)
     scattered = summed & set(wanted.axes)
     rest = summed - scattered

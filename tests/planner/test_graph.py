@@ -16,7 +16,7 @@ from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.search import Search
 from shardwright.planner.solve import solve
-from shardwright.planner.strategies import even_shardings
+from shardwright.planner.strategies import shardings_of
 from shardwright.plans import Mesh
 from tests.planner.programs import PROGRAMS, gpt2, lower
 
@@ -156,8 +156,8 @@ def test_strategies_divide_and_keep_mesh_order() -> None:
             for sharding in (*strategy.operands, *strategy.results):
                 assert all(list(axes) == sorted(axes) for axes in sharding.dims)
     shape = graph.flow.nodes[0].shapes[0]
-    assert len(list(even_shardings(shape, TWO_AXES))) == 9
-    assert len(list(even_shardings(shape, TWO_AXES, partial=True))) == 16
+    assert len(list(shardings_of(shape, TWO_AXES))) == 9
+    assert len(list(shardings_of(shape, TWO_AXES, partial=True))) == 16
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))

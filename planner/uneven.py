@@ -1,0 +1,30 @@
+"""Splits over axes that do not divide a dimension: XLA pads the last shards, so that every device computes, keeps and
+moves as much as the first one.
+
+Rules say where that is right (`Factor.may_pad`); here is where it can pay. Few elements over many devices leave most of
+a shard to padding, and each split that may be chosen makes the search slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: Whether a dimension of so many elements may be split into so many parts.
+MaySplit = Callable[[int, int], bool]
+
+#: What is padding of all shards together may be this part of the elements: 12 over 8 devices are 16.
+MOST_PADDING = 1 / 3
+
+#: Dimensions of fewer elements are not padded: the three projections of a fused attention.
+LEAST_SIZE = 4
+
+
+def divides(size: int, parts: int) -> bool:
+    """Even shards only."""
+    return size % parts == 0
+
+
+def divides_or_pays(size: int, parts: int) -> bool:
+    """Even shards, and padded ones of which most is elements."""
+    padding = -size % parts
+    return padding == 0 or (size >= LEAST_SIZE and padding <= MOST_PADDING * size)
