@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, denied, rule_of
 from shardwright.planner.rules.halo import exchanged_bytes
 from shardwright.planner.rules.linear import linear_ways, reduced_at_once
-from shardwright.planner.uneven import MaySplit, divides, divides_or_pays
+from shardwright.planner.uneven import MaySplit, divides, divides_or_pays, divides_or_pays_along_one
 from shardwright.plans import Mesh, TensorSharding
 
 #: Attributes that say nothing about what an instruction computes.
@@ -117,15 +118,20 @@ def ways_through(instruction: Instruction) -> tuple[frozenset[int], ...]:
 class StrategyBuilder:
     """Strategy sets of instructions on one mesh; equal instructions share one set.
 
-    pads: dimensions may also be split over axes that do not divide them.
+    pads: dimensions may also be split over an axis that does not divide them; over several, near a chosen strategy.
     """
 
     def __init__(self, prices: Prices, *, pads: bool = False) -> None:
         self._prices = prices
-        self._may_split: MaySplit = divides_or_pays if pads else divides
+        self._pads = pads
         self._sets: dict[object, StrategySet] = {}
         self._rules: dict[object, OpRule] = {}
         self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
+
+    def _may_split(self, near: Near | None = None) -> MaySplit:
+        if not self._pads:
+            return divides
+        return divides_or_pays_along_one if near is None else divides_or_pays
 
     def rule(self, instruction: Instruction, number: int | None = None) -> OpRule:
         """The instruction's rule. number: stands for its signature."""
@@ -157,7 +163,9 @@ class StrategyBuilder:
         key = ("value", shape.dimensions, partial, near)
         found = self._sets.get(key)
         if found is None:
-            found = self.of_shardings(tuple(shardings_of(shape, self._prices.mesh, partial, near, self._may_split)))
+            found = self.of_shardings(
+                tuple(shardings_of(shape, self._prices.mesh, partial, near, self._may_split(near)))
+            )
             self._sets[key] = found
         return found
 
@@ -180,7 +188,7 @@ class StrategyBuilder:
             else [Choice()]
             for axis in self._prices.mesh.axes
         ]
-        found = _strategies(instruction, self._prices.mesh, choices, self._may_split)
+        found = _strategies(instruction, self._prices.mesh, choices, self._may_split())
         return next((each for each in found if each.results == (result,) and not each.partial), None)
 
     def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
@@ -204,7 +212,7 @@ class StrategyBuilder:
     ) -> StrategySet:
         rule = rule_of(instruction)
         mesh = self._prices.mesh
-        strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, self._may_split))
+        strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, self._may_split(near)))
         time_s = np.array([self._time_s(instruction, strategy) for strategy in strategies])
         return self._set(strategies, time_s, rule.reason if len(strategies) == 1 else "")
 
@@ -262,6 +270,7 @@ def shardings_of(
         (lies,) = near.strategy.results
         places = {axis: dim for dim, axes in enumerate(lies.dims) for axis in axes} | dict.fromkeys(lies.unreduced, -1)
         options = [every if axis.name in near.free else [places.get(axis.name)] for axis in mesh.axes]
+    sizes = mesh.sizes
     for dims in product(*options):
         split: list[tuple[str, ...]] = [()] * shape.rank
         unreduced = tuple(axis.name for axis, dim in zip(mesh.axes, dims, strict=True) if dim == -1)
@@ -269,7 +278,7 @@ def shardings_of(
             if dim is not None and dim >= 0:
                 split[dim] = (*split[dim], axis.name)
         fits = divides if unreduced else may_split
-        if all(fits(size, mesh.size(axes)) for size, axes in zip(shape.dimensions, split, strict=True)):
+        if all(fits(size, [sizes[axis] for axis in axes]) for size, axes in zip(shape.dimensions, split, strict=True)):
             yield TensorSharding(tuple(split), unreduced)
 
 
@@ -327,7 +336,7 @@ def _strategy(
     at_once: sums are reduced where they arise, like anything else that is contracted.
     """
     taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
-    if not all(_splits(factor, parts, may_split) for factor, parts in _parts(taken, mesh)):
+    if not all(_splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
         return None
     through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
     operands = [_split(leaf, i, [(a, f, f.operands) for a, f in taken]) for i, leaf in enumerate(inputs)]
@@ -356,20 +365,20 @@ def _strategy(
     )
 
 
-def _parts(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, int]]:
-    """Into how many parts its axes together split each factor."""
-    parts: dict[str, tuple[Factor, int]] = {}
+def _sizes_taken(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, list[int]]]:
+    """The sizes of the axes that take each factor."""
+    sizes = mesh.sizes
+    found: dict[str, tuple[Factor, list[int]]] = {}
     for axis, factor in taken:
-        _, known = parts.get(factor.name, (factor, 1))
-        parts[factor.name] = (factor, known * mesh.sizes[axis])
-    return parts.values()
+        found.setdefault(factor.name, (factor, []))[1].append(sizes[axis])
+    return found.values()
 
 
-def _splits(factor: Factor, parts: int, may_split: MaySplit) -> bool:
-    is_even = factor.size % parts == 0
-    if not is_even and not (factor.may_pad and may_split(factor.size, parts)):
+def _splits(factor: Factor, axes: Sequence[int], may_split: MaySplit) -> bool:
+    """Whether a factor may be split over axes of these sizes."""
+    if not divides(factor.size, axes) and not (factor.may_pad and may_split(factor.size, axes)):
         return False
-    return all(halo.permutes(parts) is not None for halo in factor.halo)
+    return all(halo.permutes(prod(axes)) is not None for halo in factor.halo)
 
 
 def _is_even(leaves: Sequence[ArrayShape], lies: Sequence[TensorSharding], mesh: Mesh) -> bool:

@@ -7,10 +7,11 @@ a shard to padding, and each split that may be chosen makes the search slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 
-#: Whether a dimension of so many elements may be split into so many parts.
-MaySplit = Callable[[int, int], bool]
+#: Whether a dimension of so many elements may be split over axes of these sizes.
+MaySplit = Callable[[int, Sequence[int]], bool]
 
 #: What is padding of all shards together may be this part of the elements: 12 over 8 devices are 16.
 MOST_PADDING = 1 / 3
@@ -19,12 +20,18 @@ MOST_PADDING = 1 / 3
 LEAST_SIZE = 4
 
 
-def divides(size: int, parts: int) -> bool:
+def divides(size: int, axes: Sequence[int]) -> bool:
     """Even shards only."""
-    return size % parts == 0
+    return size % prod(axes) == 0
 
 
-def divides_or_pays(size: int, parts: int) -> bool:
+def divides_or_pays(size: int, axes: Sequence[int]) -> bool:
     """Even shards, and padded ones of which most is elements."""
-    padding = -size % parts
+    padding = -size % prod(axes)
     return padding == 0 or (size >= LEAST_SIZE and padding <= MOST_PADDING * size)
+
+
+def divides_or_pays_along_one(size: int, axes: Sequence[int]) -> bool:
+    """The same, padded over one axis only. Several axes are as good as one of another mesh that is searched, and
+    problems with all of them take twice as long to solve."""
+    return divides(size, axes) or (sum(axis > 1 for axis in axes) == 1 and divides_or_pays(size, axes))

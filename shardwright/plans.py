@@ -391,9 +391,11 @@ class Plan:
     @property
     def portable(self) -> bool:
         """Whether the user's own `jax.jit` does what is planned when it takes `shardings()`: every variable has the
-        dimensions of the user's program, and nothing is computed otherwise than there to save memory."""
-        has_views = any(variable.view_of is not None for variable in (*self.parameters, *self.outputs))
-        return not has_views and not self.recomputed and self.micro_batches == 1
+        dimensions of the user's program and shards that are alike, and nothing is computed otherwise than there to
+        save memory."""
+        stored = (*self.parameters, *self.outputs)
+        is_as_written = not any(variable.view_of is not None or variable.is_padded for variable in stored)
+        return is_as_written and not self.recomputed and self.micro_batches == 1
 
     # ---- serialization -------------------------------------------------
     def to_json(self, *, indent: int | None = None) -> str:
@@ -469,6 +471,13 @@ class Plan:
                 remedy='plan with remat="none" and micro_batches=1, or compile plan.emit()',
             )
         for variable in (*self.parameters, *self.outputs):
+            if variable.is_padded:
+                raise PlanError(
+                    f"{variable.name} of {list(variable.user_shape)} is stored as {list(variable.stored_shape)}: "
+                    "jax.jit takes no arrays that their axes do not divide",
+                    where=self.module_name,
+                    remedy='plan with rewrites="none" and pins that divide, or compile plan.emit()',
+                )
             if variable.view_of is not None:
                 raise PlanError(
                     f"{variable.name} is stored as {list(variable.shape)}, not as {list(variable.user_shape)}: no "

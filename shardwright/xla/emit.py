@@ -362,13 +362,16 @@ def _steps_to(
     lies: TensorSharding | None, wanted: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """How a partial value lies on its way to a use that scatters it over some axes and reduces it over others:
-    scattered first, as in `_steps_of_sum`; whole first, where it ends in uneven shards. All other moves XLA makes in the
-    order that is meant: it reduces before it moves, and moves before it keeps a whole value on one device for a sum."""
+    scattered first, as in `_steps_of_sum`; whole first, where it ends in uneven shards. All other moves XLA makes in
+    the order that is meant: it reduces before it moves, and moves before it keeps a whole value on one device for a
+    sum."""
     if lies is None or not lies.unreduced:
         return ()
     if not wanted.is_even(shape, mesh):
         return (TensorSharding(lies.dims),)
     summed = set(lies.unreduced) - set(wanted.unreduced)
+    if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
+        return (_marked(lies, set(lies.unreduced) - summed, mesh),)
     scattered = summed & set(wanted.axes)
     rest = summed - scattered
     if not scattered or not rest or _without(wanted.dims, tuple(scattered)) != lies.dims:

@@ -1,0 +1,178 @@
+"""Dimensions split over axes that do not divide them: offered where it pays, priced by the largest shard, right.
+
+The programs have odd sizes everywhere. What the search would rather not do is made cheap for it, so that plans hold
+uneven splits of every kind; XLA's program must then have the collectives that the plan predicts, and give the
+numbers of one device.
+"""
+
+from __future__ import annotations
+
+import random
+
+import jax.numpy as jnp
+import pytest
+
+import shardwright as sw
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile
+from shardwright.errors import PlanError
+from shardwright.hlo import ArrayShape, Instruction, parse
+from shardwright.planner import experts, plan
+from shardwright.planner.prices import Prices
+from shardwright.planner.strategies import Strategy, StrategyBuilder, shardings_of
+from shardwright.planner.uneven import divides, divides_or_pays, divides_or_pays_along_one
+from shardwright.plans import Mesh, Plan
+from tests.planner.programs import Program, control, gpt2, lower, mlp, scan
+from tests.planner.test_numbers import assert_same, run_planned, run_single
+
+EIGHT, TWO = Mesh.of({"x": 8}), Mesh.of({"x": 4, "y": 2})
+
+DOT = """HloModule odd, entry_computation_layout={(f32[512,64]{1,0}, f32[64,50257]{1,0})->f32[512,50257]{1,0}}
+
+ENTRY main {
+  a = f32[512,64]{1,0} parameter(0)
+  b = f32[64,50257]{1,0} parameter(1)
+  ROOT c = f32[512,50257]{1,0} dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "axes", "pays"),
+    [
+        (50257, (8,), True),
+        (30, (4,), True),
+        (29, (4,), True),
+        (12, (8,), True),  # 16 are computed: six ways are better than four
+        (9, (8,), False),
+        (3, (2,), False),
+        (12, (4,), True),
+    ],
+)
+def test_what_pays(size: int, axes: tuple[int, ...], pays: bool) -> None:
+    assert divides_or_pays(size, axes) == divides_or_pays_along_one(size, axes) == pays
+
+
+def test_several_axes_pad_near_a_chosen_strategy_only() -> None:
+    assert divides_or_pays(50257, (4, 2))
+    assert not divides_or_pays_along_one(50257, (4, 2))
+    assert divides_or_pays_along_one(50257, (8, 1))
+
+
+def builder(mesh: Mesh, *, pads: bool) -> StrategyBuilder:
+    prices = Prices(mesh, Cluster.local(mesh.device_count), hardware_profile("cpu"))
+    return StrategyBuilder(prices, pads=pads)
+
+
+def uneven(instruction: Instruction, strategy: Strategy, mesh: Mesh) -> list[bool]:
+    """Per array of operands and result, whether it is split unevenly."""
+    leaves = [leaf for operand in instruction.operands for leaf in operand.shape.leaves] + [*instruction.shape.leaves]
+    lies = (*strategy.operands, *strategy.results)
+    return [not sharding.is_even(leaf.dimensions, mesh) for leaf, sharding in zip(leaves, lies, strict=True)]
+
+
+def test_an_uneven_split_costs_what_its_largest_shard_does() -> None:
+    product = parse(DOT).entry.root
+    found = builder(EIGHT, pads=True).of_instruction(product)
+    split = [i for i, each in enumerate(found.strategies) if any(uneven(product, each, EIGHT))]
+    (padded,) = split
+    assert found.strategies[padded].results[0].shard_shape((512, 50257), EIGHT) == (512, 6283)
+    assert found.time_s[0] / 8 < found.time_s[padded] < found.time_s[0] / 7.5
+    even = builder(EIGHT, pads=False).of_instruction(product)
+    assert not any(any(uneven(product, each, EIGHT)) for each in even.strategies)
+
+
+def test_sums_that_stay_partial_have_even_shards() -> None:
+    """Shardy aborts at others."""
+    shape = ArrayShape("f32", (30, 50257))
+    found = list(shardings_of(shape, TWO, partial=True, may_split=divides_or_pays_along_one))
+    assert any(not each.is_even(shape.dimensions, TWO) for each in found)
+    assert all(each.is_even(shape.dimensions, TWO) for each in found if each.unreduced)
+    assert len(found) > len(list(shardings_of(shape, TWO, partial=True, may_split=divides)))
+
+
+# ---- plans -----------------------------------------------------------------------
+
+PROGRAMS = {
+    "mlp": lambda: mlp(batch=30, width=13, hidden=29),
+    "gpt2": lambda: gpt2(vocabulary=61, batch=12, heads=5, width=40, length=15),
+    "scan": lambda: scan(layers=3, batch=13, width=30),
+    "control": lambda: control(batch=15, width=22),
+}
+
+
+def prefer_uneven(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Prices by chance, lower where something is split unevenly: nearly every instruction then is."""
+    real = StrategyBuilder._time_s
+
+    def time_s(self: StrategyBuilder, instruction: Instruction, strategy: Strategy) -> float:
+        shapes = (instruction.shape, *(operand.shape for operand in instruction.operands))
+        chance = random.Random(str((seed, instruction.opcode, shapes, strategy.operands, strategy.results))).random()
+        surcharge = 0.0 if any(uneven(instruction, strategy, self._prices.mesh)) else 0.3
+        return 0.01 * real(self, instruction, strategy) + 3e-2 * (surcharge + chance)
+
+    monkeypatch.setattr(StrategyBuilder, "_time_s", time_s)
+    monkeypatch.setattr(experts, "_FIRST", ())  # by their real prices those are better
+    monkeypatch.setattr(experts, "EXPERTS", {})
+
+
+def split_unevenly(planned: Plan) -> int:
+    """How many instructions make something that is."""
+    module = parse(planned.require_hlo())
+    shapes = {each.name: each.shape.leaves for each in module.instructions()}
+    return sum(
+        any(
+            not lies.is_even(leaf.dimensions, planned.mesh)
+            for leaf, lies in zip(shapes[entry.name], entry.result, strict=True)
+        )
+        for entry in planned.instructions
+    )
+
+
+def assert_right(program: Program, planned: Plan) -> None:
+    proof = planned.prove()
+    assert proof.holds, proof.differences
+    assert_same(run_planned(program, planned), run_single(program))
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("mlp", "8"), ("gpt2", "4x2"), ("scan", "3x2"), ("control", "8")])
+def test_uneven_plans_give_single_device_numbers(name: str, mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = PROGRAMS[name]()
+    prefer_uneven(monkeypatch, seed=0)
+    sizes = dict(zip("xy", map(int, mesh.split("x")), strict=False))
+    planned = plan(lower(program), Cluster.local(Mesh.of(sizes).device_count), PlanOptions(mesh=sizes))
+    assert split_unevenly(planned) > 20
+    assert_right(program, planned)
+
+
+def test_state_is_stored_padded_like_its_parameter() -> None:
+    """An odd vocabulary pinned to all devices: the table, its momentum, and what the client is told."""
+    program = gpt2(vocabulary=61)
+    planned = plan(lower(program), Cluster.local(8), PlanOptions(mesh={"x": 8}, force={"*wte*": {0: "x"}}))
+    tables = [each for each in (*planned.parameters, *planned.outputs) if each.shape == (61, 32)]
+    assert {(each.stored_shape, each.is_padded) for each in tables} == {((64, 32), True)}
+    assert len(tables) == 4
+    assert not planned.portable
+    with pytest.raises(PlanError, match="stored as"):
+        planned.shardings()
+    assert_right(program, planned)
+
+
+def logits(batch: int) -> str:
+    """A product so large that splitting its rows pays."""
+    import jax
+
+    def step(x, w):
+        return jnp.tanh(x @ w).sum(0)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((batch, 512, 2048), (2048, 2048))]
+    return jax.jit(step).lower(*shapes).as_text("hlo")
+
+
+def test_a_batch_of_twelve_is_split_over_eight() -> None:
+    text, cluster = logits(12), Cluster.local(8)
+    step_s = {pads: sw.plan(text, cluster, mesh="8", rewrites=pads, cache=False) for pads in ("auto", "none")}
+    padded = step_s["auto"].parameters[0]
+    assert (padded.stored_shape, padded.sharding.dims[0]) == ((16, 512, 2048), ("data",))
+    assert not any(each.is_padded for each in step_s["none"].parameters)
