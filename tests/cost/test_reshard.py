@@ -107,6 +107,17 @@ def test_uneven_shards_travel_with_their_padding() -> None:
     assert move.payload_bytes == 8 * 4 * 2
 
 
+def test_sums_are_not_scattered_onto_uneven_shards() -> None:
+    """XLA pads the sum before it slices it: no reduce-scatter is made of the three."""
+    partial = sharding("", "", unreduced="y")
+    (move,) = reshard("f32", (30, 8), partial, sharding("y", ""), MESH)
+    assert (move.kind, move.payload_bytes) == ("all-reduce", 30 * 8 * 4)
+    (move,) = reshard("f32", (30, 8), partial, sharding("", "y"), MESH)
+    assert move.kind == "reduce-scatter"
+    (move,) = reshard("f32", (29, 8), sharding("x", "", unreduced="y"), sharding("x", "y"), MESH)
+    assert (move.kind, move.payload_bytes) == ("reduce-scatter", 15 * 8 * 4)
+
+
 def test_axes_of_one_device_move_nothing() -> None:
     mesh = Mesh.of({"x": 1, "y": 8})
     assert reshard("f32", SHAPE, sharding("x", ""), sharding("", "x"), mesh) == ()

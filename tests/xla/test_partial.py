@@ -247,6 +247,33 @@ def test_a_use_reduces_and_moves(made: Dims, used: Dims, expected: list[tuple[st
     assert kinds(observed) == expected
 
 
+def test_a_sum_ends_in_uneven_shards() -> None:
+    """15 rows over four devices: whole first, for Shardy aborts at summands of uneven shards."""
+    text = lower(lambda a, b: jnp.tanh(a @ b), X[:15], W)
+    (dot,), (tanh,) = named(text, "dot"), named(text, "tanh")
+    rows = sharding(("x", None))
+    entries = [entry(dot, [LHS, RHS], SUMMED, opcode="dot"), entry(tanh, [rows], rows)]
+    planned = plan(text, {"x": 4, "y": 2}, SIDES, {0: ("x", None)}, entries)
+    (out,), _ = run_planned(planned, X[:15], W)
+    np.testing.assert_allclose(out, np.tanh(X[:15] @ W), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_over_one_axis_becomes_one_over_another() -> None:
+    """Whole between: Shardy aborts where one axis is summed and another begins in the same step."""
+    text = lower(lambda a, b, c, d: a @ b + c @ d, X, W, X, W)
+    (first, second), (add,) = named(text, "dot"), named(text, "add")
+    other = sharding((None, None), ("y",))
+    entries = [
+        entry(first, [LHS, RHS], SUMMED, opcode="dot"),
+        entry(second, [sharding((None, "y")), sharding(("y", None))], other, opcode="dot"),
+        entry(add, [other, other], WHOLE, ("y",)),
+    ]
+    planned = plan(text, {"x": 4, "y": 2}, SIDES | {2: (None, "y"), 3: ("y", None)}, {}, entries)
+    (out,), observed = run_planned(planned, X, W, 3 * X, W)
+    np.testing.assert_allclose(out, 4 * X @ W, rtol=2e-5, atol=2e-5)
+    assert kinds(observed) == [("all-reduce", 2), ("all-reduce", 4)]
+
+
 def test_rows_that_are_looked_up_and_scattered_over_one_of_their_axes() -> None:
     """XLA reduces a lookup's sum by itself: no mark may stand on the way, or it is summed twice."""
     table, rows = normal(64, 32), np.arange(16, dtype=np.int32) * 3
