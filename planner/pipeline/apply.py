@@ -52,12 +52,22 @@ class _Cut:
             if total.lies.unreduced and (place := self._reducing_place(parameter, total)) is not None
         }
         self._outputs = [self._output(number, made) for number, made in enumerate(self._entry.root.operands)]
+        self._handed_out = {value for value, _ in self._outputs}
+        self._parameters: dict[int, list[Instruction]] = {}
+        for parameter in self._entry.parameters:
+            number = self._argument(parameter)
+            if number is not None:
+                self._parameters.setdefault(number, []).append(parameter)
 
     def run(self) -> Applied:
         written = (at for _, at in self._outputs if isinstance(at, Place))
         places = sorted({*self._phases.of.values(), *self._reduced.values(), *written})
-        contents = {place: self._content(place) for place in places}
-        programs = [self._program(place, contents) for place in places]
+        contents = self._contents(places)
+        taken: dict[Instruction, set[Place]] = {}
+        for place, (_, inputs) in contents.items():
+            for each in inputs:
+                taken.setdefault(each, set()).add(place)
+        programs = [self._program(place, *contents[place], taken) for place in places]
         return Applied(
             programs=tuple(programs),
             keeps=self._owners.keeps,
@@ -88,12 +98,30 @@ class _Cut:
         return output_value(number), self._phases.of.get(made, Place(self._phases.last, stage))
 
     # ---- what ------------------------------------------------------------------
-    def _content(self, place: Place) -> tuple[list[Instruction], list[Instruction]]:
-        """(instructions of a program, what it reads that others make), both in order."""
-        own = {instruction for instruction, at in self._phases.of.items() if at == place}
-        todo = [operand for instruction in own for operand in instruction.operands]
-        todo += [made for made, (_, at) in zip(self._entry.root.operands, self._outputs, strict=True) if at == place]
-        todo += [parameter for parameter, at in self._reduced.items() if at == place]
+    def _contents(self, places: Sequence[Place]) -> dict[Place, tuple[list[Instruction], list[Instruction]]]:
+        """(instructions of each program, what it reads that others make), both in order."""
+        own: dict[Place, set[Instruction]] = {place: set() for place in places}
+        given: dict[Place, list[Instruction]] = {place: [] for place in places}
+        for instruction, place in self._phases.of.items():
+            own[place].add(instruction)
+        for made, (_, at) in zip(self._entry.root.operands, self._outputs, strict=True):
+            if isinstance(at, Place):
+                given[at].append(made)
+        for parameter, place in self._reduced.items():
+            given[place].append(parameter)
+        order = {instruction: i for i, instruction in enumerate(self._entry)}
+        found = {place: self._content(place, own[place], given[place]) for place in places}
+        return {place: (sorted(made, key=order.__getitem__), sorted(read, key=order.__getitem__))
+                for place, (made, read) in found.items()}  # fmt: skip
+
+    def _content(
+        self, place: Place, own: set[Instruction], given: Sequence[Instruction]
+    ) -> tuple[set[Instruction], set[Instruction]]:
+        """The instructions of a program with those that belong to none, and what it reads that others make.
+
+        own: those that are placed there. given: what it hands out besides.
+        """
+        todo = [*given, *(operand for instruction in own for operand in instruction.operands)]
         inputs: set[Instruction] = set()
         while todo:
             found = todo.pop()
@@ -104,13 +132,17 @@ class _Cut:
             else:
                 own.add(found)
                 todo += found.operands
-        order = list(self._entry)
-        return [each for each in order if each in own], [each for each in order if each in inputs]
+        return own, inputs
 
     def _program(
-        self, place: Place, contents: Mapping[Place, tuple[Sequence[Instruction], Sequence[Instruction]]]
+        self,
+        place: Place,
+        instructions: Sequence[Instruction],
+        inputs: Sequence[Instruction],
+        taken: Mapping[Instruction, set[Place]],
     ) -> Assembled:
-        step, (instructions, inputs) = self._step, contents[place]
+        """taken: per instruction, the programs that read it and do not make it."""
+        step = self._step
         layouts = step.layouts[place.stage]
         program = Assembly(
             name=place.name, kind="apply", stage=place.stage, chunk=None, source=step.once.module, layouts=layouts
@@ -119,9 +151,8 @@ class _Cut:
             program.stand_in(each, self._input(program, place, each))
         for each in instructions:
             program.copy(each)
-        wanted = {each for at, (_, others) in contents.items() if at != place for each in others}
         for each in instructions:
-            if each in wanted and self._phases.of.get(each) == place:
+            if taken.get(each, set()) - {place} and self._phases.of.get(each) == place:
                 program.output(each.name, program.of(each), layouts.between(each))
         for parameter, at in self._reduced.items():
             if at == place and self._is_read_apart(parameter, place):
@@ -134,7 +165,7 @@ class _Cut:
             made = self._entry.root.operands[number]
             lies = layouts.output(number)
             program.output(value, program.of(made), lies)
-            kept = self._replaced(number, place, contents)
+            kept = self._replaced(number, place, taken)
             if kept is not None and layouts.argument(kept) == lies:
                 reuses[value] = argument_value(kept)
         return program.finish(reuses)
@@ -142,16 +173,14 @@ class _Cut:
     def _is_read_apart(self, parameter: Instruction, place: Place) -> bool:
         return any(self._phases.of.get(user, place) != place for user in self._users[parameter])
 
-    def _replaced(
-        self, output: int, place: Place, contents: Mapping[Place, tuple[Sequence[Instruction], Sequence[Instruction]]]
-    ) -> int | None:
+    def _replaced(self, output: int, place: Place, taken: Mapping[Instruction, set[Place]]) -> int | None:
         """The argument whose buffer an output may take: kept by this stage, and read here for the last time."""
         number = self._step.aliases.get(output)
         if number is None or self._owners.keeps[number] != place.stage:
             return None
-        if any(value == argument_value(number) for value, _ in self._outputs):
-            return None  # handed out as it came, too
-        reading = [at for at, (_, inputs) in contents.items() for each in inputs if self._argument(each) == number]
+        if argument_value(number) in self._handed_out:
+            return None  # as it came, too
+        reading = [at for each in self._parameters.get(number, ()) for at in taken.get(each, ())]
         here = [at for at in reading if at.stage == place.stage]
         return number if here and max(here) == place and place in here else None
 
