@@ -85,20 +85,20 @@ class Loader:
             read_back=outputs_to_read_back(lowered),
         )
 
-    def _sources(self, lowered: LoweredProgram, entries: Sequence[Entry]) -> tuple[Source, ...]:
-        """Where the arguments of an executable come from; hoisted constants are put on the servers."""
+    @staticmethod
+    def _sources(lowered: LoweredProgram, entries: Sequence[Entry]) -> tuple[Source, ...]:
+        """Where the arguments of an executable come from."""
         leaves = {number: leaf for leaf, number in enumerate(leaf_numbers(lowered))}
         sources = []
         for entry in entries:
-            constant_id = 0
+            constant = None
             if entry.number not in leaves:
-                constant = lowered.constants[entry.number - lowered.constants_at]
-                constant_id = self._workspace.upload(part_of(constant, entry), entry.layout)
+                constant = part_of(lowered.constants[entry.number - lowered.constants_at], entry)
             sources.append(
                 Source(
                     entry=entry,
                     leaf=leaves.get(entry.number, -1),
-                    constant_id=constant_id,
+                    constant=constant,
                     proto=wire.layout_to_proto(entry.layout),
                 )
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from shardwright.client.frontends.jax import LoweredProgram
 from shardwright.client.places import Entry, Place
 from shardwright.config import PlanOptions
@@ -29,14 +31,14 @@ class LoadedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Source:
-    """Where an argument of the executable comes from: a leaf of the call, or a constant that is on the servers.
+    """Where an argument of the executable comes from: a leaf of the call, or a constant that was hoisted.
 
-    leaf: number among the leaves. constant_id: of the array, where it is a constant. proto: the entry's layout.
+    leaf: number among the leaves, −1 of a constant. constant: its part that the entry holds. proto: the entry's layout.
     """
 
     entry: Entry
     leaf: int
-    constant_id: int
+    constant: np.ndarray | None
     proto: common_pb2.ArrayLayout
 
 

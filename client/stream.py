@@ -19,7 +19,7 @@ import numpy as np
 
 from shardwright import wire
 from shardwright.dtypes import to_dtype
-from shardwright.errors import SessionError, ShardwrightError
+from shardwright.errors import SessionError, ShardwrightError, WorkerLostError
 from shardwright.proto.v1 import master_pb2
 
 #: Steps that may be under way before `submit` waits for the oldest.
@@ -67,7 +67,7 @@ class StepResult:
 class StepStream:
     """Sends steps over one bidirectional stream; thread-safe.
 
-    call: opens the stream, given the iterator of requests.
+    call: opens the stream, given the iterator of requests. losses: steps that failed so far because a worker was lost.
     """
 
     def __init__(self, call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any], session_id: str) -> None:
@@ -79,6 +79,7 @@ class StepStream:
         self._outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
         self._failed: list[StepResult] = []
         self._failure: ShardwrightError | None = None
+        self.losses = 0
         self._is_closed = False
         self._broken_since: float | None = None  # since when no reply has come over a broken connection
         self._open()
@@ -169,6 +170,7 @@ class StepStream:
         result.run_s = reply.run_s
         result.traces = tuple(reply.traces)
         error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
+        self.losses += isinstance(error, WorkerLostError)
         if error is not None and not result.is_followed:
             self._failed.append(result)
         result.finish(error)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardwright.client.frontends.jax import LoweredProgram
     from shardwright.client.loading import Loader
     from shardwright.client.places import Entry
-    from shardwright.client.programs import Program
+    from shardwright.client.programs import Program, Source
 
 _log = logging.getLogger("shardwright")
 
@@ -56,6 +56,7 @@ class Workspace:
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self._is_closed = False
         self._loader: Loader | None = None
+        self._constant_ids: dict[Source, tuple[int, int]] = {}  # losses of workers before, id
         threading.Thread(target=_release_when_idle, args=(weakref.ref(self), self._dropped), daemon=True).start()
 
     def _end(self) -> None:
@@ -131,8 +132,8 @@ class Workspace:
         specs = program.lowered.signature.specs
         copies = self._copies(program, leaves)
         for number, source in enumerate(program.sources):
-            if source.leaf < 0:
-                ids.append(source.constant_id)
+            if source.constant is not None:
+                ids.append(self._constant_id(source, source.constant))
                 continue
             leaf = leaves[source.leaf]
             if type(leaf) is RemoteArray:
@@ -153,6 +154,17 @@ class Workspace:
             else:
                 self._transfer.put(array_id, value, source.entry.layout)
         return ids
+
+    def _constant_id(self, source: Source, value: np.ndarray) -> int:
+        """Of a hoisted constant, which is put on the servers once, and again after workers were lost."""
+        losses, array_id = self._constant_ids.get(source, (-1, 0))
+        if losses != self._stream.losses:
+            if array_id:
+                self.release_later(array_id)
+                self._await_workers()
+            array_id = self.upload(value, source.entry.layout)
+            self._constant_ids[source] = (self._stream.losses, array_id)
+        return array_id
 
     def _copies(self, program: Program, leaves: Sequence[Any]) -> dict[int, int]:
         """Arrays, by source, of handles that another stage reads than keeps them; workers hand them over."""
@@ -266,6 +278,12 @@ class Workspace:
                 if not is_mine or time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.5)
+
+    def _await_workers(self) -> None:
+        """Until all of them are there, where some are being started anew."""
+        deadline_s = time.monotonic() + WORKERS_BACK_S
+        while self.master.status().state != "ready" and time.monotonic() < deadline_s:
+            time.sleep(0.2)
 
     def release_later(self, *array_ids: int) -> None:
         """Frees arrays with the next step, or soon if there is none. Safe in destructors."""

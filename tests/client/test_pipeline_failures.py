@@ -27,6 +27,8 @@ from tests.server.raw_client import ROOT
 FUNCTION, ARGUMENTS, DONATED = cases.mlp(optimizer=SGD)
 LOSS = float(jax.jit(FUNCTION)(*ARGUMENTS)[2])
 
+WEIGHTS = np.ones((64, 64), np.float32)
+
 #: What an error may take: long enough for a busy machine, too short for a wait that nobody ends.
 SOON_S = 60.0
 
@@ -148,6 +150,8 @@ def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(
         mine = own.parallelize(FUNCTION, donate_argnums=DONATED, stages=2, micro_batches=4)
         *kept, loss = mine(params, state, *batch)
         assert abs(float(loss) - LOSS) <= 1e-5
+        weighed = own.parallelize(lambda x: (x * WEIGHTS).sum())  # a constant on the servers, which is lost
+        assert abs(float(weighed(WEIGHTS)) - 4096) <= 1e-2
 
         def go_on() -> None:
             for _ in range(200):
@@ -163,3 +167,8 @@ def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(
                 *_, loss = mine(params, state, *batch)
                 break
         assert abs(float(loss) - LOSS) <= 1e-5
+        for _ in range(5):
+            with contextlib.suppress(sw.WorkerLostError):
+                total = float(weighed(WEIGHTS))
+                break
+        assert abs(total - 4096) <= 1e-2
