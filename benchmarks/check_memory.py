@@ -5,7 +5,9 @@
 For the models of `memory_models.py` and every plan: arguments, results that are not written over them, and
 temporaries of one device, as the plan predicts them and as XLA:CPU's buffer assignment has them. With
 `--tpu-python` (an interpreter with jax and libtpu; no TPU is needed) the TPU compiler judges predictions of the
-TPU profile instead, for larger models (minutes each: what is small stays on the chip and is not counted).
+TPU profile instead, for larger models (minutes each: what is small stays on the chip and is not counted). With
+`--gpu-packages` (a folder with JAX's CUDA plugin, see `gpu_judge.py`; no GPU is needed) XLA:GPU judges the
+A100 profile.
 Bars: median error of the peak at most 10 %, worst 25 %, and with the profile's margin no plan needs more
 than it was predicted to. Prints JSON; exit code 1 where a bar is missed.
 """
@@ -57,13 +59,13 @@ def judged_by_cpu(text: str, plan: Plan, service: CompileService) -> CompiledMem
     return program.memory
 
 
-def judged_by_tpu(text: str, plan: Plan, python: str) -> CompiledMemory:
-    """The TPU compiler's figures, from a process that has it."""
+def judged_elsewhere(text: str, plan: Plan, python: str, judge: str, *more: str) -> CompiledMemory:
+    """Another compiler's figures, from a process that has it."""
     with tempfile.TemporaryDirectory() as folder:
         hlo, made = Path(folder) / "step.hlo", Path(folder) / "plan.json"
         hlo.write_text(text)
         made.write_text(plan.to_json())
-        command = [python, str(Path(__file__).with_name("tpu_judge.py")), str(hlo), str(made)]
+        command = [python, str(Path(__file__).with_name(judge)), str(hlo), str(made), *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEEP_COMPILE_S, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-500:])
@@ -76,7 +78,10 @@ def compare(model: str, name: str, text: str, arguments: argparse.Namespace, ser
     text = plan.require_hlo()  # as it was rewritten: calls written out, values computed again, micro-batches
     if arguments.tpu_python:
         profile = hardware_profile("tpu-v5e")
-        judged = judged_by_tpu(text, plan, arguments.tpu_python)
+        judged = judged_elsewhere(text, plan, arguments.tpu_python, "tpu_judge.py")
+    elif arguments.gpu_packages:
+        profile = hardware_profile("a100")
+        judged = judged_elsewhere(text, plan, sys.executable, "gpu_judge.py", arguments.gpu_packages)
     else:
         profile = hardware_profile("cpu")
         judged = judged_by_cpu(text, plan, service)
@@ -134,6 +139,7 @@ def main() -> int:
     parser.add_argument("--models", help=f"some of {', '.join(MODELS)}; with --tpu-python of {', '.join(LARGE_MODELS)}")
     parser.add_argument("--plans", help=f"some of {', '.join(PLANS)}")
     parser.add_argument("--tpu-python", help="an interpreter with jax and libtpu: judge by the TPU compiler")
+    parser.add_argument("--gpu-packages", help="a folder with JAX's CUDA plugin and nvcc: judge by XLA:GPU")
     found = []
     arguments = parser.parse_args()
     for each in rows(arguments):

@@ -20,7 +20,8 @@ _LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update
 
 _EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}
 
-_PRODUCTS = frozenset({"dot", "convolution"})
+#: Kernels of libraries, or of matrix units.
+PRODUCTS = frozenset({"dot", "convolution"})
 
 #: What hands elements on as they are, between devices too.
 _MOVING = IDENTITIES | {"transpose", "copy", "slice", "dynamic-slice", "all-gather", "all-to-all", "collective-permute"}
@@ -107,7 +108,7 @@ def round_for_products(program: Program) -> None:
     only_products = [False] * len(users)
     for node in range(len(users) - 1, -1, -1):
         only_products[node] = bool(users[node]) and all(
-            program.opcodes[user] in _PRODUCTS or (program.opcodes[user] in _MOVING and only_products[user])
+            program.opcodes[user] in PRODUCTS or (program.opcodes[user] in _MOVING and only_products[user])
             for user in users[node]
         )
         size = 4 * program.elements[node]
@@ -131,7 +132,7 @@ class _Fusion:
             opcode in self.loops and not self._is_copying(node) for node, opcode in enumerate(program.opcodes)
         ]
         self.is_loop = list(self.is_open)
-        self.has_product = [opcode in _PRODUCTS for opcode in program.opcodes]
+        self.has_product = [opcode in PRODUCTS for opcode in program.opcodes]
         if compiler.products_take_in:
             self.is_open = [each or product for each, product in zip(self.is_open, self.has_product, strict=True)]
 
@@ -144,7 +145,7 @@ class _Fusion:
         users = self.users[node]
         if not users:
             return
-        if self.compiler.products_take_in and self.program.opcodes[node] in _PRODUCTS:
+        if self.compiler.products_take_in and self.program.opcodes[node] in PRODUCTS:
             self._decide_product(node)
             return
         if not self.is_loop[node]:

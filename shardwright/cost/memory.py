@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, prod
 
 from shardwright.cost.buffers import buffers_of
-from shardwright.cost.fusion import Program
+from shardwright.cost.fusion import PRODUCTS, Program
 from shardwright.cost.heap import Interval, heap_bytes
 from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
@@ -86,6 +86,7 @@ class _Estimate:
         program = self._lowering.program(inlined(computation))
         buffers = buffers_of(program, self._profile.compiler)
         found: list[Interval] = []
+        workspace = self._profile.compiler.product_workspace_bytes
         begins = [0]  # time of each position; what runs a body takes as long as that
         for step in buffers.order:
             duration = 1
@@ -93,6 +94,8 @@ class _Estimate:
                 inner, takes = self._intervals(body)
                 found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
                 duration = max(duration, takes)
+            if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
+                found.append(Interval(workspace, begins[-1], begins[-1]))
             begins.append(begins[-1] + duration)
         found += [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in buffers.lifetimes()]
         return found, begins[-1]
