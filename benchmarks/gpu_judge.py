@@ -53,7 +53,7 @@ def main() -> None:
     shape = f"1x1x{plan.mesh.device_count}"
     topology = xla_client.make_c_api_device_topology(plugin, "a100", topology=shape, target_config=A100)
     devices = topology._make_compile_only_devices()
-    options = private.compile_options([device.id for device in devices])
+    options = private.compile_options([device.id for device in devices], platform="cuda")
     stablehlo = emit_stablehlo(text, plan)
     with private.mlir_context():
         executable = devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)

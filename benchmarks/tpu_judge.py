@@ -31,7 +31,7 @@ def main() -> None:
     text = Path(sys.argv[1]).read_text()
     plan = Plan.from_json(Path(sys.argv[2]).read_text(), hlo_text=text)
     devices = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices
-    options = private.compile_options([device.id for device in devices])
+    options = private.compile_options([device.id for device in devices], platform="tpu")
     stablehlo = emit_stablehlo(text, plan)
     with private.mlir_context():
         module = private.parse_module(stablehlo)

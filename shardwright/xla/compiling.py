@@ -130,6 +130,7 @@ def _compile(stablehlo: str, devices: list[Any], folder: str) -> Any:
     """XLA's executable, with the interesting passes dumped into `folder`."""
     options = private.compile_options(
         [device.id for device in devices],
+        platform=devices[0].platform,
         overrides=[
             ("xla_dump_to", folder),
             ("xla_dump_hlo_pass_re", _DUMPED_PASSES),

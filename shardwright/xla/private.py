@@ -56,8 +56,9 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jaxlib.mlir._mlir_libs._jax_mlir_ext": ("register_dialects",),
 }
 
-#: Passes that XLA leaves out. The first drops optimization barriers, and XLA:CPU runs it before it merges
+#: Passes that XLA:CPU leaves out. The first drops optimization barriers, and XLA:CPU runs it before it merges
 #: equal instructions: what `jax.checkpoint`, or a plan, computes again to save memory would be kept after all.
+#: XLA:GPU runs it after that, and refuses programs with barriers where it is left out.
 LEFT_OUT_PASSES = ("cse_barrier_expander",)
 
 _PASSES_OFF = "xla_disable_hlo_passes"
@@ -192,11 +193,15 @@ def location_name(location: Any) -> str | None:
 
 
 # ---- compiling and loading -------------------------------------------------
-def compile_options(device_ids: Sequence[int], *, overrides: Sequence[tuple[str, Any]] = ()) -> Any:
+def compile_options(
+    device_ids: Sequence[int], *, platform: str = "cpu", overrides: Sequence[tuple[str, Any]] = ()
+) -> Any:
     """Options that partition a module with Shardy over the devices, in mesh order.
 
+    platform: of the devices, as JAX calls it.
+
     overrides: XLA debug options as (name, value), e.g. `("xla_dump_to", "/tmp/d")`; passes to switch off are added
-    to `LEFT_OUT_PASSES`.
+    to `LEFT_OUT_PASSES` of the CPU.
     """
     import numpy as np
 
@@ -213,7 +218,8 @@ def compile_options(device_ids: Sequence[int], *, overrides: Sequence[tuple[str,
     build.allow_spmd_sharding_propagation_to_output = [True]
     build.device_assignment = client.DeviceAssignment.create(np.asarray([list(device_ids)], dtype=np.int32))
     named = dict(overrides)
-    off = ",".join(filter(None, (*LEFT_OUT_PASSES, named.pop(_PASSES_OFF, ""))))
+    left_out = LEFT_OUT_PASSES if platform == "cpu" else ()
+    off = ",".join(filter(None, (*left_out, named.pop(_PASSES_OFF, ""))))
     options.env_option_overrides = [*named.items(), (_PASSES_OFF, off)]
     return options
 

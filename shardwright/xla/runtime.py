@@ -127,7 +127,7 @@ def load_program(
     """
     devices = list(mesh_devices() if devices is None else devices)[: mesh.device_count]
     grid = jax_mesh(mesh, devices)
-    options = private.compile_options([device.id for device in devices])
+    options = private.compile_options([device.id for device in devices], platform=devices[0].platform)
     try:
         if is_serialized:
             executable = private.deserialize_executable(payload, devices, options)

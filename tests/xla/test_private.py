@@ -179,3 +179,10 @@ def test_an_attribute_on_an_ordinary_operation_is_ignored_a_constraint_is_not(de
     assert not collectives('{sdy.sharding = #sdy.sharding_per_value<[<@m, [{"x"}, {}]>]>}', "", "0")
     constraint = '%1 = sdy.sharding_constraint %0 <@m, [{"x"}, {}]> : tensor<64x8xf32>'
     assert collectives("", constraint, "1")
+
+
+def test_barriers_are_kept_on_the_cpu_alone() -> None:
+    """XLA:GPU refuses a program whose barriers nothing expands."""
+    on_cpu, on_gpu = (dict(private.compile_options([0], platform=p).env_option_overrides) for p in ("cpu", "cuda"))
+    assert on_cpu["xla_disable_hlo_passes"] == "cse_barrier_expander"
+    assert not on_gpu["xla_disable_hlo_passes"]
