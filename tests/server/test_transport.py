@@ -13,7 +13,7 @@ from shardwright.server.runtime.arrays import local_positions
 from shardwright.server.runtime.moves import Piece
 from shardwright.server.runtime.transport import Endpoint, LocalTransport, Stop, Stops, first_number
 
-PIECE = Piece(number=0, source=0, target=1, cut=None, shape=(4,))
+PIECE = Piece(number=0, section=0, source=0, target=1, cut=None, shape=(4,))
 
 
 def array(value: float) -> jax.Array:
