@@ -65,6 +65,27 @@ class Program:
         self.ranks.append(_rank(instruction.shape))
         return len(self.opcodes) - 1
 
+    def without_dead(self) -> Program:
+        """The same without what neither the root nor anything it is made of reads; parameters stay."""
+        is_live = [False] * len(self.opcodes)
+        todo = [self.root, *self.parameters]
+        while todo:
+            node = todo.pop()
+            if not is_live[node]:
+                is_live[node] = True
+                todo += self.operands[node]
+        if all(is_live):
+            return self
+        made, place = Program(), {}
+        for node, live in enumerate(is_live):
+            if live:
+                operands = tuple([place[operand] for operand in self.operands[node]])
+                sizes, elements = self.sizes_bytes[node], self.elements[node]
+                place[node] = made.add(self.opcodes[node], self.instructions[node], operands, sizes, elements)
+        made.parameters = [place[node] for node in self.parameters]
+        made.root = place[self.root]
+        return made
+
     def users(self) -> list[list[int]]:
         """Nodes that read each node, in program order, each once."""
         users: list[list[int]] = [[] for _ in self.opcodes]

@@ -92,7 +92,7 @@ class _Lowered:
             if instruction.opcode == "parameter":
                 self.program.parameters.append(self.made[-1])
         self.program.root = self.made[self.flat.root]
-        return self.program
+        return self.program.without_dead()
 
     def _once(self, key: object, make: Callable[[], int]) -> int:
         """The node added for `key`, made by the first who needs it."""
@@ -193,6 +193,9 @@ class _Lowered:
         leaves = instruction.shape.leaves
         if len(leaves) != 1:
             return self._add("all-gather", instruction, (node,), wanted)
+        if instruction.opcode == "broadcast" and not instruction.operands[0].shape.leaves[0].rank:
+            # One number everywhere: XLA makes the part instead of cutting it out of the whole.
+            return self._add("broadcast", instruction, self.program.operands[node], wanted)
         (shape,), (source,), (target,) = leaves, have, wanted
         for move in reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh):
             kind = self.lowering.profile.reduce_scatter_runs_as if move.kind == "reduce-scatter" else move.kind

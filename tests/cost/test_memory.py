@@ -261,3 +261,15 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     assert predicted.arguments_bytes == program.memory.argument_bytes
     assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)
     assert required_bytes(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes
+
+
+def test_a_loops_stacks_begin_as_one_devices_part(service: CompileService) -> None:
+    """The zeros that they begin with lie whole by the plan, but XLA makes no more of them than the loop carries."""
+    step, arguments, donated = scanned()
+    text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
+    made = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
+    text = made.require_hlo()  # calls are written out
+    program = service.compile(text, made, want_executable=False)
+    predicted = memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
+    assert program.memory is not None
+    assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)
