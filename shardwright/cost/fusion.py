@@ -76,7 +76,7 @@ class Program:
                 todo += self.operands[node]
         if all(is_live):
             return self
-        made, place = Program(), {}
+        made, place = Program(), dict[int, int]()
         for node, live in enumerate(is_live):
             if live:
                 operands = tuple([place[operand] for operand in self.operands[node]])
