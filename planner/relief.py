@@ -4,9 +4,9 @@ The search plans the program as it is first. Where the fastest plan is over the 
 offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a
 table. The program as it is, is fitted by a price of memory first (`fitting`): often that costs next to nothing, and an
 entry that takes longer by what it computes again alone is not planned at all. Then for each number of micro-batches a
-bisection finds the first rung whose fastest plan fits as it is; higher ones only take longer. Others are fitted by a
-price, those first that promise most; the bound that comes with every price ends that soon where it leads to nothing
-faster. Entries that promise little are left out,
+bisection finds the first rung whose fastest plan fits as it is; higher ones only take longer, and those below are
+fitted by a price as long as they nearly fit. Others are fitted by a price, those first that promise most; the bound
+that comes with every price ends that soon where it leads to nothing faster. Entries that promise little are left out,
 so that another one could still be faster: the plan's bound is of its own entry.
 """
 
@@ -37,6 +37,10 @@ MOST_MICRO_BATCHES = 16
 #: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
 #: plan's time, times the ratio of what that needs to the budget.
 MOST_PRICED = 2
+
+#: How much a rung's fastest plan may need, as a multiple of the budget, to be fitted by a price because the next rung
+#: up fits.
+NEARLY = 1.25
 
 #: The rung of the ladder on which nothing is computed again.
 NOTHING = -1
@@ -156,6 +160,12 @@ class _Table:
                 high = middle
             else:
                 low = middle + 1
+        while low and not self.search.is_late():  # what nearly fits may take no longer and do so
+            low -= 1
+            if self._is_too_slow(number, low) or self._excess(self._at(number, low)) > NEARLY:
+                break
+            if not self._fit_by_price(number, low):
+                break
 
     def _price(self) -> None:
         """Fit what does not fit as it is by a price of memory, the most promising first."""
@@ -169,14 +179,18 @@ class _Table:
         if self.found is None and most not in self.priced and not self.search.is_late():
             self._fit_by_price(*most)
 
-    def _fit_by_price(self, number: int, rung: int) -> None:
+    def _fit_by_price(self, number: int, rung: int) -> bool:
         self.priced.add((number, rung))
-        self._fits(number, rung, at_once=False)
+        return self._fits(number, rung, at_once=False)
 
     def _promise_s(self, outcome: Outcome) -> float:
+        return min(each.step_s for each in outcome.tried) * max(1.0, self._excess(outcome))
+
+    def _excess(self, outcome: Outcome) -> float:
+        """What the fastest plan needs, as a multiple of what there is."""
         search, fastest = outcome.search, min(outcome.tried, key=lambda each: each.step_s)
         needed = search.needed_bytes(search.found(fastest.chain, fastest.solved, fastest.notes))
-        return fastest.step_s * max(1.0, needed / search.limit_bytes)
+        return needed / search.limit_bytes
 
     def _least(self) -> Outcome:
         """The last outcome that is refused, with the most that was tried to save memory."""

@@ -99,7 +99,8 @@ def test_padded_variables_give_single_device_numbers() -> None:
     program = mlp(hidden=60)
     pins = {"params['w1']": {1: "model"}, "params['b1']": {0: "model"}, "params['w2']": {0: "model"}}
     planned = plan(lower(program), Cluster.local(8), PlanOptions(mesh={"model": 8}, force=pins))
-    assert sum(variable.is_padded for variable in planned.parameters) == 3
+    padded = {variable.name for variable in planned.parameters if variable.is_padded}
+    assert padded >= pins.keys()  # and their momentum, where that is as cheap
     assert_same(run_planned(program, planned), run_single(program))
 
 
