@@ -117,14 +117,24 @@ def test_wrong_view_in_a_plan_is_named() -> None:
     assert caught.value.where == "plan.outputs[0]"
 
 
+def unpadded(made: Plan) -> Plan:
+    parameters, outputs = (
+        tuple(replace(v, stored_shape=v.shape) for v in each) for each in (made.parameters, made.outputs)
+    )
+    return replace(made, parameters=parameters, outputs=outputs)
+
+
 def test_plan_with_views_is_not_portable() -> None:
-    padded = small_plan()
-    as_written = [
-        tuple(replace(each, stored_shape=each.shape) for each in v) for v in (padded.parameters, padded.outputs)
-    ]
-    assert replace(padded, parameters=as_written[0], outputs=as_written[1]).portable
-    assert not padded.portable
-    assert not viewed_plan().portable
+    assert unpadded(small_plan()).portable
+    assert not unpadded(viewed_plan()).portable
     with pytest.raises(PlanError, match=r"x is stored as \[3, 4\], not as \[2, 6\]") as caught:
-        viewed_plan().shardings()
+        unpadded(viewed_plan()).shardings()
     assert 'rewrites="none"' in caught.value.remedy
+
+
+def test_plan_with_padded_variables_is_not_portable() -> None:
+    assert not small_plan().portable
+    with pytest.raises(
+        PlanError, match=r"is stored as \[4, 4\]: jax\.jit takes no arrays that their axes do not divide"
+    ):
+        small_plan().shardings()
