@@ -93,5 +93,7 @@ def hidden_s(flow: Dataflow, hideable: Iterable[tuple[Leaf, float]], times: Iter
     hideable: seconds that each gradient's moves could hide. times: seconds a step of every node.
     """
     wanted = [(leaf, seconds) for leaf, seconds in hideable if seconds > 0]
+    if not wanted:
+        return 0.0
     behind = nodes_behind(flow, frozenset(leaf for leaf, _ in wanted))
     return min(sum(seconds for node, seconds in times if node.index in behind), sum(seconds for _, seconds in wanted))
