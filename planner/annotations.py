@@ -1,25 +1,24 @@
 """Reading pins: annotations inside the program, the shardings that it brings along, exact axes from the options.
 
 `shardwright.annotate` leaves a custom call with its pins; JAX's constraints, `in_shardings` and `out_shardings` leave
-theirs over a mesh of the program's own (`planner.foreign`).
+theirs over a mesh of the program's own (`planner.foreign`). What other instructions carry was written out as calls
+before (`planner.written_shardings`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from shardwright.config import ANNOTATION_TARGET, PlanOptions
 from shardwright.errors import OptionError, UnsupportedProgramError
-from shardwright.hlo import Instruction
+from shardwright.hlo import Instruction, Module
 from shardwright.planner.dataflow import Dataflow, Node
-from shardwright.planner.foreign import ForeignShardingError, meshes_of, sharding_of
-from shardwright.planner.pins import DimPin, Requirement, Requirements, refusal
+from shardwright.planner.foreign import ForeignDim, ForeignSharding, ForeignShardingError, meshes_of, sharding_of
+from shardwright.planner.pins import DimPin, Requirement, Requirements, refusal, refused
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
-
-#: custom call by which JAX says how an output lies (`out_shardings`).
-_OUTPUT_TARGET = "xla.sdy.FuncResultSharding"
+from shardwright.planner.written_shardings import marked_outputs
 
 #: custom calls at the border of what is written for one device.
 _MANUAL_TARGETS = frozenset(
@@ -27,19 +26,50 @@ _MANUAL_TARGETS = frozenset(
 )
 
 
-def collect(flow: Dataflow, options: PlanOptions) -> Requirements:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableShardings:
+    """What a program says of how its arguments and outputs lie, by flat number, in the dimensions that it gives them.
+
+    meshes: the program's own, by name.
+    """
+
+    arguments: Mapping[int, ForeignSharding] = field(default_factory=dict)
+    outputs: Mapping[int, ForeignSharding] = field(default_factory=dict)
+    meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: Module) -> VariableShardings:
+        """Read from parameters, JAX's marks and the root. Raises AnnotationError for one that cannot be read."""
+        meshes = meshes_of(module)
+        parameters = [(each, leaf) for each in module.entry.parameters for leaf in range(len(each.shape.leaves))]
+        arguments = [(number, *each) for number, each in enumerate(parameters)]
+
+        def read(said: Iterable[tuple[int, Instruction, int]]) -> dict[int, ForeignSharding]:
+            found = ((number, _foreign(module, instruction, leaf, meshes)) for number, instruction, leaf in said)
+            return {number: each for number, each in found if each is not None}
+
+        return cls(arguments=read(arguments), outputs=read(marked_outputs(module.entry.root)), meshes=meshes)
+
+
+def collect(
+    flow: Dataflow,
+    options: PlanOptions,
+    variables: VariableShardings | None = None,
+    batch: Mapping[int, int] | None = None,
+) -> Requirements:
     """Pins by node: annotations and shardings in the program, and exact axes of arguments and outputs.
 
-    Raises AnnotationError for one that cannot be read, OptionError, and UnsupportedProgramError for `shard_map`.
+    variables: what the program that `flow` was made of says of arguments and outputs; None: it is that program.
+    batch: by flat number, arguments that have a dimension for micro-batches ahead of this one now.
+    Raises AnnotationError for one that cannot be read, and OptionError.
     """
-    refuse_manual(flow)
     found: Requirements = {}
     meshes = meshes_of(flow.module)
     for node in flow.nodes:
         if node.is_value and _is_annotation(node.instruction) and node.uses:
             found.setdefault(node.index, []).extend(_annotation(flow, node, meshes))
-    for index, requirement in (*_argument_shardings(flow, meshes), *_output_shardings(flow, meshes)):
-        found.setdefault(index, []).append(replace(requirement, may_pad=True))
+    for index, requirement in _variable_pins(flow, variables or VariableShardings.of(flow.module), batch or {}):
+        found.setdefault(index, []).append(requirement)
     exact = (
         ("argument_axes", options.argument_axes, flow.parameters),
         ("output_axes", options.output_axes, flow.outputs),
@@ -50,14 +80,14 @@ def collect(flow: Dataflow, options: PlanOptions) -> Requirements:
     return {index: requirements for index, requirements in found.items() if requirements}
 
 
-def refuse_manual(flow: Dataflow) -> None:
+def refuse_manual(module: Module) -> None:
     """Raises UnsupportedProgramError for computations that the program writes for one device (`shard_map`)."""
-    for node in flow.nodes:
-        target = node.instruction.get("custom_call_target")
+    for instruction in module.instructions():
+        target = instruction.get("custom_call_target")
         if target in _MANUAL_TARGETS:
             raise UnsupportedProgramError(
                 f"the program holds computations written for one device ({target}; shard_map or the like)",
-                where=str(flow.module.source(node.instruction) or node.instruction.name),
+                where=str(module.source(instruction) or instruction.name),
                 remedy="hand over the step without shard_map: the planner shards it",
             )
 
@@ -88,44 +118,40 @@ def _is_annotation(instruction: Instruction) -> bool:
 def _annotation(flow: Dataflow, node: Node, meshes: Mapping[str, Mapping[str, int]]) -> list[Requirement]:
     if node.instruction.get("custom_call_target") == ANNOTATION_TARGET:
         return [Requirement(asked_by="an annotation", dims=_own_pins(flow, node))]
-    return _foreign(flow, node, node.instruction, 0, "a sharding constraint", meshes)
+    found = _foreign(flow.module, node.instruction, 0, meshes)
+    return [] if found is None else [Requirement(asked_by="a sharding constraint", foreign=found)]
 
 
-def _argument_shardings(flow: Dataflow, meshes: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int, Requirement]]:
-    for index in flow.parameters:
-        node = flow.nodes[index]
-        for requirement in _foreign(flow, node, node.instruction, node.leaf, "the sharding of its argument", meshes):
-            yield index, requirement
+def _variable_pins(
+    flow: Dataflow, said: VariableShardings, batch: Mapping[int, int]
+) -> Iterator[tuple[int, Requirement]]:
+    ahead = {flow.parameters[number]: dim for number, dim in batch.items()}
+    found = [(flow.parameters[n], each, "the sharding of its argument") for n, each in said.arguments.items()]
+    found += [(flow.outputs[n], each, "the sharding of its output") for n, each in said.outputs.items()]
+    for node, sharding, asked_by in found:
+        stored = _as_stored(sharding, flow.nodes[node].shapes[0].rank, ahead.get(node))
+        yield node, Requirement(asked_by=asked_by, foreign=stored, may_pad=True)
 
 
-def _output_shardings(flow: Dataflow, meshes: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int, Requirement]]:
-    """What JAX's mark on an output says, else the root. An output in an argument's place is that argument."""
-    root = flow.module.entry.root
-    for leaf, (index, (made, _)) in enumerate(zip(flow.outputs, flow.leaves[root], strict=True)):
-        maker = flow.nodes[made]
-        is_marked = maker.instruction.get("custom_call_target") == _OUTPUT_TARGET
-        if maker.is_value and _is_annotation(maker.instruction) and not is_marked:
-            continue
-        instruction, at = (maker.instruction, 0) if is_marked else (root, leaf)
-        if instruction.opcode == "parameter":
-            continue
-        for requirement in _foreign(flow, flow.nodes[index], instruction, at, "the sharding of its output", meshes):
-            yield index, requirement
+def _as_stored(sharding: ForeignSharding, rank: int, batch: int | None) -> ForeignSharding:
+    """A sharding said of the `rank` dimensions that the variable is stored in: with one for micro-batches ahead of
+    dimension `batch`, or with several where one held several things, which only those that nothing splits may have."""
+    if batch is not None:
+        return replace(sharding, dims={dim + (dim >= batch): each for dim, each in sharding.dims.items()})
+    if sharding.is_split or not sharding.dims:
+        return sharding
+    return replace(sharding, dims={dim: ForeignDim() for dim in range(rank)})
 
 
 def _foreign(
-    flow: Dataflow,
-    node: Node,
-    instruction: Instruction,
-    leaf: int,
-    asked_by: str,
-    meshes: Mapping[str, Mapping[str, int]],
-) -> list[Requirement]:
+    module: Module, instruction: Instruction, leaf: int, meshes: Mapping[str, Mapping[str, int]]
+) -> ForeignSharding | None:
+    shape = instruction.shape.leaves[leaf]
     try:
-        sharding = sharding_of(instruction, meshes, node.shapes[0].rank, leaf)
+        return sharding_of(instruction, meshes, shape.rank, leaf)
     except ForeignShardingError as error:
-        raise refusal(flow, node, instruction.op_name or instruction.name, str(error), error.remedy) from None
-    return [] if sharding is None else [Requirement(asked_by=asked_by, foreign=sharding)]
+        name = instruction.op_name or instruction.name
+        raise refused(module, instruction, shape, name, str(error), error.remedy) from None
 
 
 def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:

@@ -14,11 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 
-from shardwright.hlo import Instruction, Module
+from shardwright.hlo import Attribute, Instruction, Module
+from shardwright.hlo.lexical import value_end
+from shardwright.planner.rewrites.edit import attribute
 from shardwright.plans import Mesh
+
+#: Attributes that hold shardings: GSPMD's, and among JAX's own, by key `SHARDY`, Shardy's.
+SHARDING_ATTRIBUTES = frozenset({"sharding", "frontend_attributes"})
+SHARDY = "xla.sdy.sharding"
 
 
 class ForeignShardingError(ValueError):
@@ -77,6 +84,11 @@ class ForeignSharding:
     def axis_names(self) -> tuple[str, ...]:
         """Axes it names."""
         return tuple(dict.fromkeys(part.axis for dim in self.dims.values() for part in dim.parts if part.axis))
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it splits a dimension, or leaves that open."""
+        return any(dim.parts or dim.is_open for dim in self.dims.values())
 
     def on(self, mesh: Mesh) -> dict[int, ResolvedDim]:
         """The same over axes of `mesh`."""
@@ -172,6 +184,7 @@ _SHARDY = re.compile(
 )
 _DIM = re.compile(r"\{([^{}]*)\}(?:p\d+)?")
 _AXIS_USE = re.compile(r"""["']([^"']+)["'](?::\((\d+)\)(\d+))?""")
+_UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]+)\]")
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))?")
 
 
@@ -195,26 +208,92 @@ def sharding_of(
 
     Raises ForeignShardingError for one that no pin can say.
     """
-    attributes = instruction.get("frontend_attributes") or {}
-    if "xla.sdy.sharding" in attributes:
-        return _read_shardy(attributes["xla.sdy.sharding"].replace('\\"', '"'), meshes, leaf)
-    text = instruction.get("sharding")
-    if not text:
+    carried = carried_by(instruction, leaf)
+    if carried is None:
         return None
-    return _read_gspmd(_leaf_text(str(text), leaf), rank)
+    if carried.shardy:
+        return _read_shardy(carried.shardy, meshes)
+    found = _read_gspmd(carried.gspmd, rank)
+    free = _UNSPECIFIED.search(str(instruction.get("backend_config") or ""))
+    if found is None or free is None:
+        return found
+    left_out = set(_numbers(free[1]))
+    return replace(found, dims={dim: each for dim, each in found.dims.items() if dim not in left_out})
 
 
-def _leaf_text(text: str, leaf: int) -> str:
-    """The sharding of one leaf: `{{…}, {…}}` is one each; a single one is everybody's."""
-    leaves = re.findall(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}", text[1:-1]) if text.startswith("{{") else []
-    return leaves[leaf] if leaf < len(leaves) else text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The texts that say how one array leaf lies; either may be empty. Where both are there, Shardy's says more."""
+
+    gspmd: str = ""
+    shardy: str = ""
+
+    @property
+    def says_nothing_of_scalars(self) -> bool:
+        return bool(re.search(r"\[\s*\]", self.shardy)) if self.shardy else self.gspmd == "{replicated}"
+
+    @property
+    def attributes(self) -> dict[str, Attribute]:
+        """The attributes of an array that lies so."""
+        found = {}
+        if self.gspmd:
+            found["sharding"] = attribute("sharding", self.gspmd)
+        if self.shardy:
+            found["frontend_attributes"] = frontend_attributes({SHARDY: self.shardy})
+        return found
 
 
-def _read_shardy(text: str, meshes: Mapping[str, Mapping[str, int]], leaf: int) -> ForeignSharding:
-    found = list(_SHARDY.finditer(text))
-    if not found or (leaf and leaf >= len(found)):
+def frontend_attributes(values: Mapping[str, str]) -> Attribute:
+    """`frontend_attributes={name="value",…}`"""
+    quoted = (f'{name}="{text.translate(_ESCAPES)}"' for name, text in values.items())
+    return attribute("frontend_attributes", f"{{{','.join(quoted)}}}")
+
+
+_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\"})
+
+
+def carried_by(instruction: Instruction, leaf: int) -> Carried | None:
+    """What the attributes of an instruction say of array leaf `leaf` of its result; None: nothing."""
+    attributes = instruction.get("frontend_attributes") or {}
+    shardy = _shardy_leaves(attributes.get(SHARDY, ""))
+    gspmd = _gspmd_leaves(str(instruction.get("sharding") or ""))
+    if not shardy and not gspmd:
+        return None
+    return Carried(gspmd=_of_leaf(gspmd, leaf), shardy=_of_leaf(shardy, leaf))
+
+
+def _of_leaf(each: Sequence[str], leaf: int) -> str:
+    """The text of one leaf; a single one is everybody's."""
+    return each[leaf if len(each) > 1 else 0] if each else ""
+
+
+@lru_cache(maxsize=1024)
+def _shardy_leaves(text: str) -> tuple[str, ...]:
+    text = text.replace('\\"', '"')
+    return tuple(f"#sdy.sharding<{each[0].strip()}>" for each in _SHARDY.finditer(text)) or ((text,) if text else ())
+
+
+@lru_cache(maxsize=1024)
+def _gspmd_leaves(text: str) -> tuple[str, ...]:
+    """`{{…}, {…}}` is one each."""
+    text = _without_metadata(text)
+    if not text.startswith("{{"):
+        return (text,) if text else ()
+    return tuple(re.findall(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}", text[1:-1]))
+
+
+def _without_metadata(text: str) -> str:
+    """The sharding without what says where it comes from, whose words are no sharding's."""
+    while (start := text.find("metadata=")) >= 0:
+        text = text[:start].rstrip() + text[value_end(text, start + len("metadata=")) :]
+    return text
+
+
+def _read_shardy(text: str, meshes: Mapping[str, Mapping[str, int]]) -> ForeignSharding:
+    found = _SHARDY.search(text)
+    if found is None:
         raise ForeignShardingError(f"sharding {text!r} cannot be read", "use whole axes by name")
-    name, inline, dims, rest = found[leaf].groups()
+    name, inline, dims, rest = found.groups()
     sizes = {axis: int(size) for axis, size in _AXIS.findall(inline or "")} or dict(meshes.get(name or "", {}))
     if name and "maximal" in name and not sizes:
         raise ForeignShardingError(
@@ -269,7 +348,7 @@ def _read_gspmd(text: str, rank: int) -> ForeignSharding | None:
         if word in text:
             raise ForeignShardingError(f"sharding {text!r} {what}", "leave it out, or name axes instead")
     if "mesh[" in text:
-        return _read_shardy(text, {}, 0)
+        return _read_shardy(text, {})
     if "devices=" not in text:
         if "unknown" in text:
             return None

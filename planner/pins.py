@@ -14,7 +14,7 @@ from math import prod
 
 from shardwright.config import Pin
 from shardwright.errors import AnnotationError
-from shardwright.hlo import ArrayShape
+from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignSharding
 from shardwright.planner.rules import Factor, rule_of
@@ -271,8 +271,14 @@ def _check_divides(
 
 def refusal(flow: Dataflow, node: Node, name: str, reason: str, remedy: str) -> AnnotationError:
     """The error of a pin on `node`, which messages call `name`: with its type and the user's line."""
-    shape = node.shapes[0]
-    line = flow.module.source(node.instruction)
+    return refused(flow.module, node.instruction, node.shapes[0], name, reason, remedy)
+
+
+def refused(
+    module: Module, instruction: Instruction, shape: ArrayShape, name: str, reason: str, remedy: str
+) -> AnnotationError:
+    """The same of an array that an instruction makes."""
+    line = module.source(instruction)
     tensor = f"{name} {shape.element_type}[{','.join(map(str, shape.dimensions))}]"
     return AnnotationError(reason, where=f"{tensor}, {line}" if line else tensor, remedy=remedy)
 

@@ -13,11 +13,12 @@ from shardwright.cost import HardwareProfile
 from shardwright.cost.liveness import Liveness, liveness
 from shardwright.hlo import Module, parse
 from shardwright.options import name_matches
-from shardwright.planner.annotations import collect
+from shardwright.planner.annotations import VariableShardings, collect, refuse_manual
 from shardwright.planner.budget import Memory
 from shardwright.planner.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.exposed import gradients
 from shardwright.planner.force import state_arguments
+from shardwright.planner.foreign import ForeignSharding
 from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
 from shardwright.planner.microbatch import accumulated, split_step
@@ -27,6 +28,7 @@ from shardwright.planner.recompute import Recomputation, rematerialized
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
+from shardwright.planner.written_shardings import write_out_shardings
 
 
 class Program:
@@ -36,6 +38,7 @@ class Program:
     original / original_text: as it was given. arguments / outputs: their names.
     batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
     pins: requirements by node. twins: nodes that compute again what another one does, and which.
+    said: how the program's own arguments and outputs lie, where it says so.
     state: nodes of arguments kept between steps; arriving: of all others.
     """
 
@@ -43,6 +46,8 @@ class Program:
         self.options = options
         self.original_text = hlo if isinstance(hlo, str) else hlo.to_text()
         self.original = hlo if isinstance(hlo, Module) else parse(hlo)
+        refuse_manual(self.original)
+        self.said = VariableShardings.of(self.original)
         self._read(None, options.micro_batches or 1)
 
     def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
@@ -55,7 +60,8 @@ class Program:
         return made
 
     def _read(self, again: Recomputation | None, micro_batches: int) -> None:
-        options, module, twins = self.options, inline_calls(self.original), dict[str, str]()
+        options, twins = self.options, dict[str, str]()
+        module = inline_calls(write_out_shardings(self.original))
         if options.rewrites != "none":
             module = own_rows(module)
         if again is not None:
@@ -65,16 +71,19 @@ class Program:
         if split is not None:
             module = accumulated(split, micro_batches)
         self.micro_batches = micro_batches
-        self.batch = {number: along.dim + 1 for number, along in split.batch.items()} if split else None
-        named = _named(self.original, options).difference(self.batch or ())
-        self.rewritten = rewrite_for(module, options, named, self.original)
+        self.batch: Mapping[int, int] | None = None
+        if split is not None:
+            self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
+        named = _named(self.original, options) | _split(self.said.arguments)
+        named = named.difference(self.batch or ())
+        self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
         self.module = self.rewritten.module
         self.text = self.original_text if self.module is self.original else self.module.to_text()
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
-        self.pins = collect(self.flow, options)
+        self.pins = collect(self.flow, options, self.said, self.batch)
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
         self.arriving = frozenset(self.flow.parameters) - self.state
@@ -82,6 +91,11 @@ class Program:
         self._liveness: Liveness | None = None
         self._structures: dict[Hashable, Structure] = {}
         self._gradients: frozenset[Leaf] | None = None
+
+    def storing(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
+        """Take over what another program says of the same arguments and outputs; batch: see the class."""
+        self.said, self.batch = said, batch
+        self.pins = collect(self.flow, self.options, said, batch)
 
     @property
     def gradients(self) -> frozenset[Leaf]:
@@ -132,6 +146,11 @@ def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
     for node in flow.nodes if twins else ():
         nodes.setdefault(node.instruction.name, []).append(node.index)
     return {i: nodes[old][0] for new, old in twins.items() if old in nodes for i in nodes.get(new, ())}
+
+
+def _split(said: Mapping[int, ForeignSharding]) -> set[int]:
+    """Numbers of the variables whose dimensions the program splits."""
+    return {number for number, sharding in said.items() if sharding.is_split}
 
 
 def _named(module: Module, options: PlanOptions) -> set[int]:

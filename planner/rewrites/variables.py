@@ -14,12 +14,17 @@ from shardwright.plans import Plan, VariablePlan
 
 
 def rewrite_for(
-    module: Module, options: PlanOptions, pinned_arguments: Collection[int] = (), given: Module | None = None
+    module: Module,
+    options: PlanOptions,
+    pinned_arguments: Collection[int] = (),
+    given: Module | None = None,
+    *,
+    pinned_outputs: Collection[int] = (),
 ) -> Rewritten:
     """The program that is planned under these options.
 
     given: the user's program, where `module` stores some arguments otherwise already; what changed is said of it.
-    pinned_arguments: array leaves of arguments whose dimensions the user speaks of by number; they stay.
+    pinned_arguments, pinned_outputs: array leaves whose dimensions the user speaks of by number; they stay.
     Arrays that lie already (`argument_axes`, `output_axes`) keep their dimensions, in whatever view they are.
     With `rewrites="none"` nothing else is changed.
     Raises PlanError where a view does not fit the program.
@@ -31,7 +36,10 @@ def rewrite_for(
             **{leaf: arguments[leaf] for leaf in pinned_arguments},
             **_settled(options.argument_axes, options.argument_views, arguments),
         },
-        outputs=_settled(options.output_axes, options.output_views, outputs),
+        outputs={
+            **{leaf: outputs[leaf] for leaf in pinned_outputs},
+            **_settled(options.output_axes, options.output_views, outputs),
+        },
     )
     if options.rewrites != "none":
         made = rewrite(module, required)

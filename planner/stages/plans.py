@@ -104,8 +104,10 @@ class StepPlans:
         key = (groups.kinds[kind], micro_batches)
         if key not in self._searches:
             search = Search(self.module(micro_batches), groups.part(kind), self._part_options())
+            batch = None
             if micro_batches > 1:  # the batch is behind the dimension of the micro-batches
-                search.program.batch = {number: along.dim + 1 for number, along in self.split.batch.items()}
+                batch = {number: along.dim + 1 for number, along in self.split.batch.items()}
+            search.program.storing(self.program.said, batch)
             self._keep_rows_whole(search)
             self._searches[key] = search
         return self._searches[key]
