@@ -16,6 +16,7 @@ from shardwright.options import name_matches
 from shardwright.planner.annotations import VariableShardings, collect, refuse_manual
 from shardwright.planner.budget import Memory
 from shardwright.planner.dataflow import Dataflow, Leaf, build_dataflow
+from shardwright.planner.donors import alias_donors
 from shardwright.planner.exposed import gradients
 from shardwright.planner.force import state_arguments
 from shardwright.planner.foreign import ForeignSharding
@@ -61,7 +62,7 @@ class Program:
 
     def _read(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
-        module = inline_calls(write_out_shardings(self.original))
+        module = inline_calls(write_out_shardings(alias_donors(self.original)))
         if options.rewrites != "none":
             module = own_rows(module)
         if again is not None:

@@ -25,11 +25,14 @@ from shardwright.client.annotate import annotations_kept
 from shardwright.client.frontends.jaxprs import hoist_constants, refuse_what_cannot_travel
 from shardwright.dtypes import to_dtype, to_element_type
 from shardwright.errors import OptionError, UnsupportedProgramError
+from shardwright.hlo.donors import pair_donors
 
 register_exclusion(__file__)  # source lines in programs are the user's
 
 _STACK_FRAME = re.compile(r" stack_frame_id=\d+")
+_ALIASES, _DONORS = "input_output_alias={", "buffer_donor={"
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
+_DONOR = re.compile(r"\((\d+),")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,17 +208,19 @@ class JaxFunction:
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
         constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
         result_specs = tuple(_spec_of_aval(leaf) for leaf in results)
+        arguments = self._argument_types(signature, constants, constants_at)
+        outputs = _output_types(jax.tree.unflatten(result_tree, results))
         return LoweredProgram(
             name=self.name,
             signature=signature,
             hlo_text=text,
-            arguments=self._argument_types(signature, constants, constants_at),
-            outputs=_output_types(jax.tree.unflatten(result_tree, results)),
+            arguments=arguments,
+            outputs=outputs,
             constants=constants,
             constants_at=constants_at,
             result_tree=result_tree,
             results=result_specs,
-            aliases=_aliases(text),
+            aliases=aliases_of(text, arguments, outputs),
         )
 
     # ---- the pieces of `lower` -------------------------------------------------
@@ -377,14 +382,20 @@ def _output_types(out_info: Any) -> tuple[ArrayType, ...]:
     return tuple(array_type("result" + keystr(path), _spec_of_aval(leaf)) for path, leaf in leaves)
 
 
-def _aliases(text: str) -> dict[int, int]:
-    """Output number → parameter number, from `input_output_alias={ {0}: (1, {}, may-alias) }`."""
+def aliases_of(text: str, arguments: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> dict[int, int]:
+    """Output number → parameter number, from `input_output_alias={ {0}: (1, {}, may-alias) }`, and as the planner pairs
+    what `buffer_donor={ (0, {}) }` leaves open."""
     header = text[: text.index("\n")]
-    start = header.find("input_output_alias={")
-    if start < 0:
-        return {}
-    end = header.find("entry_computation_layout", start)
-    return {int(output or 0): int(parameter) for output, parameter in _ALIAS.findall(header[start:end])}
+    aliases = {int(output or 0): int(parameter) for output, parameter in _ALIAS.findall(_value(header, _ALIASES))}
+    donors = map(int, _DONOR.findall(_value(header, _DONORS)))
+    given, made = ([(each.element_type, each.shape) for each in types] for types in (arguments, outputs))
+    return aliases | pair_donors(donors, given, made, aliases)
+
+
+def _value(header: str, name: str) -> str:
+    """The value of one attribute, as far as the attribute after it; '' where there is none."""
+    start = header.find(name)
+    return header[start : header.find("=", start + len(name))] if start >= 0 else ""
 
 
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:

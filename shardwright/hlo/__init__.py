@@ -1,7 +1,7 @@
 """HLO text both ways: `parse(text) -> Module`, `module.to_text()`."""
 
 from shardwright.hlo.attributes import ConvDims, Window
-from shardwright.hlo.ir import Alias, Attribute, Computation, Instruction, Module, SourceLocation
+from shardwright.hlo.ir import Alias, Attribute, Computation, Donor, Instruction, Module, SourceLocation
 from shardwright.hlo.parser import parse
 from shardwright.hlo.shape_text import format_shape
 from shardwright.hlo.shapes import ArrayShape, BufferShape, OpaqueShape, Shape, TupleShape, without_layout
@@ -14,6 +14,7 @@ __all__ = [
     "BufferShape",
     "Computation",
     "ConvDims",
+    "Donor",
     "Instruction",
     "Module",
     "OpaqueShape",

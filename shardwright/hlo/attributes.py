@@ -8,7 +8,7 @@
 | `window=`, `dim_labels=` | `Window`, `ConvDims` |
 | `slice=`, `padding=` | tuple of `(start, limit, stride)`, of `(low, high, interior)` |
 | `metadata=`, `frontend_attributes=` | dict |
-| `input_output_alias=` | tuple of `Alias` |
+| `input_output_alias=`, `buffer_donor=` | tuple of `Alias`, of `Donor` |
 | `replica_groups=` in any of its three forms | tuple of tuples of device numbers |
 | anything else | the text |
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.hlo.ir import Alias
+from shardwright.hlo.ir import Alias, Donor
 from shardwright.hlo.lexical import STRING, WORD_CHARACTER, value_end
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.hlo.sharding_text import check_sharding
@@ -326,6 +326,16 @@ def _parse_aliases(text: str) -> tuple[Alias, ...]:
     return tuple(aliases)
 
 
+_DONOR = re.compile(r"\(\s*([0-9]{1,19})\s*,\s*\{\s*([0-9,\s]*)\}\s*\)", re.ASCII)
+_DONORS = re.compile(rf"\{{\s*(?:{_DONOR.pattern}\s*(?:,\s*(?=\())?)*+\}}", re.ASCII)
+
+
+def _parse_donors(text: str) -> tuple[Donor, ...]:
+    if not _DONORS.fullmatch(text):
+        raise AttributeValueError("expected {(parameter, {parameter index}), …}")
+    return tuple(Donor(int(number), _index(path)) for number, path in _DONOR.findall(text))
+
+
 def _parse_names(text: str) -> tuple[str, ...]:
     """Names of computations or instructions: one, or a braced list."""
     if text[0] == "{":
@@ -413,6 +423,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "metadata": _parse_metadata,
     "frontend_attributes": _parse_frontend_attributes,
     "input_output_alias": _parse_aliases,
+    "buffer_donor": _parse_donors,
     "replica_groups": _groups,
     "source_target_pairs": _pairs,
     "epsilon": _float,

@@ -93,6 +93,14 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
+class Donor:
+    """Parameter leaf whose buffer any output may reuse (`buffer_donor`)."""
+
+    parameter_number: int
+    parameter_index: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SourceLocation:
     """A line of the user's program, from the module's source-line tables."""
 
@@ -124,6 +132,12 @@ class Module:
     def aliases(self) -> tuple[Alias, ...]:
         """What the header says about outputs that reuse argument buffers."""
         attribute = self.header.get("input_output_alias")
+        return () if attribute is None else attribute.value
+
+    @property
+    def donors(self) -> tuple[Donor, ...]:
+        """Argument buffers that the header gives away without saying to which output."""
+        attribute = self.header.get("buffer_donor")
         return () if attribute is None else attribute.value
 
     def instructions(self) -> Iterator[Instruction]:

@@ -11,12 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib import _hlo
 
 from shardwright.client.frontends.jax import (
+    ArrayType,
     JaxFunction,
     LoweredProgram,
     Signature,
+    aliases_of,
     array_spec,
     host_value,
     physical_shape,
@@ -100,6 +103,18 @@ def test_donated_arguments_are_aliased_by_flat_number() -> None:
     program = lower(step, params, 0, np.ones(5, np.float32), donate=(0, 1))
     assert program.aliases == {0: 0, 1: 1, 3: 2}
     assert JaxFunction(step, donate_argnums=(0, 1)).donated_leaves(((params, 0, 1.0), {})) == {0, 1, 2}
+
+
+def test_arguments_that_jax_gives_away_to_whichever_output_are_aliased_by_type() -> None:
+    """As the planner pairs them (`buffer_donor`): who has a plan and who asked for it must agree."""
+    mesh = AbstractMesh((1, 2), ("dp", "tp"), axis_types=(AxisType.Explicit,) * 2)
+    weights = ArrayType(name="w", element_type="f32", shape=(4, 2))
+    loss = ArrayType(name="loss", element_type="f32", shape=())
+    typed = jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(None, "tp")))
+    traced = jax.jit(lambda w: (w.sum(), w * 2), donate_argnums=0).trace(typed)
+    text = traced.lower(lowering_platforms=("cpu",)).as_text("hlo")
+    assert "buffer_donor={ (0, {}) }" in text.splitlines()[0]
+    assert aliases_of(text, [weights], [loss, weights]) == {1: 0}
 
 
 def test_donated_numbers_count_static_arguments() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from shardwright import xla
 from shardwright.client.annotate import annotate, annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
@@ -24,6 +23,7 @@ from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.foreign import matching_axes
 from shardwright.planner.meshes import meshes_to_search
 from shardwright.plans import Mesh, Plan
+from tests.planner.running import xla_outputs
 
 EIGHT = Cluster.local(8)
 DEVICES = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
@@ -58,20 +58,6 @@ def on_own_mesh(text: str) -> Plan:
 
 def constraints(planned: Plan) -> list[tuple[tuple[str, ...], ...]]:
     return [entry.result[0].dims for entry in planned.instructions if entry.opcode == "custom-call"]
-
-
-def xla_outputs(planned: Plan, *arguments: np.ndarray) -> list[np.ndarray]:
-    """The outputs of the emitted program, run on eight devices; arguments must divide evenly."""
-    loaded = xla.load_program(
-        planned.emit().encode(), is_serialized=False, mesh=planned.mesh,
-        arguments=[xla.BoundaryArray.of(variable) for variable in planned.parameters],
-        outputs=[xla.BoundaryArray.of(variable) for variable in planned.outputs], donated=[],
-    )  # fmt: skip
-    put = [jax.device_put(value, loaded.argument_shardings[number]) for number, value in enumerate(arguments)]
-    return [
-        np.asarray(value)[tuple(slice(size) for size in variable.shape)]
-        for value, variable in zip(loaded.run(put), planned.outputs, strict=True)
-    ]
 
 
 def layer(w: Any, x: Any) -> Any:
