@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from shardwright.cost import reshard
 from shardwright.hlo import Instruction
-from shardwright.planner.causes import Causes, is_backward
-from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node
-from shardwright.planner.exposed import hidden_s
+from shardwright.planner.causes import is_backward
+from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.scopes import span, telling_depth
 from shardwright.planner.segments import CHOOSERS
-from shardwright.planner.strategies import Border, Strategy, local_results
+from shardwright.planner.strategies import Strategy, local_results
 from shardwright.plans import (
     InstructionPlan,
-    PlannedCollective,
     SegmentPlan,
     TensorSharding,
     ValueSharding,
@@ -202,7 +199,7 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
     elif made and flow.nodes[made[0][0]].instruction is instruction and instruction.opcode != "parameter":
         strategy = decisions.strategies[made[0][0]]
         used = list(strategy.operands)
-        partial = _reduced_here(strategy, result)
+        partial = (*_reduced_here(strategy, result), *strategy.gathered)
         reason = graph.reason(made[0][0])
     return InstructionPlan(
         computation=computation,
@@ -242,147 +239,6 @@ def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[
         grouped.append(tuple(flat[first : first + count]))
         first += count
     return tuple(grouped)
-
-
-# ---- collectives ---------------------------------------------------------------
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ledger:
-    """Collects collectives; a value brought to one sharding for several readers is brought there once.
-
-    beside: seconds a step of each move that may run beside compute.
-    """
-
-    decisions: Decisions
-    found: list[PlannedCollective] = field(default_factory=list)
-    beside: list[tuple[Leaf, float]] = field(default_factory=list)
-    moved: set[tuple[Leaf, TensorSharding]] = field(default_factory=set)
-
-    def add(
-        self,
-        instruction: str,
-        cause: str,
-        leaf: Leaf,
-        source: TensorSharding,
-        target: TensorSharding,
-        weight: float,
-        runs: int,
-    ) -> None:
-        graph = self.decisions.graph
-        shape, mesh = graph.flow.nodes[leaf[0]].shapes[leaf[1]], graph.prices.mesh
-        for move in reshard(shape.element_type, shape.dimensions, source, target, mesh):
-            once_s = move.time_s(mesh, graph.prices.topology)
-            count = max(1, runs)
-            if leaf in graph.beside:
-                self.beside.append((leaf, once_s * weight))
-            self.found.append(
-                PlannedCollective(
-                    kind=move.kind,
-                    axes=move.axes,
-                    instruction=instruction,
-                    cause=cause,
-                    payload_bytes=move.payload_bytes,
-                    wire_bytes=move.wire_bytes,
-                    count=count,
-                    time_s=once_s * weight,
-                )
-            )
-
-    def add_border(self, node: Node, border: Border, cause: str) -> None:
-        self.found.append(
-            PlannedCollective(
-                kind="collective-permute",
-                axes=border.axes,
-                instruction=node.instruction.name,
-                cause=cause,
-                payload_bytes=border.payload_bytes,
-                wire_bytes=border.payload_bytes,
-                count=max(1, node.runs),
-                time_s=node.weight * self.decisions.graph.prices.border_s(border.axes, border.payload_bytes),
-            )
-        )
-
-
-def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> tuple[PlannedCollective, ...]:
-    """Reductions of partial results and moves of operands, in program order; without `causes` they stay unsaid."""
-    return tuple(_ledger(decisions, causes).found)
-
-
-class Communication(NamedTuple):
-    """Seconds a step of communication: that the step waits for, that run beside compute, and that would if there
-    were enough compute."""
-
-    waited_s: float
-    hidden_s: float
-    hideable_s: float
-
-
-def communication(decisions: Decisions) -> Communication:
-    """What all collectives take, and the arguments that the client sends."""
-    ledger, overlap = _ledger(decisions, None), decisions.graph.prices.topology.overlap
-    whole_s = sum(collective.time_s for collective in ledger.found) + arrival_time_s(decisions)
-    beside = [(leaf, overlap * seconds) for leaf, seconds in ledger.beside]
-    hidden = hidden_s(decisions.graph.flow, beside, node_times_s(decisions))
-    return Communication(whole_s - hidden, hidden, sum(seconds for _, seconds in beside))
-
-
-def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
-    ledger = _Ledger(decisions=decisions)
-    flow = decisions.graph.flow
-    for node in flow.nodes:
-        if node.weight == 0 and not node.is_value:
-            continue
-        strategy = decisions.strategies[node.index]
-        for use in node.uses:
-            if decisions.graph.is_free[use.source[0]]:  # made anew for each reader
-                continue
-            target = strategy.operands[use.position]
-            lies = decisions.result(use.source)
-            source = decisions.source(use.source, target)
-            for before, after in ((lies, source), (source, target)):
-                if before == after or (use.source, after) in ledger.moved:
-                    continue
-                ledger.moved.add((use.source, after))
-                cause = causes.move(node, use) if causes else ""
-                ledger.add(node.instruction.name, cause, use.source, before, after, use.weight, use.runs)
-        for border in strategy.borders:
-            ledger.add_border(node, border, causes.borders(node) if causes else "")
-        made = strategy.results if node.is_value else local_results(strategy)
-        for i, (source, target) in enumerate(zip(made, decisions.lies[node.index], strict=True)):
-            if source != target:
-                name = node.instruction.name
-                cause = causes.reduction(node) if causes else ""
-                ledger.add(name, cause, (node.index, i), source, target, node.weight, node.runs)
-    return ledger
-
-
-def compute_time_s(decisions: Decisions) -> float:
-    """Seconds a step that all instructions compute on one device."""
-    return sum(seconds for _, seconds in node_times_s(decisions))
-
-
-def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
-    """Seconds a step that each instruction computes on one device."""
-    prices = decisions.graph.prices
-    once: dict[tuple[int, int], float] = {}  # equal instructions share their strategies
-    signatures = decisions.graph.layout.signatures
-    for node in decisions.graph.flow.nodes:
-        if not node.is_value and node.weight:
-            strategy = decisions.strategies[node.index]
-            key = (signatures[node.index], id(strategy))
-            if key not in once:
-                once[key] = prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
-            yield node, node.weight * once[key]
-
-
-def arrival_time_s(decisions: Decisions) -> float:
-    """Seconds a step until every device has its part of the arguments that the client sends."""
-    graph = decisions.graph
-    return sum(
-        graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))
-        for node in sorted(graph.arriving)
-    )
 
 
 # ---- segments ----------------------------------------------------------------

@@ -53,9 +53,10 @@ class Causes:
         gradient = self._gradient(self._flow.nodes[use.source[0]])
         return f"gradient of {gradient}" if gradient else f"{self._value(use.source)} for {self._operation(node)}"
 
-    def borders(self, node: Node) -> str:
-        """`borders for convolution (model.py:63)`: what neighbours exchange."""
-        return f"borders for {self._operation(node)}"
+    def exchange(self, node: Node, kind: str) -> str:
+        """`borders for convolution (model.py:63)` of neighbours, or `partial results of reduction (model.py:63)`."""
+        what = "borders for" if kind == "collective-permute" else "partial results of"
+        return f"{what} {self._operation(node)}"
 
     def reduction(self, node: Node) -> str:
         """`gradient of params['w']`, or `partial sum of matmul (model.py:63)`."""
@@ -116,6 +117,8 @@ class Causes:
     def _operation(self, node: Node) -> str:
         instruction = node.instruction
         words = _WORDS.get(instruction.opcode, instruction.opcode)
+        if instruction.opcode == "reduce" and len(instruction.operands) > 2:
+            words = "reduction"  # of several arrays at once, as argmax: no sum
         if node.is_value:
             instruction = self._loops.get(node.computation, instruction)
             words = {"while": "a loop", "parameter": "a called function"}.get(instruction.opcode, instruction.opcode)

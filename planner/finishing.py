@@ -7,12 +7,13 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-from shardwright.planner.assemble import planned_collectives, segment_plans
+from shardwright.planner.assemble import segment_plans
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.force import origin
 from shardwright.planner.found import Found
+from shardwright.planner.ledger import planned_collectives
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.preference import MOST

@@ -11,14 +11,7 @@ from shardwright.cost import hardware_profile, memory, required_bytes
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
-from shardwright.planner.assemble import (
-    Decisions,
-    communication,
-    compute_time_s,
-    decide,
-    instruction_plans,
-    variables,
-)
+from shardwright.planner.assemble import Decisions, decide, instruction_plans, variables
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import Clock
 from shardwright.planner.dataflow import Leaf
@@ -26,6 +19,7 @@ from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.force import Forced, check_force, forced
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.graph import Graph, free_nodes, with_views
+from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.pins import Requirement, allowed
 from shardwright.planner.preference import Preference

@@ -90,9 +90,9 @@ class Prices:
         ]
         return np.array(sizes, np.float64) / bandwidth
 
-    def border_s(self, axes: tuple[str, ...], payload_bytes: int) -> float:
-        """Seconds of one collective-permute between neighbours along `axes`."""
-        return collective_time_s("collective-permute", payload_bytes, axes, self.mesh, self.topology)
+    def collective_s(self, kind: str, axes: tuple[str, ...], payload_bytes: int) -> float:
+        """Seconds of one collective along `axes`."""
+        return collective_time_s(kind, payload_bytes, axes, self.mesh, self.topology)
 
     def reshard_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> float:
         """Seconds to bring an array from `source` (which may be partial) to `target`."""

@@ -61,7 +61,9 @@ class _Splits:
         rows = [set(_places(strategy, axis)) for strategy in found.strategies]
         places = tuple(sorted(set().union(*rows)))
         table = np.array([[place in row for place in places] for row in rows], bool).reshape(len(rows), len(places))
-        partial = np.array([[each in strategy.partial for each in axis] for strategy in found.strategies], bool)
+        partial = np.array(
+            [[each in (*strategy.partial, *strategy.gathered) for each in axis] for strategy in found.strategies], bool
+        )
         unreduced = np.array([_unreduced(strategy) for strategy in found.strategies])
         return cls(
             table=table,

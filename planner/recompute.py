@@ -27,9 +27,10 @@ import networkx
 
 from shardwright.cost.memory import shard_bytes
 from shardwright.hlo import Instruction, Module
-from shardwright.planner.assemble import Decisions, planned_collectives, segment_name
+from shardwright.planner.assemble import Decisions, segment_name
 from shardwright.planner.chain import Chain
 from shardwright.planner.dataflow import CONTROL_FLOW
+from shardwright.planner.ledger import planned_collectives
 from shardwright.planner.rewrites.remat import Rematerialized, fixed_values, forward_pass, rematerialize, runs_once
 from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
 from shardwright.planner.strategies import local_results

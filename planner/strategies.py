@@ -3,7 +3,8 @@
 A strategy gives each mesh axis a factor of the rule, takes a partial sum through (where the instruction is linear),
 or leaves it idle (the axis replicates). A contracted factor leaves a partial sum: it stays one until a reader
 wants the value whole (all-reduce) or split (reduce-scatter), which is how ZeRO-like plans come out of the same
-search. Maxima, products and the like are reduced where they arise.
+search. Maxima, products and the like are reduced where they arise; where no all-reduce combines partial results
+(argmax), every device gathers them and reduces once more.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Border:
-    """A collective-permute that brings neighbours' borders of an operand: the axes it runs along, bytes of a device."""
+class Exchange:
+    """A collective that an instruction itself needs to be computed split: neighbours' borders of an operand, by a
+    collective-permute, or the partial results of all devices, by an all-gather.
 
+    axes: those it runs along. payload_bytes: as `cost.wire_bytes` takes it.
+    """
+
+    kind: str
     axes: tuple[str, ...]
     payload_bytes: int
 
@@ -47,15 +53,18 @@ class Border:
 class Strategy:
     """One way to compute an instruction: shardings per array leaf of the operands as used, and of the result.
 
-    partial: axes that a contracted factor takes. A sum over them is left unreduced in `results`; anything
-    else is reduced at once. borders: what neighbours exchange before it can be computed (`rules.halo`).
+    partial: axes that a contracted factor takes whose partial results an all-reduce combines. A sum over them is left
+    unreduced in `results`; anything else is reduced at once. gathered: axes over which partial results are
+    gathered instead. exchanges: what is computed from them, and what borders neighbours exchange before
+    (`rules.halo`).
     choices: what each mesh axis does, where the strategy comes from a rule; it says nothing more than the rest.
     """
 
     operands: tuple[TensorSharding, ...]
     results: tuple[TensorSharding, ...]
     partial: tuple[str, ...] = ()
-    borders: tuple[Border, ...] = ()
+    gathered: tuple[str, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
     choices: tuple[Choice, ...] = field(default=(), compare=False)
 
 
@@ -239,7 +248,8 @@ class StrategyBuilder:
             self._prices.reshard_s(leaf, source, target)
             for leaf, source, target in zip(leaves, before, strategy.results, strict=True)
         )
-        return compute_s + reduced_s + sum(self._prices.border_s(b.axes, b.payload_bytes) for b in strategy.borders)
+        exchanged_s = sum(self._prices.collective_s(e.kind, e.axes, e.payload_bytes) for e in strategy.exchanges)
+        return compute_s + reduced_s + exchanged_s
 
 
 def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
@@ -298,7 +308,7 @@ def enumerate_strategies(
     """
     choices = [Choice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
-        choices += [Choice(factor=factor) for factor in (*rule.factors, *(f for f in rule.bordered if f.halo))]
+        choices += [Choice(factor=factor) for factor in (*rule.factors, *rule.bordered)]
         choices += [Choice(linear=way) for way in linear]
     along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
     yield from _strategies(instruction, mesh, along, may_split)
@@ -343,7 +353,8 @@ def _strategy(
     outputs = [_split(leaf, i, [(a, f, f.results) for a, f in taken]) for i, leaf in enumerate(results)]
     if any(dims is None for dims in (*operands, *outputs)):
         return None
-    contracted = tuple(axis for axis, factor in taken if factor.contracted)
+    gathered = tuple(axis for axis, factor in taken if factor.reduction == "gather")
+    contracted = tuple(axis for axis, factor in taken if factor.contracted and axis not in gathered)
     sums = {axis for axis, factor in taken if factor.reduction == "add" and not at_once} | {axis for axis, _ in through}
     if any(axis not in sums for axis in contracted) and through:
         return None  # a maximum over partial sums is none
@@ -358,9 +369,10 @@ def _strategy(
         return None
     return Strategy(
         operands=used,
-        borders=tuple(_borders(taken, inputs, used, mesh)),
+        exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(gathered, results, made, mesh)),
         results=made,
         partial=contracted,
+        gathered=gathered,
         choices=combination,
     )
 
@@ -389,7 +401,7 @@ def _is_even(leaves: Sequence[ArrayShape], lies: Sequence[TensorSharding], mesh:
 
 def _borders(
     taken: list[tuple[str, Factor]], inputs: tuple[ArrayShape, ...], used: tuple[TensorSharding, ...], mesh: Mesh
-) -> Iterator[Border]:
+) -> Iterator[Exchange]:
     """The permutes of every operand's borders, each dimension's carrying the borders of those before it along."""
     factors = {factor.name: factor for _, factor in taken if factor.halo}
     if not factors:
@@ -405,8 +417,20 @@ def _borders(
                 parts = mesh.size(axes)
                 if halo.operand == i and parts > 1:
                     for payload_bytes in exchanged_bytes([(halo, parts)], shard):
-                        yield Border(axes=axes, payload_bytes=payload_bytes)
+                        yield Exchange(kind="collective-permute", axes=axes, payload_bytes=payload_bytes)
                     shard = shard * halo.held(parts) // (halo.size // parts)
+
+
+def _gathers(
+    axes: tuple[str, ...], results: tuple[ArrayShape, ...], made: tuple[TensorSharding, ...], mesh: Mesh
+) -> Iterator[Exchange]:
+    """The all-gather of each result's partial results over all of `axes`; the payload is what every device then has."""
+    parts = mesh.size(axes)
+    if parts == 1:
+        return
+    for leaf, sharding in zip(results, made, strict=True):
+        shard = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh))
+        yield Exchange(kind="all-gather", axes=axes, payload_bytes=parts * shard.size_bytes)
 
 
 def _split(

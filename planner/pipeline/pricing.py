@@ -12,11 +12,12 @@ from hashlib import sha256
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, memory
 from shardwright.hlo import ArrayShape
-from shardwright.planner.assemble import Decisions, compute_time_s, planned_collectives
+from shardwright.planner.assemble import Decisions
 from shardwright.planner.causes import Causes
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, build_dataflow
 from shardwright.planner.graph import Graph, free_nodes, lay_out
+from shardwright.planner.ledger import compute_time_s, planned_collectives
 from shardwright.planner.pipeline.assembly import Assembled
 from shardwright.planner.prices import Prices
 from shardwright.planner.rules import rule_of
@@ -104,9 +105,12 @@ class Pricing:
             return found
         ways = tuple(frozenset(i for i, lies in enumerate(operands) if axis in lies.unreduced) for axis in order)
         known = self._builder.of_instruction(node.instruction, tuple(dict.fromkeys(way for way in ways if way)))
-        return next(
-            (s for s in known.strategies if s.operands == operands and local_results(s) == local_results(found)), found
-        )
+        return next((s for s in known.strategies if s.operands == operands and _local(s) == _local(found)), found)
+
+
+def _local(strategy: Strategy) -> list[tuple[tuple[tuple[str, ...], ...], set[str]]]:
+    """How partial results lie, and the axes over which they are to be combined, one way or the other."""
+    return [(lies.dims, {*lies.unreduced, *strategy.gathered}) for lies in local_results(strategy)]
 
 
 def _results(node: Node, entries: Mapping[str, InstructionPlan]) -> tuple[TensorSharding, ...]:

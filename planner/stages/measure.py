@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from shardwright.cost.memory import shard_bytes, temporaries_bytes
 from shardwright.hlo import ArrayShape, Computation, Instruction
-from shardwright.planner.assemble import Decisions, node_times_s, planned_collectives
+from shardwright.planner.assemble import Decisions
 from shardwright.planner.dataflow import Dataflow
+from shardwright.planner.ledger import node_times_s, planned_collectives
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding, VariablePlan
 
 #: How instructions that a rewrite adds are named: after what they serve.

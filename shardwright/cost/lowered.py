@@ -183,10 +183,19 @@ class _Lowered:
         if self.widens and self._is_widened(instruction) and _is_bf16(instruction):
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
             node = self._like("convert", instruction, node, 0.5)
+        if summed and len(result) > 1:
+            return self._gathered(instruction, node, result, summed)
         if summed:
             unreduced = tuple(TensorSharding(sharding.dims, summed) for sharding in local)
             node = self._moved(instruction, node, unreduced, result)
         return node
+
+    def _gathered(self, instruction: Instruction, node: int, result: ValueSharding, axes: tuple[str, ...]) -> int:
+        """Partial results of several arrays, gathered over `axes` and reduced once more."""
+        parts = self.lowering.mesh.size(axes)
+        sizes = tuple(parts * size for size in self.program.sizes_bytes[node])
+        everyone = self.program.add("all-gather", instruction, (node,), sizes, parts * self.program.elements[node])
+        return self._add(instruction.opcode, instruction, (everyone,), result)
 
     def _moved(self, instruction: Instruction, node: int, have: ValueSharding, wanted: ValueSharding) -> int:
         """The node that holds a value in another layout."""

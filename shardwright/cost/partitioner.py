@@ -27,11 +27,14 @@ class Step(NamedTuple):
 class Resharding:
     """The steps of one resharding.
 
-    shape: dimensions of the array in elements.
+    shape: dimensions of the array in elements. alike: dimensions along which all elements are equal.
     """
 
-    def __init__(self, shape: tuple[int, ...], steps: list[Step] | None = None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], steps: list[Step] | None = None, alike: frozenset[int] = frozenset()
+    ) -> None:
         self.shape = shape
+        self.alike = alike
         self.steps: list[Step] = [] if steps is None else steps
 
     def run(self, have: Tiling, want: Tiling, *, may_gather_all: bool = True) -> bool:
@@ -53,7 +56,7 @@ class Resharding:
         """The same tiles on other devices."""
         if want.is_replicated or have.sizes != want.sizes:
             return False
-        if have != want:
+        if have != want and not self._is_alike(have, want):
             self._add("collective-permute", _displaced(have.order, want.order), self._local(have))
         return True
 
@@ -117,7 +120,7 @@ class Resharding:
         if kept != [want.parts[dim] for dim in same]:
             inner_want = reshaped(inner_have, inner_want.tiles)
         local = tuple(-(-n // have.tiles[dim]) if dim in same else n for dim, n in enumerate(self.shape))
-        Resharding(local, self.steps).run(inner_have, inner_want)
+        Resharding(local, self.steps, self.alike).run(inner_have, inner_want)
         parts = list(inner_want.parts)
         for dim, part in zip(same, kept, strict=True):
             parts[dim] = part
@@ -194,6 +197,12 @@ class Resharding:
             return False
         tiles = (*goal.tiles[:dim], goal.tiles[dim] * goal.tiles[dim + 1], *goal.tiles[dim + 2 :])
         return self.run(reshaped(goal, tiles), want, may_gather_all=False)
+
+    def _is_alike(self, have: Tiling, want: Tiling) -> bool:
+        """Whether every device holds already what it wants: tiles differ along dimensions of equal elements only.
+        XLA knows that of a value, not of what a collective has made of it."""
+        pairs = enumerate(zip(have.parts[:-1], want.parts[:-1], strict=True))
+        return not self.steps and all(dim in self.alike or before == after for dim, (before, after) in pairs)
 
     def _local(self, tiling: Tiling) -> int:
         return prod(-(-n // tiles) for n, tiles in zip(self.shape, tiling.tiles, strict=True))

@@ -49,12 +49,19 @@ class Move:
 
 @lru_cache(maxsize=1 << 16)
 def reshard(
-    element_type: str, shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh
+    element_type: str,
+    shape: tuple[int, ...],
+    source: TensorSharding,
+    target: TensorSharding,
+    mesh: Mesh,
+    alike: frozenset[int] = frozenset(),
 ) -> tuple[Move, ...]:
     """The collectives, in order, that bring an array from `source` to `target`; () where slicing is enough.
 
     shape: logical dimensions in elements; shards are rounded up where an axis does not divide.
     Axes in `source.unreduced` and not in `target.unreduced` are reduced first.
+    alike: dimensions along which all elements are equal, as a broadcast makes them: XLA permutes no shards that differ
+    along those only (`BroadcastDimsForCreatedHlo` in its partitioner).
     """
     paths = _paths(mesh)
     have, want = paths.real(source.dims), paths.real(target.dims)
@@ -64,7 +71,7 @@ def reshard(
     if reduced:
         have, moves = _reduce(bits, shape, have, want, reduced, paths)
     if have != want:
-        moves += [_move(step, bits, paths) for step in paths.steps(shape, have, want)]
+        moves += [_move(step, bits, paths) for step in paths.steps(shape, have, want, alike)]
     return tuple(moves)
 
 
@@ -152,20 +159,22 @@ class _Paths:
         chosen = set(axes)
         return tuple(axis for axis in self.sizes if axis in chosen)
 
-    def steps(self, shape: tuple[int, ...], have: Dims, want: Dims) -> tuple[Step, ...]:
+    def steps(
+        self, shape: tuple[int, ...], have: Dims, want: Dims, alike: frozenset[int] = frozenset()
+    ) -> tuple[Step, ...]:
         """The steps of one move. Even shards of all sizes take the same ones, so those are followed once."""
         tiles = zip(shape, self.tiling(have).tiles, self.tiling(want).tiles, strict=True)
         if any(size % before or size % after for size, before, after in tiles):
-            return self._followed(shape, have, want)
+            return self._followed(shape, have, want, alike)
         even = (self._even_size,) * len(shape)
-        steps = self._followed(even, have, want)
+        steps = self._followed(even, have, want, alike)
         if shape == even:
             return steps
         scale_up, scale_down = prod(shape), prod(even)
         return tuple(Step(step.kind, step.atoms, step.elements * scale_up // scale_down) for step in steps)
 
-    def _follow(self, shape: tuple[int, ...], have: Dims, want: Dims) -> tuple[Step, ...]:
-        resharding = Resharding(shape)
+    def _follow(self, shape: tuple[int, ...], have: Dims, want: Dims, alike: frozenset[int]) -> tuple[Step, ...]:
+        resharding = Resharding(shape, alike=alike)
         resharding.run(self.tiling(have), self.tiling(want))
         return tuple(resharding.steps)
 

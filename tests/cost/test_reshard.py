@@ -132,3 +132,16 @@ def test_time_is_the_sum_of_the_moves() -> None:
         sum(move.time_s(MESH, topology) for move in moves)
     )
     assert all(move.time_s(MESH, topology) > 0 and move.wire_bytes > 0 for move in moves)
+
+
+def test_equal_elements_are_not_permuted() -> None:
+    """Every device has what differs along a broadcast's dimension only; behind a collective XLA forgets that."""
+    source, target = sharding("", "x"), sharding("", "y")
+    square = Mesh.of({"x": 2, "y": 2})
+    assert [move.kind for move in reshard("f32", SHAPE, source, target, square)] == ["collective-permute"]
+    assert reshard("f32", SHAPE, source, target, square, frozenset({1})) == ()
+    assert reshard("f32", SHAPE, source, target, square, frozenset({0})) != ()
+    swapped = reshard("f32", SHAPE, sharding("x", "y"), sharding("y", "x"), square, frozenset({0, 1}))
+    assert swapped == ()
+    turned = reshard("f32", SHAPE, sharding("y", "x"), sharding("x", "y"), MESH, frozenset({0, 1}))
+    assert [move.kind for move in turned] == ["all-to-all", "collective-permute"]

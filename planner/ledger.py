@@ -1,0 +1,183 @@
+"""What a plan's decisions take: its collectives, one by one, and the seconds of computing and of communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.cost import Move, reshard, wire_bytes
+from shardwright.planner.assemble import Decisions
+from shardwright.planner.causes import Causes
+from shardwright.planner.dataflow import Leaf, Node, Use, computations_of
+from shardwright.planner.exposed import hidden_s
+from shardwright.planner.strategies import Exchange, local_results
+from shardwright.plans import PlannedCollective, TensorSharding
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ledger:
+    """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
+
+    beside: seconds a step of each move that may run beside compute. carried: computations that run inside the loop, by
+    what it carries. moved: values brought from one layout to another, inside their loop or not.
+    """
+
+    decisions: Decisions
+    found: list[PlannedCollective] = field(default_factory=list)
+    beside: list[tuple[Leaf, float]] = field(default_factory=list)
+    carried: dict[Leaf, frozenset[str]] = field(default_factory=dict)
+    moved: set[tuple[Leaf, bool, TensorSharding, TensorSharding]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for loop, leaves in self.decisions.graph.flow.leaves.items():
+            if loop.opcode == "while":
+                self.carried.update(dict.fromkeys(leaves, computations_of(loop)))
+
+    def add_use(self, node: Node, use: Use, causes: Causes | None) -> None:
+        """What brings an operand from how it lies to how a node uses it, as far as no reader before had it brought."""
+        is_inside = node.computation in self.carried.get(use.source, ())
+        target = self.decisions.strategies[node.index].operands[use.position]
+        lies = self.decisions.result(use.source)
+        source = self.decisions.source(use.source, target)
+        for before, after in ((lies, source), (source, target)):
+            moves = self._moves(use.source, before, after) if before != after else ()
+            if not moves:
+                continue
+            done = (use.source, is_inside, before, self._done(use.source, before, after, moves))
+            if done in self.moved:
+                continue
+            self.moved.add(done)
+            cause = causes.move(node, use) if causes else ""
+            self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs)
+
+    def add_reduction(self, node: Node, leaf: int, source: TensorSharding, cause: str) -> None:
+        """What reduces a result that is made as `source`."""
+        whole = (node.index, leaf)
+        moves = self._moves(whole, source, self.decisions.result(whole))
+        self._add(node.instruction.name, cause, whole, moves, node.weight, node.runs)
+
+    def _moves(self, leaf: Leaf, source: TensorSharding, target: TensorSharding) -> tuple[Move, ...]:
+        graph = self.decisions.graph
+        node = graph.flow.nodes[leaf[0]]
+        shape = node.shapes[leaf[1]]
+        alike: frozenset[int] = frozenset()
+        if node.instruction.opcode == "broadcast" and not node.is_value:
+            alike = frozenset(range(shape.rank)) - set(node.instruction.get("dimensions", ()))
+        return reshard(shape.element_type, shape.dimensions, source, target, graph.prices.mesh, alike)
+
+    def _done(
+        self, leaf: Leaf, before: TensorSharding, after: TensorSharding, moves: tuple[Move, ...]
+    ) -> TensorSharding:
+        """How the value lies after `moves`, which may be good for other readers than those that want it as `after`:
+        for all that XLA gathers it whole for, and for those that keep it on one device, as a partial sum."""
+        if before.unreduced:
+            return after
+        whole = TensorSharding.replicated(len(before.dims))
+        return whole if moves == self._moves(leaf, before, whole) else TensorSharding(after.dims)
+
+    def _add(self, instruction: str, cause: str, leaf: Leaf, moves: Sequence[Move], weight: float, runs: int) -> None:
+        graph = self.decisions.graph
+        for move in moves:
+            once_s = move.time_s(graph.prices.mesh, graph.prices.topology)
+            count = max(1, runs)
+            if leaf in graph.beside:
+                self.beside.append((leaf, once_s * weight))
+            self.found.append(
+                PlannedCollective(
+                    kind=move.kind,
+                    axes=move.axes,
+                    instruction=instruction,
+                    cause=cause,
+                    payload_bytes=move.payload_bytes,
+                    wire_bytes=move.wire_bytes,
+                    count=count,
+                    time_s=once_s * weight,
+                )
+            )
+
+    def add_exchange(self, node: Node, each: Exchange, cause: str) -> None:
+        prices = self.decisions.graph.prices
+        self.found.append(
+            PlannedCollective(
+                kind=each.kind,
+                axes=each.axes,
+                instruction=node.instruction.name,
+                cause=cause,
+                payload_bytes=each.payload_bytes,
+                wire_bytes=wire_bytes(each.kind, each.payload_bytes, prices.mesh.size(each.axes)),
+                count=max(1, node.runs),
+                time_s=node.weight * prices.collective_s(each.kind, each.axes, each.payload_bytes),
+            )
+        )
+
+
+def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> tuple[PlannedCollective, ...]:
+    """Reductions of partial results and moves of operands, in program order; without `causes` they stay unsaid."""
+    return tuple(_ledger(decisions, causes).found)
+
+
+class Communication(NamedTuple):
+    """Seconds a step of communication: that the step waits for, that run beside compute, and that would if there
+    were enough compute."""
+
+    waited_s: float
+    hidden_s: float
+    hideable_s: float
+
+
+def communication(decisions: Decisions) -> Communication:
+    """What all collectives take, and the arguments that the client sends."""
+    ledger, overlap = _ledger(decisions, None), decisions.graph.prices.topology.overlap
+    whole_s = sum(collective.time_s for collective in ledger.found) + arrival_time_s(decisions)
+    beside = [(leaf, overlap * seconds) for leaf, seconds in ledger.beside]
+    hidden = hidden_s(decisions.graph.flow, beside, node_times_s(decisions))
+    return Communication(whole_s - hidden, hidden, sum(seconds for _, seconds in beside))
+
+
+def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
+    ledger = _Ledger(decisions=decisions)
+    flow = decisions.graph.flow
+    for node in flow.nodes:
+        if node.weight == 0 and not node.is_value:
+            continue
+        strategy = decisions.strategies[node.index]
+        for use in node.uses:
+            if decisions.graph.is_free[use.source[0]]:  # made anew for each reader
+                continue
+            ledger.add_use(node, use, causes)
+        for each in strategy.exchanges:
+            ledger.add_exchange(node, each, causes.exchange(node, each.kind) if causes else "")
+        made = strategy.results if node.is_value else local_results(strategy)
+        for i, (source, target) in enumerate(zip(made, decisions.lies[node.index], strict=True)):
+            if source != target:
+                ledger.add_reduction(node, i, source, causes.reduction(node) if causes else "")
+    return ledger
+
+
+def compute_time_s(decisions: Decisions) -> float:
+    """Seconds a step that all instructions compute on one device."""
+    return sum(seconds for _, seconds in node_times_s(decisions))
+
+
+def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
+    """Seconds a step that each instruction computes on one device."""
+    prices = decisions.graph.prices
+    once: dict[tuple[int, int], float] = {}  # equal instructions share their strategies
+    signatures = decisions.graph.layout.signatures
+    for node in decisions.graph.flow.nodes:
+        if not node.is_value and node.weight:
+            strategy = decisions.strategies[node.index]
+            key = (signatures[node.index], id(strategy))
+            if key not in once:
+                once[key] = prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
+            yield node, node.weight * once[key]
+
+
+def arrival_time_s(decisions: Decisions) -> float:
+    """Seconds a step until every device has its part of the arguments that the client sends."""
+    graph = decisions.graph
+    return sum(
+        graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))
+        for node in sorted(graph.arriving)
+    )
