@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shardwright.cost.fusion import Kernels, Program, fuse, round_for_products
+from shardwright.cost.hoisting import hoisted
 from shardwright.cost.inline import first_leaf
 from shardwright.cost.opcodes import ELEMENTWISE
 from shardwright.cost.profiles import Compiler
@@ -57,13 +58,14 @@ class Buffers:
                 yield size, starts[buffer], self.ends[buffer]
 
 
-def buffers_of(program: Program, compiler: Compiler) -> Buffers:
-    """Fuse, schedule and allocate a program as `compiler` does."""
+def buffers_of(program: Program, compiler: Compiler, *, is_loop: bool = False) -> Buffers:
+    """Fuse, schedule and allocate a program as `compiler` does. is_loop: it is the body of one."""
     if compiler.products_read_bf16:
         round_for_products(program)
-    kernels = fuse(program, compiler)
+    before = hoisted(program) if is_loop and compiler.hoists_loop_invariants else frozenset()
+    kernels = fuse(program, compiler, before)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
-    return allocate(program, kernels, schedule(program, kernels, compiler.schedule, together))
+    return allocate(program, kernels, schedule(program, kernels, compiler.schedule, together), before)
 
 
 def _independent_all_reduces(program: Program) -> list[Step]:
@@ -78,8 +80,11 @@ def _independent_all_reduces(program: Program) -> list[Step]:
     return [tuple(members) for members in groups.values() if len(members) > 1]
 
 
-def allocate(program: Program, kernels: Kernels, order: list[Step]) -> Buffers:
-    """Buffers of a computation whose parameters and results its caller pays for."""
+def allocate(program: Program, kernels: Kernels, order: list[Step], before: frozenset[int] = frozenset()) -> Buffers:
+    """Buffers of a computation whose parameters and results its caller pays for.
+
+    before: nodes whose values are there from the beginning, and stay to the end.
+    """
     buffers = Buffers(order=order, where=[()] * len(program.opcodes))
     position = {node: i for i, step in enumerate(order) for node in step}
     for node, is_kept in enumerate(kernels.is_kept):
@@ -89,9 +94,12 @@ def allocate(program: Program, kernels: Kernels, order: list[Step]) -> Buffers:
         for source in kernels.reads[node]:
             for buffer in buffers.where[source]:
                 buffers.ends[buffer] = max(buffers.ends[buffer], i)
+    for node in before:
+        for buffer in buffers.where[node]:
+            buffers.starts[buffer], buffers.ends[buffer] = 0, len(order) - 1
     _free_callers_buffers(program, buffers)
     for node, i in position.items():
-        if not kernels.is_view[node]:
+        if not kernels.is_view[node] and node not in before:
             _write_over(program, kernels, buffers, node, i)
     return buffers
 

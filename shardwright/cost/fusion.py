@@ -42,6 +42,7 @@ class Program:
     opcodes: HLO's, or a collective's kind for what a plan adds. instructions: what the node computes, or for
     what a plan adds the instruction that it is for. sizes_bytes: per array leaf of the result.
     elements: of all leaves. ranks: number of dimensions larger than one.
+    marks: of nodes that a plan or a compiler adds, what decides their value beside opcode, operands and sizes.
     """
 
     opcodes: list[str] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Program:
     ranks: list[int] = field(default_factory=list)
     parameters: list[int] = field(default_factory=list)
     root: int = -1
+    marks: dict[int, object] = field(default_factory=dict)
 
     def add(
         self, opcode: str, instruction: Instruction, operands: tuple[int, ...], sizes: tuple[int, ...], elements: int
@@ -82,6 +84,7 @@ class Program:
                 operands = tuple([place[operand] for operand in self.operands[node]])
                 sizes, elements = self.sizes_bytes[node], self.elements[node]
                 place[node] = made.add(self.opcodes[node], self.instructions[node], operands, sizes, elements)
+        made.marks = {place[node]: mark for node, mark in self.marks.items() if is_live[node]}
         made.parameters = [place[node] for node in self.parameters]
         made.root = place[self.root]
         return made
@@ -118,9 +121,9 @@ class Kernels:
     reads: list[dict[int, bool]]
 
 
-def fuse(program: Program, compiler: Compiler) -> Kernels:
-    """Decide what `compiler` stores of a program."""
-    return _Fusion(program, compiler).run()
+def fuse(program: Program, compiler: Compiler, apart: frozenset[int] = frozenset()) -> Kernels:
+    """Decide what `compiler` stores of a program. apart: nodes that no kernel of their readers can take in."""
+    return _Fusion(program, compiler, apart).run()
 
 
 def round_for_products(program: Program) -> None:
@@ -138,8 +141,9 @@ def round_for_products(program: Program) -> None:
 
 
 class _Fusion:
-    def __init__(self, program: Program, compiler: Compiler) -> None:
+    def __init__(self, program: Program, compiler: Compiler, apart: frozenset[int]) -> None:
         self.program = program
+        self.apart = apart
         self.compiler = compiler
         self.users = program.users()
         self.loops = _LOOPS | {"reduce"} if compiler.reduce_takes_in == "loops" else _LOOPS
@@ -164,7 +168,7 @@ class _Fusion:
 
     def _decide(self, node: int) -> None:
         users = self.users[node]
-        if not users:
+        if not users or node in self.apart:
             return
         if self.compiler.products_take_in and self.program.opcodes[node] in PRODUCTS:
             self._decide_product(node)

@@ -90,13 +90,14 @@ class _Maker:
     def __init__(self, profile: HardwareProfile) -> None:
         self._compiler = profile.compiler
         self._lowering = Lowering(Mesh(axes=()), {}, profile)
-        self._made: dict[Computation, Liveness] = {}
+        self._made: dict[tuple[Computation, bool], Liveness] = {}
 
-    def of(self, computation: Computation) -> Liveness:
-        if computation not in self._made:
+    def of(self, computation: Computation, *, is_loop: bool = False) -> Liveness:
+        key = (computation, is_loop)
+        if key not in self._made:
             program = self._lowering.program(inlined(computation))
-            self._made[computation] = self._liveness(program, buffers_of(program, self._compiler))
-        return self._made[computation]
+            self._made[key] = self._liveness(program, buffers_of(program, self._compiler, is_loop=is_loop))
+        return self._made[key]
 
     def _liveness(self, program: Program, buffers: Buffers) -> Liveness:
         kept = [
@@ -119,7 +120,8 @@ class _Maker:
         for position, (node, *_) in enumerate(order):
             found = bodies(program.instructions[node])
             if found:
-                yield position, tuple(self.of(body) for body in found)
+                is_loop = program.opcodes[node] == "while"
+                yield position, tuple(self.of(body, is_loop=is_loop) for body in found)
 
 
 def _array(values: Sequence[int]) -> NDArray[np.int64]:

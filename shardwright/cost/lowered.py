@@ -13,9 +13,10 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.convolution import convolution_orders
+from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.fusion import Program
 from shardwright.cost.inline import FlatComputation
-from shardwright.cost.opcodes import COMPUTING, MARKER_TARGETS
+from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.reshard import reshard
 from shardwright.hlo import Instruction
@@ -24,8 +25,6 @@ from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueShardi
 
 #: Opcode of what a device cuts out of a value that it holds.
 _SLICE = "dynamic-slice"
-
-_REDUCING = frozenset({"all-reduce", "reduce-scatter"})
 
 
 class Lowering:
@@ -92,7 +91,7 @@ class _Lowered:
             if instruction.opcode == "parameter":
                 self.program.parameters.append(self.made[-1])
         self.program.root = self.made[self.flat.root]
-        return self.program.without_dead()
+        return without_duplicates(self.program)
 
     def _once(self, key: object, make: Callable[[], int]) -> int:
         """The node added for `key`, made by the first who needs it."""
@@ -117,12 +116,13 @@ class _Lowered:
             for i, (opcode, order) in enumerate(_rearranged(instruction)):
                 if opcode:
                     source = self.flat.instructions[operands[i]]
-                    used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i]))
+                    used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i], mark=order))
         if instruction.opcode == "convolution" and self.compiler.copies_dot_operands:
             for i, wanted_order in enumerate(convolution_orders(instruction.get("dim_labels"))[:2]):
                 if not _is_natural(wanted_order):
                     source = self.flat.instructions[operands[i]]
-                    used[i] = self._once((used[i], wanted_order), partial(self._like, "transpose", source, used[i]))
+                    turned = partial(self._like, "transpose", source, used[i], mark=wanted_order)
+                    used[i] = self._once((used[i], wanted_order), turned)
         return tuple(used)
 
     def _used_as(self, operand: int, wanted: ValueSharding) -> int:
@@ -155,17 +155,29 @@ class _Lowered:
         return self._add("tuple", source, tuple(elements), wanted)
 
     def _is_widened(self, instruction: Instruction) -> bool:
-        return instruction.opcode in COMPUTING and any(map(_is_bf16, (instruction, *instruction.operands)))
+        return instruction.opcode not in ANY_TYPE and any(map(_is_bf16, (instruction, *instruction.operands)))
 
     def _wide(self, instruction: Instruction, node: int) -> int:
         if not _is_bf16(instruction):
             return node
-        return self._once((node, "f32"), partial(self._like, "convert", instruction, node, 2))
+        return self._once((node, "f32"), partial(self._widened, instruction, node))
 
-    def _like(self, opcode: str, instruction: Instruction, node: int, factor: float = 1) -> int:
-        """A value of as many elements as a node's, each `factor` times as wide."""
+    def _widened(self, instruction: Instruction, node: int) -> int:
+        if self.program.opcodes[node] != "broadcast":
+            return self._like("convert", instruction, node, 2)
+        # XLA converts what is spread, not its copies.
+        (size,) = self.program.sizes_bytes[node]
+        operands, elements = self.program.operands[node], self.program.elements[node]
+        return self.program.add("broadcast", instruction, operands, (2 * size,), elements)
+
+    def _like(
+        self, opcode: str, instruction: Instruction, node: int, factor: float = 1, mark: tuple[int, ...] = ()
+    ) -> int:
+        """A value of as many elements as a node's, each `factor` times as wide; mark: what else decides it."""
         sizes = tuple(int(size * factor) for size in self.program.sizes_bytes[node])
-        return self.program.add(opcode, instruction, (node,), sizes, self.program.elements[node])
+        made = self.program.add(opcode, instruction, (node,), sizes, self.program.elements[node])
+        self.program.marks[made] = mark
+        return made
 
     # ---- results -----------------------------------------------------------------
 
@@ -210,7 +222,7 @@ class _Lowered:
             kind = self.lowering.profile.reduce_scatter_runs_as if move.kind == "reduce-scatter" else move.kind
             size = move.payload_bytes // (move.group_size if kind == "reduce-scatter" else 1)
             elements = size * 8 // ELEMENT_BITS[shape.element_type]
-            wide = self.widens and kind in _REDUCING and _is_bf16(instruction)
+            wide = self.widens and _is_bf16(instruction)
             if wide:
                 node = self._like("convert", instruction, node, 2)
             node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)

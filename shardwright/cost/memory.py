@@ -69,29 +69,30 @@ class _Estimate:
     def __init__(self, mesh: Mesh, plans: dict[str, InstructionPlan], profile: HardwareProfile) -> None:
         self._lowering = Lowering(mesh, plans, profile)
         self._profile = profile
-        self._known: dict[Computation, tuple[list[Interval], int]] = {}
+        self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
 
     def peak_bytes(self, computation: Computation) -> int:
         """Bytes of intermediate values; parameters and results are the caller's."""
         intervals, _ = self._intervals(computation)
         return heap_bytes(intervals)
 
-    def _intervals(self, computation: Computation) -> tuple[list[Interval], int]:
+    def _intervals(self, computation: Computation, *, is_loop: bool = False) -> tuple[list[Interval], int]:
         """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes."""
-        if computation not in self._known:
-            self._known[computation] = self._made(computation)
-        return self._known[computation]
+        key = (computation, is_loop)
+        if key not in self._known:
+            self._known[key] = self._made(computation, is_loop)
+        return self._known[key]
 
-    def _made(self, computation: Computation) -> tuple[list[Interval], int]:
+    def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
         program = self._lowering.program(inlined(computation))
-        buffers = buffers_of(program, self._profile.compiler)
+        buffers = buffers_of(program, self._profile.compiler, is_loop=is_loop)
         found: list[Interval] = []
         workspace = self._profile.compiler.product_workspace_bytes
         begins = [0]  # time of each position; what runs a body takes as long as that
         for step in buffers.order:
             duration = 1
-            for body in _bodies(program, step):
-                inner, takes = self._intervals(body)
+            for body, repeats in _bodies(program, step):
+                inner, takes = self._intervals(body, is_loop=repeats)
                 found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
                 duration = max(duration, takes)
             if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
@@ -101,7 +102,10 @@ class _Estimate:
         return found, begins[-1]
 
 
-def _bodies(program: Program, step: Step) -> Iterator[Computation]:
+def _bodies(program: Program, step: Step) -> Iterator[tuple[Computation, bool]]:
+    """The computations that a step runs, and whether it repeats them."""
     for node in step:
-        if program.opcodes[node] == program.instructions[node].opcode:  # not what a plan added for it
-            yield from bodies(program.instructions[node])
+        opcode = program.opcodes[node]
+        if opcode == program.instructions[node].opcode:  # not what a plan added for it
+            for body in bodies(program.instructions[node]):
+                yield body, opcode == "while"

@@ -18,9 +18,6 @@ ELEMENTWISE = EXPENSIVE_ELEMENTWISE | {
     "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "map",
 }  # fmt: skip
 
-#: Arithmetic, which a device may only have for some element types; the others only move or choose elements.
-COMPUTING = (ELEMENTWISE - {"convert", "select", "reduce-precision"}) | {"dot", "convolution", "reduce"}
-
 #: Re-indexing that XLA computes inside the kernel that reads it.
 INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "copy"})
 
@@ -31,6 +28,13 @@ IDENTITIES = frozenset({"bitcast", "reshape", "domain", "copy-done", "set-dimens
 TUPLE_VIEWS = frozenset({
     "tuple", "get-tuple-element", "opt-barrier", "optimization-barrier", "add-dependency", "after-all",
 })  # fmt: skip
+
+#: What takes and gives any element type on any device: XLA's FloatNormalizationVisitor leaves them out, or its
+#: simplifier takes its conversions off again where elements only come to lie in another order.
+ANY_TYPE = IDENTITIES | TUPLE_VIEWS | {
+    "bitcast-convert", "broadcast", "call", "conditional", "constant", "convert", "copy", "custom-call", "parameter",
+    "transpose", "while",
+}  # fmt: skip
 
 #: Custom calls that only mark a value (annotations and constraints): identities.
 MARKER_TARGETS = frozenset({

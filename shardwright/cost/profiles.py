@@ -39,7 +39,8 @@ class Compiler:
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
-    computes_bf16_in_f32: whether arithmetic on bfloat16 is done by instructions on float32 and converted back.
+    computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
+    hoists_loop_invariants: whether what a loop's body computes the same way every time is computed once, before it.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
         called feasible that the compiler finds too large.
@@ -54,6 +55,7 @@ class Compiler:
     merges_all_reduces: bool
     copies_dot_operands: bool
     computes_bf16_in_f32: bool
+    hoists_loop_invariants: bool
     product_workspace_bytes: int
     temporaries_margin: float
 

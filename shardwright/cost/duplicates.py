@@ -1,0 +1,71 @@
+"""A program in which nothing is computed twice from the same operands, as XLA's HloCSE leaves it.
+
+Frameworks trace the same instruction again wherever it is needed, in the backward pass above all. XLA keeps the
+first one, so its value stays until the last reader: memory that is missed where duplicates count as two short lives.
+What an optimization barrier hands on is another value than what it took, so computing again behind one stays.
+"""
+
+from __future__ import annotations
+
+from shardwright.cost.fusion import Program
+from shardwright.hlo import Computation, Instruction
+
+#: What XLA does not merge: it has effects, runs other programs, or is there to keep values apart.
+_KEPT = frozenset({
+    "after-all", "async-done", "async-start", "async-update", "call", "conditional", "custom-call", "domain", "infeed",
+    "opt-barrier", "optimization-barrier", "outfeed", "parameter", "partition-id", "recv", "recv-done", "replica-id",
+    "rng", "rng-bit-generator", "rng-get-and-update-state", "send", "send-done", "while",
+})  # fmt: skip
+
+_COMMUTATIVE = frozenset({"add", "and", "maximum", "minimum", "multiply", "or", "xor"})
+
+#: Attributes that say nothing of what is computed.
+_COMMENTS = frozenset({"metadata", "sharding", "frontend_attributes", "backend_config"})
+
+_Key = tuple[object, ...]
+
+
+def without_duplicates(program: Program) -> Program:
+    """The same program with the first of each set of equal nodes in place of all of them."""
+    signatures = _Signatures()
+    first: dict[_Key, int] = {}
+    merged = list(range(len(program.opcodes)))
+    for node, opcode in enumerate(program.opcodes):
+        operands = tuple([merged[operand] for operand in program.operands[node]])
+        program.operands[node] = operands
+        if opcode in _KEPT:
+            continue
+        read = tuple(sorted(operands)) if opcode in _COMMUTATIVE else operands
+        key = (opcode, signatures.of(program, node), program.sizes_bytes[node], read)
+        merged[node] = first.setdefault(key, node)
+    program.root = merged[program.root]
+    return program.without_dead()
+
+
+class _Signatures:
+    """What tells the instructions of one program apart, operands aside."""
+
+    def __init__(self) -> None:
+        self._computations: dict[Computation, _Key] = {}
+
+    def of(self, program: Program, node: int) -> object:
+        instruction = program.instructions[node]
+        if program.opcodes[node] == instruction.opcode:
+            return self._instruction(instruction)
+        return program.marks.get(node, node)
+
+    def _instruction(self, instruction: Instruction) -> _Key:
+        said = instruction.attributes.items()
+        attributes = [each.text for name, each in said if name not in _COMMENTS and name not in instruction.called]
+        called = [self._computation(each) for group in instruction.called.values() for each in group]
+        shapes = [(leaf.element_type, leaf.dimensions) for leaf in instruction.shape.leaves]
+        return (instruction.payload, instruction.index, *shapes, *attributes, *called)
+
+    def _computation(self, computation: Computation) -> _Key:
+        if computation not in self._computations:
+            place = {instruction: i for i, instruction in enumerate(computation)}
+            self._computations[computation] = tuple(
+                (each.opcode, *self._instruction(each), *(place[operand] for operand in each.operands))
+                for each in computation
+            )
+        return self._computations[computation]
