@@ -21,8 +21,8 @@ ONE = Mesh.of({"x": 1})
 Step = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
-def array(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, "f4")
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def sgd(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -77,12 +77,42 @@ def convolutions() -> Step:
     return sgd(loss), (kernels, array(16, 32, 32, 3), array(16, 10)), (0,)
 
 
+def mlp_in_bfloat16() -> Step:
+    """What a backward pass computes again is kept, at 2 bytes an element; products and sums are at 4."""
+
+    def loss(parameters: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for w, b in parameters:
+            x = jax.nn.gelu(x @ w + b)
+        return jnp.mean((x.astype(jnp.float32) - y.astype(jnp.float32)) ** 2)
+
+    layer = (array(128, 128, dtype=jnp.bfloat16), array(128, dtype=jnp.bfloat16))
+    batch = array(512, 128, dtype=jnp.bfloat16)
+    return sgd(loss), ([layer] * 6, batch, batch), (0,)
+
+
+def loop_over_bfloat16() -> Step:
+    """Weights and batch are float32 before the loop, and stay as long as it runs."""
+
+    def step(weights: Any, parts: jax.Array) -> Any:
+        def body(i: Any, total: jax.Array) -> jax.Array:
+            x = parts[i]
+            for weight in weights:
+                x = x @ weight
+            return total + jnp.sum(x.astype(jnp.float32), 0)
+
+        return jax.lax.fori_loop(0, 4, body, jnp.zeros(128))
+
+    return step, ([array(128, 128, dtype=jnp.bfloat16)] * 6, array(4, 64, 128, dtype=jnp.bfloat16)), ()
+
+
 MODELS = {
     "mlp": lambda: mlp(donate=True),
     "mlp, nothing donated": lambda: mlp(donate=False),
     "scan": scanned,
     "attention": attention,
     "convolutions": convolutions,
+    "mlp in bfloat16": mlp_in_bfloat16,
+    "loop over bfloat16": loop_over_bfloat16,
 }
 
 

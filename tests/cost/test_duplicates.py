@@ -1,0 +1,93 @@
+"""Equal instructions are one, whatever they are called; what only looks equal stays apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cost import hardware_profile
+from shardwright.cost.fusion import Program
+from shardwright.cost.inline import inlined
+from shardwright.cost.lowered import Lowering
+from shardwright.hlo import parse
+from shardwright.plans import Mesh
+
+HEAD = """HloModule hand
+
+left {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+
+right {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT t = f32[] add(a, b)
+}
+
+largest {
+  c = f32[] parameter(0)
+  d = f32[] parameter(1)
+  ROOT u = f32[] maximum(c, d)
+}
+
+ENTRY main {
+  x = f32[8,16]{1,0} parameter(0)
+  y = f32[8,16]{1,0} parameter(1)
+  zero = f32[] constant(0)
+"""
+
+
+def program(body: str, root: str) -> Program:
+    text = f"{HEAD}{body}\n  ROOT out = (f32[8,16]{{1,0}}, f32[8,16]{{1,0}}) tuple({root})\n}}\n"
+    return Lowering(Mesh(axes=()), {}, hardware_profile("cpu")).program(inlined(parse(text).entry))
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("multiply(x, y), metadata={op_name=\"forward\"}", "multiply(x, y), metadata={op_name=\"backward\"}"),
+        ("add(x, y)", "add(y, x)"),
+    ],
+)
+def test_equal_instructions_are_one(pair: tuple[str, str]) -> None:
+    a, b = pair
+    found = program(f"  a = f32[8,16]{{1,0}} {a}\n  b = f32[8,16]{{1,0}} {b}", "a, b")
+    first, second = found.operands[found.root]
+    assert first == second
+    assert len(found.opcodes) == 4  # x, y, one of the two, the tuple
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("subtract(x, y)", "subtract(y, x)"),
+        ("compare(x, y), direction=LT", "compare(x, y), direction=GT"),
+        ("opt-barrier(x)", "opt-barrier(x)"),
+    ],
+)
+def test_what_differs_stays_apart(pair: tuple[str, str]) -> None:
+    a, b = pair
+    found = program(f"  a = f32[8,16]{{1,0}} {a}\n  b = f32[8,16]{{1,0}} {b}", "a, b")
+    first, second = found.operands[found.root]
+    assert first != second
+
+
+@pytest.mark.parametrize(("applied", "count"), [("right", 1), ("largest", 2)])
+def test_reductions_are_equal_where_they_apply_the_same(applied: str, count: int) -> None:
+    sums = f"""
+  a = f32[8]{{0}} reduce(x, zero), dimensions={{1}}, to_apply=left
+  b = f32[8]{{0}} reduce(x, zero), dimensions={{1}}, to_apply={applied}
+  c = f32[8,16]{{1,0}} broadcast(a), dimensions={{0}}
+  d = f32[8,16]{{1,0}} broadcast(b), dimensions={{0}}"""
+    assert program(sums, "c, d").opcodes.count("reduce") == count
+
+
+def test_what_reads_duplicates_is_equal_too() -> None:
+    chain = """
+  a = f32[8,16]{1,0} multiply(x, y)
+  b = f32[8,16]{1,0} tanh(a)
+  c = f32[8,16]{1,0} multiply(x, y)
+  d = f32[8,16]{1,0} tanh(c)"""
+    found = program(chain, "b, d")
+    assert found.opcodes.count("tanh") == 1

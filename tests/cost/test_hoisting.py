@@ -1,0 +1,73 @@
+"""What a loop computes the same way in each pass is made before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cost import hardware_profile
+from shardwright.cost.hoisting import hoisted
+from shardwright.cost.inline import inlined
+from shardwright.cost.lowered import Lowering
+from shardwright.hlo import Module, parse
+from shardwright.plans import Mesh
+
+BODY = """HloModule loops
+
+body {
+  carried = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) parameter(0)
+  count = s32[] get-tuple-element(carried), index=0
+  one = s32[] constant(1)
+  next = s32[] add(count, one)
+  x = f32[64,64]{1,0} get-tuple-element(carried), index=1
+  w = f32[64,64]{1,0} get-tuple-element(carried), index=2
+  WEIGHT
+  made = f32[64,64]{1,0} dot(x, weight), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  bounded = f32[64,64]{1,0} tanh(made)
+  ROOT again = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(next, bounded, LAST)
+}
+
+more {
+  state = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) parameter(0)
+  number = s32[] get-tuple-element(state), index=0
+  limit = s32[] constant(4)
+  ROOT goes_on = pred[] compare(number, limit), direction=LT
+}
+
+ENTRY main {
+  a = f32[64,64]{1,0} parameter(0)
+  b = f32[64,64]{1,0} parameter(1)
+  zero = s32[] constant(0)
+  start = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(zero, a, b)
+  loop = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) while(start), condition=more, body=body
+  ROOT out = f32[64,64]{1,0} get-tuple-element(loop), index=1
+}
+"""
+
+
+def loop(weight: str, last: str = "w") -> Module:
+    return parse(BODY.replace("WEIGHT", f"weight = f32[64,64]{{1,0}} {weight}").replace("LAST", last))
+
+
+def names(module: Module) -> set[str]:
+    (body,) = (each for each in module.computations if each.name == "body")
+    program = Lowering(Mesh(axes=()), {}, hardware_profile("cpu")).program(inlined(body))
+    return {program.instructions[node].name for node in hoisted(program)}
+
+
+@pytest.mark.parametrize(
+    ("weight", "last", "expected"),
+    [
+        ("exponential(w)", "w", {"weight"}),
+        ("exponential(w)", "made", set()),  # another w in each pass
+        ("add(w, x)", "w", set()),  # x is another one in each pass
+        ("transpose(w), dimensions={1,0}", "w", set()),  # free where it is read
+        ("opt-barrier(w)", "w", set()),
+    ],
+)
+def test_hoisted_is_what_is_the_same_in_each_pass(weight: str, last: str, expected: set[str]) -> None:
+    assert names(loop(weight, last)) == expected
+
+
+def test_what_only_hoisted_values_read_needs_no_place_in_the_loop() -> None:
+    chain = "exponential(w)\n  weight = f32[64,64]{1,0} negate(inner)"
+    assert names(parse(BODY.replace("WEIGHT", f"inner = f32[64,64]{{1,0}} {chain}").replace("LAST", "w"))) == {"weight"}
