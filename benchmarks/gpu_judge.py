@@ -7,10 +7,8 @@ here). Nothing is tuned, and products go to cuBLAS: the rest takes a device.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from pathlib import Path
 
 os.environ |= {
     "JAX_PLATFORMS": "cpu",
@@ -19,12 +17,8 @@ os.environ |= {
     "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
 }
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from jaxlib import xla_client
-
-from shardwright.plans import Plan
-from shardwright.xla import emit_stablehlo, private
+from memory_judge import print_memory, read_step
 
 #: NVIDIA's figures for an A100 SXM4 80 GB, as XLA asks devices for them (stream_executor.GpuTargetConfigProto).
 A100 = """
@@ -45,23 +39,13 @@ device_description_str: "NVIDIA A100-SXM4-80GB"
 
 
 def main() -> None:
-    text = Path(sys.argv[1]).read_text()
-    plan = Plan.from_json(Path(sys.argv[2]).read_text(), hlo_text=text)
+    text, plan = read_step(*sys.argv[1:3])
     library = f"{sys.argv[3]}/jax_plugins/xla_cuda12/xla_cuda_plugin.so"
     plugin = xla_client.load_pjrt_plugin_dynamically("cuda", library)
     xla_client.initialize_pjrt_plugin("cuda")
     shape = f"1x1x{plan.mesh.device_count}"
     topology = xla_client.make_c_api_device_topology(plugin, "a100", topology=shape, target_config=A100)
-    devices = topology._make_compile_only_devices()
-    options = private.compile_options([device.id for device in devices], platform="cuda")
-    stablehlo = emit_stablehlo(text, plan)
-    with private.mlir_context():
-        executable = devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)
-    arguments, outputs, alias, temporaries = private.memory_figures(executable)
-    figures = {
-        "argument_bytes": arguments, "output_bytes": outputs, "alias_bytes": alias, "temporary_bytes": temporaries,
-    }  # fmt: skip
-    print(json.dumps(figures))
+    print_memory(text, plan, topology._make_compile_only_devices(), "cuda")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def program(body: str, root: str) -> Program:
 @pytest.mark.parametrize(
     "pair",
     [
-        ("multiply(x, y), metadata={op_name=\"forward\"}", "multiply(x, y), metadata={op_name=\"backward\"}"),
+        ('multiply(x, y), metadata={op_name="forward"}', 'multiply(x, y), metadata={op_name="backward"}'),
         ("add(x, y)", "add(y, x)"),
     ],
 )

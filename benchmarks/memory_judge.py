@@ -1,0 +1,33 @@
+"""What the judges of `check_memory.py` have in common: compile a planned step for devices that need not be there.
+
+Importing it loads JAX: a judge sets its environment first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from shardwright.plans import Plan
+from shardwright.xla import emit_stablehlo, private
+
+
+def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
+    """A step's HLO text and its plan, from the files that `check_memory.py` wrote."""
+    text = Path(hlo_path).read_text()
+    return text, Plan.from_json(Path(plan_path).read_text(), hlo_text=text)
+
+
+def print_memory(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> None:
+    """Print, as one line of JSON, the bytes that the devices' compiler assigns (`CompiledMemory`'s fields)."""
+    options = private.compile_options([device.id for device in devices], platform=platform)
+    stablehlo = emit_stablehlo(text, plan)
+    with private.mlir_context():
+        executable = devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)
+    names = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes")
+    print(json.dumps(dict(zip(names, private.memory_figures(executable), strict=True))))
