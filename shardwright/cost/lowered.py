@@ -19,6 +19,7 @@ from shardwright.cost.inline import FlatComputation
 from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.reshard import reshard
+from shardwright.cost.scatters import scatter_into_terms
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding
@@ -91,6 +92,7 @@ class _Lowered:
             if instruction.opcode == "parameter":
                 self.program.parameters.append(self.made[-1])
         self.program.root = self.made[self.flat.root]
+        scatter_into_terms(self.program)
         return without_duplicates(self.program)
 
     def _once(self, key: object, make: Callable[[], int]) -> int:

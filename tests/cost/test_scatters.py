@@ -1,0 +1,58 @@
+"""Sums with what is scattered into zeros become scatters into the other term."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cost import hardware_profile
+from shardwright.cost.fusion import Program
+from shardwright.cost.inline import inlined
+from shardwright.cost.lowered import Lowering
+from shardwright.hlo import parse
+from shardwright.plans import Mesh
+
+TABLE = """HloModule table
+
+sum {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+
+last {
+  old = f32[] parameter(0)
+  ROOT new = f32[] parameter(1)
+}
+
+ENTRY main {
+  x = f32[32,8]{1,0} parameter(0)
+  rows = s32[4,1]{1,0} parameter(1)
+  updates = f32[4,8]{1,0} parameter(2)
+  first = f32[] constant(FIRST)
+  filled = f32[32,8]{1,0} broadcast(first), dimensions={}
+  scattered = f32[32,8]{1,0} scatter(filled, rows, updates), PLACES, to_apply=APPLIED
+  total = f32[32,8]{1,0} add(x, scattered)
+  ROOT out = (f32[32,8]{1,0}, f32[32,8]{1,0}) tuple(total, OTHER)
+}
+"""
+PLACES = "update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1"
+
+
+def program(first: str = "0", applied: str = "sum", other: str = "x") -> Program:
+    text = TABLE.replace("FIRST", first).replace("APPLIED", applied).replace("OTHER", other).replace("PLACES", PLACES)
+    return Lowering(Mesh(axes=()), {}, hardware_profile("cpu")).program(inlined(parse(text).entry))
+
+
+def test_the_zeros_and_the_sum_are_gone() -> None:
+    found = program()
+    assert found.opcodes.count("scatter") == 1
+    assert not {"add", "broadcast"} & set(found.opcodes)
+    (scatter,) = (node for node, opcode in enumerate(found.opcodes) if opcode == "scatter")
+    read = [found.instructions[operand].name for operand in found.operands[scatter]]
+    assert read == ["x", "rows", "updates"]
+    assert found.instructions[scatter].name == "total"  # whose layout the plan gives it
+
+
+@pytest.mark.parametrize("other", [{"first": "1"}, {"applied": "last"}, {"other": "scattered"}])
+def test_sums_of_anything_else_stay(other: dict[str, str]) -> None:
+    assert "add" in program(**other).opcodes
