@@ -173,7 +173,7 @@ class _Lowered:
         return self.program.add("broadcast", instruction, operands, (2 * size,), elements)
 
     def _like(
-        self, opcode: str, instruction: Instruction, node: int, factor: float = 1, mark: tuple[int, ...] = ()
+        self, opcode: str, instruction: Instruction, node: int, factor: float = 1, mark: tuple[object, ...] = ()
     ) -> int:
         """A value of as many elements as a node's, each `factor` times as wide; mark: what else decides it."""
         sizes = tuple(int(size * factor) for size in self.program.sizes_bytes[node])
