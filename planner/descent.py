@@ -89,6 +89,7 @@ class _Lift:
             operands=tuple(map(self._sharding, strategy.operands)),
             results=tuple(map(self._sharding, strategy.results)),
             partial=self._axes(strategy.partial),
+            summed_first=self._axes(strategy.summed_first),
             gathered=self._axes(strategy.gathered),
             choices=tuple(choice for choice, names in pairs for _ in names),
         )

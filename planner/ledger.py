@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.cost import Move, reshard, wire_bytes
@@ -11,7 +12,7 @@ from shardwright.planner.assemble import Decisions
 from shardwright.planner.causes import Causes
 from shardwright.planner.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.exposed import hidden_s
-from shardwright.planner.strategies import Exchange, local_results
+from shardwright.planner.strategies import Exchange, local_results, stages_of_sum
 from shardwright.plans import PlannedCollective, TensorSharding
 
 
@@ -51,10 +52,10 @@ class _Ledger:
             cause = causes.move(node, use) if causes else ""
             self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs)
 
-    def add_reduction(self, node: Node, leaf: int, source: TensorSharding, cause: str) -> None:
-        """What reduces a result that is made as `source`."""
+    def add_reduction(self, node: Node, leaf: int, stages: Sequence[TensorSharding], cause: str) -> None:
+        """What reduces a result that lies as each of `stages` after the other."""
         whole = (node.index, leaf)
-        moves = self._moves(whole, source, self.decisions.result(whole))
+        moves = [move for before, after in pairwise(stages) for move in self._moves(whole, before, after)]
         self._add(node.instruction.name, cause, whole, moves, node.weight, node.runs)
 
     def _moves(self, leaf: Leaf, source: TensorSharding, target: TensorSharding) -> tuple[Move, ...]:
@@ -148,10 +149,10 @@ def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
             ledger.add_use(node, use, causes)
         for each in strategy.exchanges:
             ledger.add_exchange(node, each, causes.exchange(node, each.kind) if causes else "")
-        made = strategy.results if node.is_value else local_results(strategy)
-        for i, (source, target) in enumerate(zip(made, decisions.lies[node.index], strict=True)):
-            if source != target:
-                ledger.add_reduction(node, i, source, causes.reduction(node) if causes else "")
+        made = [strategy.results] if node.is_value else stages_of_sum(strategy)
+        for i, stages in enumerate(zip(*made, decisions.lies[node.index], strict=True)):
+            if stages[0] != stages[-1]:
+                ledger.add_reduction(node, i, stages, causes.reduction(node) if causes else "")
     return ledger
 
 

@@ -188,7 +188,7 @@ def _combined(
         return None
     sums = any(factor.contracted for factor in factors.values())
     is_partial = any(sharding.unreduced for sharding in (*flat(entry.operands), *entry.result))
-    if sums and is_partial and (why := reduced_at_once(instruction)):
+    if sums and is_partial and (why := reduced_at_once(instruction, factors.values())):
         return why
     return _uneven(factors, mesh) or denied(instruction, factors, mesh)
 

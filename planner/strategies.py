@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -54,8 +54,9 @@ class Strategy:
     """One way to compute an instruction: shardings per array leaf of the operands as used, and of the result.
 
     partial: axes that a contracted factor takes whose partial results an all-reduce combines. A sum over them is left
-    unreduced in `results`; anything else is reduced at once. gathered: axes over which partial results are
-    gathered instead. exchanges: what is computed from them, and what borders neighbours exchange before
+    unreduced in `results`; anything else is reduced at once. summed_first: those of `partial` over which XLA sums ahead
+    of the others, in a collective of its own (over the image of a convolution). gathered: axes over which partial
+    results are gathered instead. exchanges: what is computed from them, and what borders neighbours exchange before
     (`rules.halo`).
     choices: what each mesh axis does, where the strategy comes from a rule; it says nothing more than the rest.
     """
@@ -63,6 +64,7 @@ class Strategy:
     operands: tuple[TensorSharding, ...]
     results: tuple[TensorSharding, ...]
     partial: tuple[str, ...] = ()
+    summed_first: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     choices: tuple[Choice, ...] = field(default=(), compare=False)
@@ -243,10 +245,10 @@ class StrategyBuilder:
     def _time_s(self, instruction: Instruction, strategy: Strategy) -> float:
         before = local_results(strategy)
         compute_s = self._prices.compute_s(instruction, strategy.operands, before)
-        leaves = instruction.shape.leaves
         reduced_s = sum(
             self._prices.reshard_s(leaf, source, target)
-            for leaf, source, target in zip(leaves, before, strategy.results, strict=True)
+            for leaf, *stages in zip(instruction.shape.leaves, *stages_of_sum(strategy), strategy.results, strict=True)
+            for source, target in pairwise(stages)
         )
         exchanged_s = sum(self._prices.collective_s(e.kind, e.axes, e.payload_bytes) for e in strategy.exchanges)
         return compute_s + reduced_s + exchanged_s
@@ -260,6 +262,15 @@ def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
         TensorSharding(s.dims, (*s.unreduced, *(axis for axis in strategy.partial if axis not in s.unreduced)))
         for s in strategy.results
     )
+
+
+def stages_of_sum(strategy: Strategy) -> list[tuple[TensorSharding, ...]]:
+    """Result shardings before anything is reduced, and behind each collective but the last that reduces them."""
+    local = local_results(strategy)
+    if not strategy.summed_first:
+        return [local]
+    first = frozenset(strategy.summed_first)
+    return [local, tuple(TensorSharding(s.dims, tuple(a for a in s.unreduced if a not in first)) for s in local)]
 
 
 def shardings_of(
@@ -320,10 +331,9 @@ def _strategies(
     """Every different strategy that comes of one choice per mesh axis."""
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
-    at_once = reduced_at_once(instruction) is not None
     seen = set()
     for combination in product(*choices):
-        strategy = _strategy(combination, inputs, results, mesh, at_once, may_split)
+        strategy = _strategy(instruction, combination, inputs, results, mesh, may_split)
         if strategy is None or strategy in seen:
             continue
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
@@ -334,17 +344,14 @@ def _strategies(
 
 
 def _strategy(
+    instruction: Instruction,
     combination: tuple[Choice, ...],
     inputs: tuple[ArrayShape, ...],
     results: tuple[ArrayShape, ...],
     mesh: Mesh,
-    at_once: bool,
     may_split: MaySplit,
 ) -> Strategy | None:
-    """The strategy that the axes' choices make together; None where they do not go together.
-
-    at_once: sums are reduced where they arise, like anything else that is contracted.
-    """
+    """The strategy that the axes' choices make together; None where they do not go together."""
     taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
     if not all(_splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
         return None
@@ -355,7 +362,8 @@ def _strategy(
         return None
     gathered = tuple(axis for axis, factor in taken if factor.reduction == "gather")
     contracted = tuple(axis for axis, factor in taken if factor.contracted and axis not in gathered)
-    sums = {axis for axis, factor in taken if factor.reduction == "add" and not at_once} | {axis for axis, _ in through}
+    kept = [] if reduced_at_once(instruction, [factor for _, factor in taken]) else taken
+    sums = {axis for axis, factor in kept if factor.reduction == "add"} | {axis for axis, _ in through}
     if any(axis not in sums for axis in contracted) and through:
         return None  # a maximum over partial sums is none
     unreduced = tuple(axis.name for axis in mesh.axes if axis.name in sums)
@@ -372,9 +380,17 @@ def _strategy(
         exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(gathered, results, made, mesh)),
         results=made,
         partial=contracted,
+        summed_first=_summed_first(taken),
         gathered=gathered,
         choices=combination,
     )
+
+
+def _summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
+    """Axes that sum over an image split with borders, beside others that sum over anything else."""
+    sums = [(axis, factor) for axis, factor in taken if factor.reduction == "add"]
+    bordered = tuple(axis for axis, factor in sums if factor.halo)
+    return bordered if len(bordered) < len(sums) else ()
 
 
 def _sizes_taken(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, list[int]]]:

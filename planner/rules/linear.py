@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.base import operand_leaves
+from shardwright.planner.rules.base import Factor, operand_leaves
 from shardwright.planner.rules.reduction import reduction_of
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 
@@ -64,8 +64,10 @@ def becomes_partial(element_type: str) -> bool:
     return _is_summable(element_type) and not element_type.startswith("c")
 
 
-def reduced_at_once(instruction: Instruction) -> str | None:
+def reduced_at_once(instruction: Instruction, taken: Iterable[Factor] = ()) -> str | None:
     """Why nothing may stay partial where `instruction` has a contracted factor on some axis; None where it may.
+
+    taken: the factors that axes take; none: where that is so whatever they take.
 
     XLA reduces such a sum by itself, whatever its result is marked as, and takes the whole sum that it has made
     for a summand. Pinned by a test that fails once XLA mends it (tests/planner/test_linear.py); until then every
@@ -75,6 +77,8 @@ def reduced_at_once(instruction: Instruction) -> str | None:
         return "XLA reduces rows that each device looks up in its part of the table at once"
     if instruction.opcode == "convolution" and instruction.get("batch_group_count", 1) > 1:
         return "XLA reduces the summed batch of a batch-grouped convolution at once"
+    if instruction.opcode == "convolution" and any(factor.halo for factor in taken):
+        return "XLA reduces what a convolution sums over an image that is split with borders at once"
     return None
 
 

@@ -36,6 +36,7 @@ from shardwright.errors import PlanError
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, served_from
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
+from shardwright.xla.partial_sums import steps_of_sum, steps_to
 from shardwright.xla.strip import ANNOTATIONS, annotation_target, erase_annotations, strip_foreign_shardings
 
 #: HLO opcodes that leave no operation behind: their value is their operand's or an argument.
@@ -187,7 +188,7 @@ class _Emitter:
                 continue
             lies = _fitting(shardings[number], result) if number < len(shardings) else None
             shape = tuple(result.type.shape)
-            steps = _steps_of_sum(operation, entry, lies, shape, self.plan.mesh) if entry and lies else ()
+            steps = steps_of_sum(operation, entry, lies, shape, self.plan.mesh) if entry and lies else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
             idle = from_scalars and _is_whole_scalar(lies) and not steps
             shared = entry.shared[number] if entry and number < len(entry.shared) else None
@@ -285,7 +286,7 @@ class _Emitter:
 
     def _bring(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
         with self.ir.InsertionPoint(user):
-            for step in (*_steps_to(lies, wanted, tuple(source.type.shape), self.plan.mesh), wanted):
+            for step in (*steps_to(lies, wanted, tuple(source.type.shape), self.plan.mesh), wanted):
                 source = self._constraint(source, step, user.location)
         return source
 
@@ -320,67 +321,6 @@ class _Emitter:
 
 def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorSharding, ...]:
     return tuple(leaf for value in shardings for leaf in value)
-
-
-def _steps_of_sum(
-    operation: Any, entry: InstructionPlan, lies: TensorSharding, shape: tuple[int, ...], mesh: Mesh
-) -> tuple[TensorSharding, ...]:
-    """How a result that is summed where it is made lies on its way: as summands, where its operands
-    are partial already or only some of the axes scatter it, and as the whole sum, where it ends scattered.
-    Summands have even shards: Shardy aborts at others."""
-    if not entry.partial:
-        return ()
-    whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
-    handed_on = {axis for used in _flat(entry.operands) for axis in used.unreduced} & set(entry.partial)
-    rest = {axis for axis in entry.partial if axis not in (*lies.axes, *lies.unreduced)}
-    is_even = whole.is_even(shape, mesh) and lies.is_even(shape, mesh)
-    if rest and whole.dims != lies.dims and is_even and not _reduces_at_once(operation):
-        # Scattered over some axes first: XLA would reduce whole arrays over all.
-        return (_marked(whole, {*entry.partial, *lies.unreduced}, mesh), _marked(lies, {*rest, *lies.unreduced}, mesh))
-    steps = [_marked(whole, {*handed_on, *lies.unreduced}, mesh)] if handed_on else []
-    if whole != lies:
-        steps.append(whole)
-    return tuple(steps)
-
-
-def _reduces_at_once(operation: Any) -> bool:
-    """Whether XLA reduces what the operation sums over devices by itself, and would take a mark for a further sum.
-
-    The planner's `linear.reduced_at_once` is the same table, for its instructions.
-    """
-    kind = operation.operation.name
-    if kind == "stablehlo.convolution":
-        return bool(operation.attributes["batch_group_count"].value > 1)
-    return bool(kind == "stablehlo.gather")
-
-
-def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
-    return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
-
-
-def _steps_to(
-    lies: TensorSharding | None, wanted: TensorSharding, shape: tuple[int, ...], mesh: Mesh
-) -> tuple[TensorSharding, ...]:
-    """How a partial value lies on its way to a use that scatters it over some axes and reduces it over others:
-    scattered first, as in `_steps_of_sum`; whole first, where it ends in uneven shards. All other moves XLA makes in
-    the order that is meant: it reduces before it moves, and moves before it keeps a whole value on one device for a
-    sum."""
-    if lies is None or not lies.unreduced:
-        return ()
-    if not wanted.is_even(shape, mesh):
-        return (TensorSharding(lies.dims),)
-    summed = set(lies.unreduced) - set(wanted.unreduced)
-    if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
-        return (_marked(lies, set(lies.unreduced) - summed, mesh),)
-    scattered = summed & set(wanted.axes)
-    rest = summed - scattered
-    if not scattered or not rest or _without(wanted.dims, tuple(scattered)) != lies.dims:
-        return ()
-    return (_marked(wanted, {*rest, *wanted.unreduced}, mesh),)
-
-
-def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(axis for axis in dim if axis not in axes) for dim in dims)
 
 
 def _is_whole_scalar(lies: TensorSharding | None) -> bool:

@@ -52,7 +52,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
     "jaxlib.mlir.dialects.mhlo": ("register_mhlo_dialect",),
     "jaxlib.mlir.dialects.chlo": ("register_dialect",),
-    "jaxlib.mlir.dialects.stablehlo": ("register_dialect", "SliceOp", "PadOp"),
+    "jaxlib.mlir.dialects.stablehlo": ("register_dialect", "SliceOp", "PadOp", "ConvDimensionNumbers"),
     "jaxlib.mlir._mlir_libs._jax_mlir_ext": ("register_dialects",),
 }
 

@@ -1,0 +1,105 @@
+"""How sums over devices are written down, on the way from the summands that devices hold to how a value lies.
+
+Which constraints stand between decides what XLA makes of a sum: a reduce-scatter, an all-reduce, or a wrong number
+(`emit` says what marks mean).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardwright.plans import InstructionPlan, Mesh, TensorSharding
+from shardwright.xla import private
+
+
+def steps_of_sum(
+    operation: Any, entry: InstructionPlan, lies: TensorSharding, shape: tuple[int, ...], mesh: Mesh
+) -> tuple[TensorSharding, ...]:
+    """How a result that is summed where it is made lies on its way: as summands, where its operands
+    are partial already or only some of the axes scatter it, and as the whole sum, where it ends scattered.
+    Summands have even shards: Shardy aborts at others."""
+    if not entry.partial:
+        return ()
+    whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
+    handed_on = {axis for used in _uses(entry) for axis in used.unreduced} & set(entry.partial)
+    rest = {axis for axis in entry.partial if axis not in (*lies.axes, *lies.unreduced)}
+    is_even = whole.is_even(shape, mesh) and lies.is_even(shape, mesh)
+    if rest and whole.dims != lies.dims and is_even and not _reduces_at_once(operation, entry):
+        # Scattered over some axes first: XLA would reduce whole arrays over all.
+        return (_marked(whole, {*entry.partial, *lies.unreduced}, mesh), _marked(lies, {*rest, *lies.unreduced}, mesh))
+    steps = [_marked(whole, {*handed_on, *lies.unreduced}, mesh)] if handed_on else []
+    if whole != lies:
+        steps.append(whole)
+    return tuple(steps)
+
+
+def _reduces_at_once(operation: Any, entry: InstructionPlan) -> bool:
+    """Whether XLA reduces what the operation sums over devices by itself, and would take a mark for a further sum.
+
+    The planner's `linear.reduced_at_once` is the same table, for its instructions.
+    """
+    kind = operation.operation.name
+    if kind == "stablehlo.convolution":
+        return bool(operation.attributes["batch_group_count"].value > 1) or _splits_image(operation, entry)
+    return bool(kind == "stablehlo.gather")
+
+
+def _splits_image(convolution: Any, entry: InstructionPlan) -> bool:
+    """Whether devices hold blocks of an image that lack borders (`Span.BORDERS` of the planner's rules)."""
+    numbers = private.dialect("stablehlo").ConvDimensionNumbers(convolution.attributes["dimension_numbers"])
+    image, kernel = (tuple(operand.type.shape) for operand in convolution.operands)
+    lies = _uses(entry)[0]
+    spatial = zip(numbers.input_spatial_dimensions, numbers.kernel_spatial_dimensions, strict=True)
+    return any(
+        lies.dims[dim] and _has_borders(convolution, number, image[dim], kernel[tap])
+        for number, (dim, tap) in enumerate(spatial)
+    )
+
+
+def _has_borders(convolution: Any, number: int, size: int, wide: int) -> bool:
+    """Whether windows `wide` over image dimension `number` reach beyond blocks of it: not through a kernel one wide,
+    side by side, or over all of the image at once."""
+
+    def of_window(name: str, default: int) -> Any:
+        return tuple(convolution.attributes[name])[number] if name in convolution.attributes else default
+
+    stride = of_window("window_strides", 1)
+    is_plain = of_window("lhs_dilation", 1) == of_window("rhs_dilation", 1) == 1 and not of_window("window_reversal", 0)
+    padding = list(convolution.attributes["padding"]) if "padding" in convolution.attributes else ()
+    if not is_plain or any(padding[2 * number : 2 * number + 2]):
+        return True
+    return wide != size and not (wide == stride and size % wide == 0)
+
+
+def _uses(entry: InstructionPlan) -> tuple[TensorSharding, ...]:
+    return tuple(leaf for operand in entry.operands for leaf in operand)
+
+
+def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
+    return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
+
+
+def steps_to(
+    lies: TensorSharding | None, wanted: TensorSharding, shape: tuple[int, ...], mesh: Mesh
+) -> tuple[TensorSharding, ...]:
+    """How a partial value lies on its way to a use that scatters it over some axes and reduces it over others:
+    scattered first, as in `steps_of_sum`; whole first, where it ends in uneven shards. All other moves XLA makes in
+    the order that is meant: it reduces before it moves, and moves before it keeps a whole value on one device for a
+    sum."""
+    if lies is None or not lies.unreduced:
+        return ()
+    if not wanted.is_even(shape, mesh):
+        return (TensorSharding(lies.dims),)
+    summed = set(lies.unreduced) - set(wanted.unreduced)
+    if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
+        return (_marked(lies, set(lies.unreduced) - summed, mesh),)
+    scattered = summed & set(wanted.axes)
+    rest = summed - scattered
+    if not scattered or not rest or _without(wanted.dims, tuple(scattered)) != lies.dims:
+        return ()
+    return (_marked(wanted, {*rest, *wanted.unreduced}, mesh),)
+
+
+def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(axis for axis in dim if axis not in axes) for dim in dims)
