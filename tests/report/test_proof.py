@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardwright.cost import wire_bytes
+from shardwright.cost.collectives import device_groups
 from shardwright.plans import CostSummary, MemorySummary, Mesh, Plan, PlannedCollective
 from shardwright.report.collectives import explain_proof, proof_as_dict
 from shardwright.report.proof import Proof, prove
@@ -25,9 +26,13 @@ class Seen:
     group_size: int
     count: int
     op_name: str
+    groups: str
 
 
 def seen(kind: str, group_size: int, payload_bytes: int, name: str, count: int = 1) -> Seen:
+    """What XLA says of a collective over the axis of this size."""
+    axes = {1: (), 2: ("model",), 4: ("data",), 8: ("data", "model")}[group_size]
+    groups = [f"{{{','.join(map(str, group))}}}" for group in device_groups(axes, MESH)]
     return Seen(
         kind=kind,
         payload_bytes=payload_bytes,
@@ -35,6 +40,7 @@ def seen(kind: str, group_size: int, payload_bytes: int, name: str, count: int =
         group_size=group_size,
         count=count,
         op_name=name,
+        groups="{{0,1},{1,0}}" if kind == "collective-permute" else f"{{{','.join(groups)}}}",
     )
 
 
@@ -101,6 +107,29 @@ def test_bytes_may_differ_by_the_tolerance(observed_bytes: int, holds: bool) -> 
     assert prove(plan(), [], tolerance=0.0).holds
 
 
+def test_small_differences_of_many_lines_add_up() -> None:
+    lines = [planned("all-gather", "data", 100 * KIB, name) for name in "ab"]
+    program = [seen("all-gather", 4, 98 * KIB + 512, "a"), seen("all-gather", 4, 101 * KIB + 512, "b")]
+    proof = prove(plan(*lines), program)
+    assert [line.status for line in proof.lines] == ["agrees", "agrees"]
+    assert proof.difference == pytest.approx(3 / 200)
+    assert proof.holds
+    assert not prove(plan(*lines), program, tolerance=0.0149).holds
+
+
+def test_equal_bytes_among_other_devices_break_the_proof() -> None:
+    expected = plan(planned("all-reduce", "data", 4 * KIB, "dot.1"))
+    program = seen("all-reduce", 4, 4 * KIB, "dot.1")
+    assert prove(expected, [program]).holds
+    proof = prove(expected, [dataclasses.replace(program, groups="{{0,1,2,3},{4,5,6,7}}")])
+    assert statuses(proof) == [("dot.1", "all-reduce", "other devices")]
+    assert not proof.holds
+    mesh = "mesh['axis_0'=4,'axis_1'=2] {'axis_0'}"
+    assert prove(expected, [dataclasses.replace(program, groups=mesh)]).holds
+    whole = plan(planned("all-reduce", "data model", 4 * KIB, "dot.1"))
+    assert prove(whole, [dataclasses.replace(seen("all-reduce", 8, 4 * KIB, "dot.1"), groups="all")]).holds
+
+
 def test_differences_do_not_cancel() -> None:
     proof = prove(
         plan(planned("all-gather", "data", 100 * KIB, "a"), planned("all-gather", "data", 50 * KIB, "b")),
@@ -137,6 +166,18 @@ def test_an_all_reduce_and_slice_is_what_the_plan_says_it_is() -> None:
     assert whole.observed_wire_bytes == 12 * KIB
     # Under another reader's name, too.
     assert prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.9")), scattered).holds
+
+
+def test_a_sum_scattered_over_one_axis_and_whole_over_another() -> None:
+    """XLA names what ends a loop after the loop, and a slice follows the all-reduce, too."""
+    expected = plan(
+        planned("reduce-scatter", "data", 16 * KIB, "dot.1"), planned("all-reduce", "model", 4 * KIB, "dot.1")
+    )
+    scattered = seen("reduce-scatter", 2, 4 * KIB, "dot.1")
+    for name in ("dot.1", "loop"):
+        proof = prove(expected, [seen("reduce-scatter", 4, 16 * KIB, name), scattered])
+        assert [status for *_, status in statuses(proof)] == ["agrees", "agrees"]
+        assert proof.observed_wire_bytes == proof.predicted_wire_bytes == 16 * KIB
 
 
 def test_what_xla_left_out_is_a_difference() -> None:
