@@ -132,7 +132,7 @@ probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which colle
 
 .PHONY: verify-truth
 verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (20 minutes).
-	@$(BIN)/python benchmarks/check_truth.py --explain
+	@$(BIN)/python -m benchmarks.check_truth --explain
 
 .PHONY: check-memory
 check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
