@@ -26,36 +26,18 @@ def coloured_dims(
     rule_of: Callable[[Instruction], OpRule],
     seeds: Iterable[tuple[int, int]],
 ) -> list[NodeDims]:
-    """Dimensions tied to `seeds`, (node, dimension) pairs of first leaves, per node and leaf of its result.
-
-    is_free: nodes that are made anew for each reader; they tie nothing together.
-    """
-    ties = _Ties(flow)
-    for node in flow.nodes:
-        if is_free[node.index]:
-            continue
-        if node.is_value:
-            _tie_value(ties, node, is_free)
-        else:
-            _tie_factors(ties, node, rule_of(node.instruction), is_free)
-    wanted = {ties.find(ties.of((node, 0), dim)) for node, dim in seeds}
-    return [
-        tuple(
-            frozenset(dim for dim in range(shape.rank) if ties.find(ties.of((node.index, leaf), dim)) in wanted)
-            for leaf, shape in enumerate(node.shapes)
-        )
-        for node in flow.nodes
-    ]
+    """Dimensions tied to `seeds`: see `Ties`."""
+    return Ties(flow, is_free, rule_of).dims(seeds)
 
 
-def _tie_value(ties: _Ties, node: Node, is_free: Sequence[bool]) -> None:
+def _tie_value(ties: Ties, node: Node, is_free: Sequence[bool]) -> None:
     for use in node.uses:
         if not is_free[use.source[0]]:
             for dim in range(node.shapes[0].rank):
                 ties.tie(ties.of(use.source, dim), ties.of((node.index, 0), dim))
 
 
-def _tie_factors(ties: _Ties, node: Node, rule: OpRule, is_free: Sequence[bool]) -> None:
+def _tie_factors(ties: Ties, node: Node, rule: OpRule, is_free: Sequence[bool]) -> None:
     sources = [None if is_free[use.source[0]] else use.source for use in node.uses]
     for factor in rule.factors:
         tied = [
@@ -68,10 +50,14 @@ def _tie_factors(ties: _Ties, node: Node, rule: OpRule, is_free: Sequence[bool])
             ties.tie(tied[0], other)
 
 
-class _Ties:
-    """The dimensions of all array leaves, numbered through, and which are tied together."""
+class Ties:
+    """Which dimensions of a program's array leaves are tied together.
 
-    def __init__(self, flow: Dataflow) -> None:
+    is_free: nodes that are made anew for each reader; they tie nothing together.
+    """
+
+    def __init__(self, flow: Dataflow, is_free: Sequence[bool], rule_of: Callable[[Instruction], OpRule]) -> None:
+        self._nodes = flow.nodes
         self._first: list[list[int]] = []
         count = 0
         for node in flow.nodes:
@@ -80,6 +66,24 @@ class _Ties:
                 self._first[-1].append(count)
                 count += shape.rank
         self._tied = UnionFind(range(count))
+        for node in flow.nodes:
+            if is_free[node.index]:
+                continue
+            if node.is_value:
+                _tie_value(self, node, is_free)
+            else:
+                _tie_factors(self, node, rule_of(node.instruction), is_free)
+
+    def dims(self, seeds: Iterable[tuple[int, int]]) -> list[NodeDims]:
+        """Dimensions tied to `seeds`, (node, dimension) pairs of first leaves, per node and leaf of its result."""
+        wanted = {self.find(self.of((node, 0), dim)) for node, dim in seeds}
+        return [
+            tuple(
+                frozenset(dim for dim in range(shape.rank) if self.find(self.of((node.index, leaf), dim)) in wanted)
+                for leaf, shape in enumerate(node.shapes)
+            )
+            for node in self._nodes
+        ]
 
     def of(self, leaf: Leaf, dim: int) -> int:
         node, i = leaf

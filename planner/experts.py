@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.planner.clock import LEAST_S
-from shardwright.planner.force import Forced, forced
+from shardwright.planner.force import Forced
 from shardwright.planner.meshes import meshes_to_search
 from shardwright.plans import Candidate, Mesh
 
@@ -111,8 +111,8 @@ def _meshes(search: Search, force: str) -> Iterator[tuple[Mesh, Callable[[], Tri
     for mesh in meshes:
         if len(mesh.axes) <= _AXES:
             try:
-                wanted = forced(search.flow, search.program.arguments, options, mesh, search.program.batch)
-            except OptionError:  # a strategy that needs more axes than the given mesh has
+                wanted = search.program.forced(options, mesh)
+            except (OptionError, PlanError):  # a strategy that needs more axes than there are, or another batch
                 continue
             yield mesh, partial(_made, search, mesh, wanted)
 

@@ -3,10 +3,10 @@
 State are the arguments that share their buffer with an output (donated parameters and optimizer state).
 Where the program aliases nothing, state are the arguments laid out by `argument_axes`; where there are none
 of these either, each argument of rank 1 or more that has an output of the same type (each output once, in order).
-The batch are those other arguments whose dimension 0 is as long as that of the largest of them; what is left (keys,
-tables, scalars) is replicated. An instruction runs along the batch where a factor of its rule ties one of its
-dimensions to dimension 0 of the batch (`planner.colours`). Where the axes do not divide the batch, nothing is split
-along it. What each strategy promises, of all instructions that can be so:
+Which dimensions of the other arguments are the batch is derived from the program (`planner.batch_dims`); what is left
+(keys, tables, scalars) is replicated. An instruction runs along the batch where a factor of its rule ties one of its
+dimensions to the batch (`planner.colours`). A batch that the axes do not divide is stored padded where that pays
+(`planner.uneven`), else the strategy is refused. What each strategy promises, of all instructions that can be so:
 
 data        over all axes. Batch arguments, activations and their gradients are split along the batch and stay so.
             State is replicated; each sum over the batch is one all-reduce (each dot or reduction that makes one, in
@@ -38,20 +38,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
 from shardwright.config import FORCED_STRATEGIES, Pins, PlanOptions
-from shardwright.errors import OptionError
+from shardwright.errors import OptionError, PlanError
 from shardwright.hlo import ArrayShape
 from shardwright.options import name_matches
 from shardwright.planner.colours import coloured_dims
 from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.mixtures import expert_weights
-from shardwright.planner.pins import Requirement, Requirements, dim_pin
+from shardwright.planner.pins import DimPin, Requirement, Requirements, dim_pin
 from shardwright.planner.strategies import StrategyBuilder
+from shardwright.planner.uneven import divides, divides_or_pays_along_one
 from shardwright.plans import Mesh, TensorSharding
 
 #: Strategies whose first axis splits the batch and whose others split state, computed with where it lies.
@@ -105,18 +106,13 @@ def origin(options: PlanOptions) -> str:
     return f"forced: {options.force}" if isinstance(options.force, str) else "forced: pins"
 
 
-def forced(
-    flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mesh, batch: Mapping[int, int] | None = None
-) -> Forced:
-    """The requirements that `options.force` stands for. OptionError where they make no sense.
+def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mesh, batch: Mapping[int, int]) -> Forced:
+    """The requirements that a strategy's name in `options.force` stands for.
 
-    batch: the dimension of each batch argument, by flat number, where that is known (in a step cut into
-        micro-batches it is not the first); None: as the module's text says.
+    batch: by flat number, the arguments that carry the batch, each with the dimension.
+    Raises OptionError where the strategy makes no sense, PlanError where the mesh cannot split the batch.
     """
-    if options.force is None:
-        return Forced()
-    if not isinstance(options.force, str):
-        return Forced(requirements=_by_name(flow, names, options.force, batch or {}))
+    assert isinstance(options.force, str)
     if options.force in MIXED and len(mesh.axes) == 1:
         raise OptionError(
             f"a {options.force} strategy needs two axes or three, mesh {mesh} has one",
@@ -124,11 +120,10 @@ def forced(
             remedy="give a mesh like 2x4, or leave the mesh out",
         )
     state = state_arguments(flow, options)
-    if batch is None:
-        batch = dict.fromkeys(sorted(batch_arguments(flow, state)), 0)
     requirements: Requirements = {}
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)
+    _check_batch(flow, names, options, strategy, batch)
     whole = _computed_with(flow, state) if options.force == "zero1" else frozenset()
     experts = _experts(flow, state, batch) if options.force == "expert" else {}
     across = tuple(experts.items()) if experts else _other_dims(flow, batch) if options.force == "megatron" else ()
@@ -139,30 +134,39 @@ def forced(
             rule = strategy.experts(shape, experts[number])
         elif number in state - whole:
             rule = strategy.state(shape)
-        elif number in batch:
-            rule = strategy.batch(shape, batch[number])
-        requirements[node] = [Requirement(asked_by=f"force={options.force!r}", dims={}, rule=rule)]
+        requirement = Requirement(asked_by=f"force={options.force!r}", rule=rule)
+        if number in batch:
+            lies = {dim: DimPin(axes=strategy.batch_axes if dim == batch[number] else ()) for dim in range(shape.rank)}
+            requirement = replace(requirement, dims=lies, rule=None, may_pad=True)
+        requirements[node] = [requirement]
         if number in experts or (number in state and shape.rank >= 2 and options.force in ("tensor", *MIXED)):
             in_place.add(node)
     state_types = {_type(flow.nodes[flow.parameters[number]].shapes[0]) for number in state}
     return Forced(
         requirements=requirements,
         in_place=frozenset(in_place),
-        roles=strategy.roles([flow.nodes[flow.parameters[n]].shapes[0].dimensions[dim] for n, dim in batch.items()]),
+        roles=strategy.roles(),
         batch=tuple((flow.parameters[number], dim) for number, dim in batch.items()),
         across=tuple((flow.parameters[number], dim) for number, dim in across),
         state_outputs=tuple(node for node in flow.outputs if _type(flow.nodes[node].shapes[0]) in state_types),
     )
 
 
-def batch_arguments(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
-    """Flat numbers of the arguments that carry the batch in dimension 0 (see the module's text)."""
-    shapes = {number: flow.nodes[node].shapes[0] for number, node in enumerate(flow.parameters) if number not in state}
-    arrays = {number: shape.dimensions for number, shape in shapes.items() if shape.rank}
-    if not arrays:
-        return frozenset()
-    size = max(arrays.values(), key=prod)[0]
-    return frozenset(number for number, dimensions in arrays.items() if dimensions[0] == size)
+def _check_batch(
+    flow: Dataflow, names: Sequence[str], options: PlanOptions, strategy: _Strategy, batch: Mapping[int, int]
+) -> None:
+    """PlanError where the axes can split a batch argument neither evenly nor with little padding."""
+    sizes = [strategy.mesh.sizes[axis] for axis in strategy.batch_axes]
+    may_split = divides if options.rewrites == "none" else divides_or_pays_along_one
+    for number, dim in batch.items():
+        size = flow.nodes[flow.parameters[number]].shapes[0].dimensions[dim]
+        if not may_split(size, sizes):
+            raise PlanError(
+                f"force={options.force!r} splits the batch over {prod(sizes)} devices ({strategy.mesh}), but "
+                f"{names[number]} has {size} elements of it, in dimension {dim}",
+                where="force",
+                remedy=f"take a batch that {prod(sizes)} divides, or a mesh that splits it less",
+            )
 
 
 def state_arguments(flow: Dataflow, options: PlanOptions) -> frozenset[int]:
@@ -266,18 +270,13 @@ class _Strategy:
             "replicated": cls(mesh=mesh),
         }[force]
 
-    def roles(self, batch_sizes: Sequence[int]) -> Roles:
-        """What the axes do, given the sizes of the batch in the arguments that carry it."""
-        axes = tuple(self.mesh.sizes)
+    def roles(self) -> Roles:
+        """What the axes do."""
         if not self.batch_axes and not self.state_axes:
-            return Roles(idle=axes)
-        others = tuple(axis for axis in self.state_axes if axis not in self.batch_axes)
-        if any(size % self.mesh.size(self.batch_axes) for size in batch_sizes):
-            is_needed = self.one_dim or others
-            return Roles(not_batch=axes) if is_needed else Roles(idle=axes)
+            return Roles(idle=tuple(self.mesh.sizes))
         return Roles(
             batch=self.batch_axes,
-            not_batch=others,
+            not_batch=tuple(axis for axis in self.state_axes if axis not in self.batch_axes),
             across=self.expert_axes,
             not_across=self.not_across,
             sharded_state=self.one_dim,
@@ -288,12 +287,6 @@ class _Strategy:
         if shape.dimensions[dim] % self.mesh.size(self.expert_axes):
             return _is_replicated
         wanted = TensorSharding(tuple(self.expert_axes if at == dim else () for at in range(shape.rank)))
-        return lambda sharding: sharding == wanted
-
-    def batch(self, shape: ArrayShape, batch_dim: int) -> Rule:
-        if not self.batch_axes or shape.dimensions[batch_dim] % self.mesh.size(self.batch_axes):
-            return _is_replicated
-        wanted = TensorSharding(tuple(self.batch_axes if dim == batch_dim else () for dim in range(shape.rank)))
         return lambda sharding: sharding == wanted
 
     def state(self, shape: ArrayShape) -> Rule:
@@ -320,8 +313,12 @@ class _Strategy:
         )
 
 
-def _by_name(flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins], batch: Mapping[int, int]) -> Requirements:
-    """Pins by name. batch: arguments with a dimension for micro-batches ahead of this one, which users do not count."""
+def pins_by_name(
+    flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins], batch: Mapping[int, int]
+) -> Requirements:
+    """The requirements of pins by argument name. OptionError where no argument is called so.
+
+    batch: arguments with a dimension for micro-batches ahead of this one, which users do not count."""
     requirements: Requirements = {}
     for pattern, pins in force.items():
         matched = [number for number, name in enumerate(names) if name_matches(pattern, name)]

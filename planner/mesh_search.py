@@ -16,7 +16,7 @@ from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import Clock
 from shardwright.planner.dataflow import Leaf
 from shardwright.planner.exposed import nodes_at, nodes_behind
-from shardwright.planner.force import Forced, check_force, forced
+from shardwright.planner.force import Forced, check_force
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.graph import Graph, free_nodes, with_views
 from shardwright.planner.ledger import communication, compute_time_s
@@ -104,7 +104,7 @@ class MeshSearch:
     def on_mesh(self, mesh: Mesh, close: float = 0.0) -> Tried:
         """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
         self.report("rules", str(mesh))
-        force = forced(self.flow, self.program.arguments, self.options, mesh, self.program.batch)
+        force = self.program.forced(self.options, mesh)
         notes = list(self.flow.notes)
         chain = self.chain(mesh, force, force.in_place)
         self.report("search", str(mesh))

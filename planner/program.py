@@ -14,11 +14,12 @@ from shardwright.cost.liveness import Liveness, liveness
 from shardwright.hlo import Module, parse
 from shardwright.options import name_matches
 from shardwright.planner.annotations import VariableShardings, collect, refuse_manual
+from shardwright.planner.batch_dims import batch_dims
 from shardwright.planner.budget import Memory
 from shardwright.planner.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.donors import alias_donors
 from shardwright.planner.exposed import gradients
-from shardwright.planner.force import state_arguments
+from shardwright.planner.force import Forced, forced, pins_by_name, state_arguments
 from shardwright.planner.foreign import ForeignSharding
 from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
@@ -30,6 +31,7 @@ from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
 from shardwright.planner.written_shardings import write_out_shardings
+from shardwright.plans import Mesh
 
 
 class Program:
@@ -92,6 +94,7 @@ class Program:
         self._liveness: Liveness | None = None
         self._structures: dict[Hashable, Structure] = {}
         self._gradients: frozenset[Leaf] | None = None
+        self._batch_dims: Mapping[int, int] | None = None
 
     def storing(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
         """Take over what another program says of the same arguments and outputs; batch: see the class."""
@@ -104,6 +107,16 @@ class Program:
         if self._gradients is None:
             self._gradients = gradients(self.flow)
         return self._gradients
+
+    def forced(self, options: PlanOptions, mesh: Mesh) -> Forced:
+        """What the strategy of `options` asks on one mesh. Raises as `planner.force.forced` does."""
+        if options.force is None:
+            return Forced()
+        if not isinstance(options.force, str):
+            return Forced(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
+        if self._batch_dims is None:
+            self._batch_dims = self.batch or batch_dims(self.module, self.flow, self.options)
+        return forced(self.flow, self.arguments, options, mesh, self._batch_dims)
 
     def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
         """Segments and variables where the nodes of `requirements` may not choose freely.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from shardwright.config import PlanOptions
-from shardwright.planner.colours import coloured_dims
+from shardwright.planner.colours import Ties
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.force import state_arguments
 from shardwright.planner.graph import free_nodes
@@ -31,12 +31,12 @@ def candidates(flow: Dataflow, options: PlanOptions) -> Iterator[dict[int, Along
         if number not in state and flow.nodes[node].shapes[0].rank
     }
     largest = sorted(shapes, key=lambda number: -prod(shapes[number].dimensions))[:_MOST_ARGUMENTS]
-    is_free = free_nodes(flow, {})
+    ties = Ties(flow, free_nodes(flow, {}), rule_of)
     pairs = [(dim, number) for number in largest for dim in range(shapes[number].rank)]
     for dim, number in sorted(pairs, key=lambda pair: (pair[0] > 0, largest.index(pair[1]), pair[0])):
         if shapes[number].dimensions[dim] < 2:
             continue
-        tied = coloured_dims(flow, is_free, rule_of, [(flow.parameters[number], dim)])
+        tied = ties.dims([(flow.parameters[number], dim)])
         batch = {number: Along(dim)}
         for other in shapes:
             dims = tied[flow.parameters[other]][0]

@@ -140,6 +140,21 @@ def recurrent(steps: int = 5, batch: int = 16, width: int = 32, optimizer: Any =
     return _training(loss, params, _normal(3, batch, steps, width, scale=1.0), optimizer=optimizer)
 
 
+def time_major(steps: int = 6, batch: int = 16, width: int = 16, hidden: int = 32) -> Program:
+    """A recurrent network over sequences whose first dimension is time."""
+    params = {"wx": _normal(1, width, hidden), "wh": _normal(2, hidden, hidden), "wo": _normal(3, hidden, width)}
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def cell(h: Any, x: Any) -> Any:
+            h = jnp.tanh(x @ p["wx"] + h @ p["wh"])
+            return h, h @ p["wo"]
+
+        return jnp.mean((jax.lax.scan(cell, jnp.zeros((x.shape[1], hidden)), x)[1] - y) ** 2)
+
+    shape = (steps, batch, width)
+    return _training(loss, params, _normal(4, *shape, scale=1.0), _normal(5, *shape, scale=1.0))
+
+
 def control(batch: int = 16, width: int = 32) -> Program:
     """Dropout from a key that is state, a branch on a counter, rematerialised layers, sorting."""
     params = {"w": _normal(1, width, 2 * width), "v": _normal(2, 2 * width, width)}

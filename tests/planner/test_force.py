@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import ANNOTATION_TARGET, PlanOptions
+from shardwright.errors import MicroBatchError, PlanError
 from shardwright.hlo import parse
 from shardwright.planner import plan
+from shardwright.planner.batch_dims import batch_dims
+from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.inlining import inline_calls
+from shardwright.planner.microbatch import split_step
 from shardwright.plans import Plan, TensorSharding
-from tests.planner.programs import PROGRAMS, Program, cnn, gpt2, lower, mlp, scan
+from tests.planner.programs import PROGRAMS, Program, cnn, gpt2, lower, mlp, scan, time_major
 
 EIGHT = Cluster.local(8)
 
@@ -144,11 +153,73 @@ def test_replicated_computes_everything_everywhere(name: str) -> None:
     assert all(sharding.is_replicated for _, sharding in results(planned))
 
 
-def test_a_batch_that_the_axes_do_not_divide_is_not_split() -> None:
+def batches(planned: Plan) -> dict[str, tuple[tuple[str, ...], ...]]:
+    return {variable.name: variable.sharding.dims for variable in planned.parameters if variable.alias is None}
+
+
+def test_a_batch_that_the_axes_do_not_divide_is_padded_where_that_pays() -> None:
     planned = plan(lower(mlp(batch=30)), EIGHT, PlanOptions(force="data"))
-    assert not planned.collectives
-    assert all(sharding.is_replicated for _, sharding in results(planned))
-    assert any("computed whole on all 8 devices" in note for note in planned.notes)
+    assert set(batches(planned).values()) == {(("data",), ())}
+    assert all(variable.is_padded for variable in planned.parameters if variable.alias is None)
+    assert all(sharding.dims[0] == ("data",) for shape, sharding in results(planned) if shape[:1] == (30,))
+
+
+@pytest.mark.parametrize("force", ["data", "fsdp", "zero1"])
+def test_a_batch_that_does_not_split_is_refused_with_input_and_sizes(force: str) -> None:
+    reason = r"over 8 devices \(data=8\), but batch\[0\] has 9 elements of it, in dimension 0"
+    with pytest.raises(PlanError, match=reason) as caught:
+        plan(lower(mlp(batch=9)), EIGHT, PlanOptions(force=force))
+    assert caught.value.where == "force"
+    with pytest.raises(PlanError, match="has 30 elements"):
+        plan(lower(mlp(batch=30)), EIGHT, PlanOptions(force=force, rewrites="none"))  # nothing is padded
+
+
+def test_meshes_that_cannot_split_the_batch_are_passed_over() -> None:
+    planned = plan(lower(mlp(batch=6)), EIGHT, PlanOptions(force="mixed", rewrites="none"))
+    assert planned.mesh.sizes == {"data": 2, "model": 4}
+
+
+@pytest.mark.parametrize("force", ["data", "fsdp", "megatron"])
+def test_a_batch_behind_the_time_is_found(force: str) -> None:
+    """Steps of a sequence follow each other: dimension 0 is no batch, though the largest arguments share it."""
+    planned = plan(lower(time_major(batch=BATCH)), EIGHT, PlanOptions(force=force))
+    assert set(batches(planned).values()) == {((), ("data",), ())}
+    along = [sharding.dims[shape.index(BATCH)] for shape, sharding in results(planned) if BATCH in shape]
+    assert len(along) > 10
+    assert set(along) == {("data",)}
+
+
+def test_a_table_larger_than_the_batch_is_none() -> None:
+    table = np.ones((512, 16), np.float32)
+
+    def step(p: np.ndarray, table: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> Any:
+        value, gradient = jax.value_and_grad(lambda p: jnp.mean((table[rows] @ p - wanted) ** 2))(p)
+        return p - 0.1 * gradient, value
+
+    arguments = np.ones((16, 16), np.float32), table, np.zeros(BATCH, np.int32), np.ones((BATCH, 16), np.float32)
+    planned = plan(lower((step, arguments, (0,))), EIGHT, PlanOptions(force="data"))
+    assert batches(planned) == {"table": ((), ()), "rows": (("data",),), "wanted": (("data",), ())}
+
+
+def test_a_batch_that_cannot_be_cut_is_found_by_the_work_along_it() -> None:
+    """Normalized over the batch at every step of a sequence: no part of the batch can be computed for itself."""
+
+    def step(p: np.ndarray, x: np.ndarray) -> Any:
+        def normalized(h: Any, x: Any) -> Any:
+            h = x @ p + h
+            return (h - h.mean(0)) / (1e-3 + h.std(0)), None
+
+        def loss(p: np.ndarray) -> Any:
+            return jnp.mean(jax.lax.scan(normalized, jnp.zeros((BATCH, 8)), x)[0] ** 4)
+
+        value, gradient = jax.value_and_grad(loss)(p)
+        return p - 0.1 * gradient, value
+
+    text = lower((step, (np.ones((16, 8), np.float32), np.ones((5, BATCH, 16), np.float32)), (0,)))
+    module = inline_calls(parse(text))
+    with pytest.raises(MicroBatchError):
+        split_step(module)
+    assert batch_dims(module, build_dataflow(module), PlanOptions()) == {1: 1}
 
 
 def test_products_that_cannot_run_along_the_batch_are_noted() -> None:
