@@ -16,7 +16,7 @@ from shardwright.errors import OptionError, UnsupportedProgramError
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignDim, ForeignSharding, ForeignShardingError, meshes_of, sharding_of
-from shardwright.planner.pins import DimPin, Requirement, Requirements, refusal, refused
+from shardwright.planner.pins import DimPin, Requirement, Requirements, called, refusal, refused
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.planner.written_shardings import marked_outputs
 
@@ -60,7 +60,7 @@ def collect(
     """Pins by node: annotations and shardings in the program, and exact axes of arguments and outputs.
 
     variables: what the program that `flow` was made of says of arguments and outputs; None: it is that program.
-    batch: by flat number, arguments that have a dimension for micro-batches ahead of this one now.
+    batch: by flat number, the dimension of the batch in arguments that have one for micro-batches right ahead of it.
     Raises AnnotationError for one that cannot be read, and OptionError.
     """
     found: Requirements = {}
@@ -134,10 +134,10 @@ def _variable_pins(
 
 
 def _as_stored(sharding: ForeignSharding, rank: int, batch: int | None) -> ForeignSharding:
-    """A sharding said of the `rank` dimensions that the variable is stored in: with one for micro-batches ahead of
-    dimension `batch`, or with several where one held several things, which only those that nothing splits may have."""
+    """A sharding said of the `rank` dimensions that the variable is stored in: with one for micro-batches right ahead
+    of `batch`, or with several where one held several things, which only those that nothing splits may have."""
     if batch is not None:
-        return replace(sharding, dims={dim + (dim >= batch): each for dim, each in sharding.dims.items()})
+        return replace(sharding, dims={dim + (dim + 1 >= batch): each for dim, each in sharding.dims.items()})
     if sharding.is_split or not sharding.dims:
         return sharding
     return replace(sharding, dims={dim: ForeignDim() for dim in range(rank)})
@@ -150,8 +150,7 @@ def _foreign(
     try:
         return sharding_of(instruction, meshes, shape.rank, leaf)
     except ForeignShardingError as error:
-        name = instruction.op_name or instruction.name
-        raise refused(module, instruction, shape, name, str(error), error.remedy) from None
+        raise refused(module, instruction, shape, called(instruction), str(error), error.remedy) from None
 
 
 def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:
@@ -162,7 +161,7 @@ def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:
         match = re.fullmatch(r"\s*(\d+)\s*:\s*(\S+)\s*", item)
         if match is None:
             raise refusal(
-                flow, node, node.instruction.name, f"annotation {text!r} cannot be read", "write `0:data,1:-`"
+                flow, node, called(node.instruction), f"annotation {text!r} cannot be read", "write `0:data,1:-`"
             )
         what = match[2]
         if what == "-":

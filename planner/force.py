@@ -331,9 +331,9 @@ def pins_by_name(
         for number in matched:
             node = flow.parameters[number]
             rank = flow.nodes[node].shapes[0].rank - (number in batch)
-            first = batch.get(number, rank + 1) - 1
             by_dim = {dim + rank if dim < 0 else dim: dim_pin(pin) for dim, pin in pins.items()}
-            dims = {dim + (dim >= first): pin for dim, pin in by_dim.items()}
+            ahead = batch.get(number, 0)  # the program's dimensions from here on are one further behind
+            dims = {dim + (0 < ahead <= dim + 1): pin for dim, pin in by_dim.items()}
             requirement = Requirement(asked_by=f"force[{pattern!r}]", dims=dims, may_pad=True)
             requirements.setdefault(node, []).append(requirement)
     return requirements

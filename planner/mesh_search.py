@@ -21,7 +21,7 @@ from shardwright.planner.found import Found, Tried
 from shardwright.planner.graph import Graph, free_nodes, with_views
 from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
-from shardwright.planner.pins import Requirement, allowed
+from shardwright.planner.pins import Requirement, allowed, called
 from shardwright.planner.preference import Preference
 from shardwright.planner.prices import Prices
 from shardwright.planner.program import Program
@@ -222,8 +222,7 @@ class MeshSearch:
             return f"argument {self.program.arguments[flow.parameters.index(index)]}"
         if index in flow.outputs:
             return f"output {self.program.outputs[flow.outputs.index(index)]}"
-        instruction = flow.nodes[index].instruction
-        return instruction.op_name or instruction.name
+        return called(flow.nodes[index].instruction)
 
 
 #: Forced strategies that promise to compute along the batch.

@@ -18,6 +18,7 @@ from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignSharding
 from shardwright.planner.rules import Factor, rule_of
+from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
 
 
@@ -272,6 +273,13 @@ def _check_divides(
 def refusal(flow: Dataflow, node: Node, name: str, reason: str, remedy: str) -> AnnotationError:
     """The error of a pin on `node`, which messages call `name`: with its type and the user's line."""
     return refused(flow.module, node.instruction, node.shapes[0], name, reason, remedy)
+
+
+def called(instruction: Instruction) -> str:
+    """What messages call the array that an instruction makes, or that it annotates."""
+    if instruction.get("custom_call_target") in IDENTITY_TARGETS and instruction.operands:
+        return called(instruction.operands[0])
+    return instruction.op_name or instruction.name
 
 
 def refused(

@@ -5,7 +5,8 @@ A fact about an array is a request to the node that makes it and to those that r
 dropped, unless none would be left, and what the remaining ones all have in common are new facts. So a split goes
 forward and backward along the factors of the rules until nothing follows any more. Who comes first wins a conflict;
 requests go first to nodes that only hand elements on (elementwise operations, values), as Shardy's propagation does
-(https://openxla.org/shardy/propagation). What no fact reaches is not split.
+(https://openxla.org/shardy/propagation). Where nothing follows any more, a node that must be split, but may be in
+several ways, is split in the simplest one, and more follows from that. What no fact reaches is not split.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def propagate(flow: Dataflow, mesh: Mesh, sets: Sequence[StrategySet]) -> list[i
     for node in flow.nodes:
         spread.settle(node.index)
     spread.run()
+    for node in flow.nodes:
+        spread.decide(node.index)
     return [spread.choice(node.index) for node in flow.nodes]
 
 
@@ -142,6 +145,14 @@ class _Propagation:
     def _ask(self, index: int, place: _Place) -> None:
         self._asked += 1
         heapq.heappush(self._queue, (0 if self._splits[index].hands_on else 1, self._asked, index, place))
+
+    def decide(self, index: int) -> None:
+        """Choose for a node that must be split somewhere, and see what follows from that."""
+        left = self._left[index]
+        if left.sum() > 1 and self._splits[index].table[left].any(axis=1).all():
+            self._left[index] = np.arange(len(left)) == self.choice(index)
+            self.settle(index)
+            self.run()
 
     def choice(self, index: int) -> int:
         """Of the strategies left, the one that splits least; the first of equals."""

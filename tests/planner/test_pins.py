@@ -165,6 +165,20 @@ def test_pins_that_ask_something_else_have_other_keys() -> None:
     assert len({first, second, fourth}) == 3
 
 
+def test_messages_name_the_annotated_array_and_the_dimension_that_was_given() -> None:
+    def step(weights: Any, x: Any) -> Any:
+        return annotate(x, {0: "dat"}) @ weights
+
+    with annotations_kept():
+        text = lowered(step, shape(16, 8), shape(8, 16))
+    with pytest.raises(AnnotationError, match="names axis 'dat', but the mesh is data=8") as caught:
+        plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
+    assert re.match(r"x f32\[8,16\], .*test_pins.py:\d+", caught.value.where)
+    with pytest.raises(AnnotationError, match="pins dimension 2, but it has 2 dimensions") as caught:
+        plan(lowered(lambda w: w * 2, shape(16, 8)), EIGHT, PlanOptions(force={"w": {2: True}}))
+    assert caught.value.where == "argument w f32[16,8]"
+
+
 def test_explicit_mode_is_held() -> None:
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
@@ -293,7 +307,7 @@ def test_what_no_pin_can_say_is_refused_with_tensor_and_reason(attributes: str, 
     text = constrained(attributes, dimensions="16,16", header=HEADER)
     with pytest.raises(AnnotationError, match=reason) as caught:
         plan(text, EIGHT, PlanOptions(mesh={"dp": 2, "tp": 4}))
-    assert "pinned f32[16,16]" in caught.value.where
+    assert caught.value.where == "y f32[16,16]"
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,18 @@ def test_rule_mode() -> None:
     assert lies["p['w2']"] == (("model",), ())
     assert lies["x"] == (("data",), ())
     assert_same(run_planned(program, planned), run_single(program))
+
+
+def test_rule_mode_follows_what_is_split_somewhere() -> None:
+    """The activations are to be split along their features, no matter over what: the weights follow."""
+    step, arguments, donated = mlp()
+
+    def said(p: Any, s: Any, x: Any, y: Any) -> Any:
+        return step({**p, "w1": sw.annotate(p["w1"], {0: None, 1: True})}, s, x, y)
+
+    program = said, arguments, donated
+    with annotations_kept():
+        planned = plan(lower(program), EIGHT, PlanOptions(mesh={"data": 8}, mode="propagate"))
+    lies = {variable.name: variable.sharding.dims for variable in planned.parameters}
+    assert (lies["p['w1']"], lies["p['w2']"]) == (((), ("data",)), (("data",), ()))
+    assert_same(run_planned(program, planned), run_single(program))
