@@ -9,7 +9,7 @@ TPU profile instead, for larger models (minutes each: what is small stays on the
 `--gpu-packages` (a folder with JAX's CUDA plugin, see `gpu_judge.py`; no GPU is needed) XLA:GPU judges the
 A100 profile.
 Bars: median error of the peak at most 10 %, worst 25 %, and with the profile's margin no plan needs more
-than it was predicted to. Prints JSON; exit code 1 where a bar is missed.
+than it was predicted to. Prints JSON; exit code 1 where a bar is missed, or a case was not measured.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 #: Models of which XLA:CPU compiles only these plans in reasonable time.
 FEW_PLANS = {"gpt2-12": ("data", "fsdp"), "gpt2-24": ("data",)}
-DEEP_COMPILE_S = 600.0
+DEEP_COMPILE_S = 1800.0
 
 
 def judged_by_cpu(text: str, plan: Plan, service: CompileService) -> CompiledMemory:
@@ -120,18 +120,22 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     compared = [each for each in found if "peak_ratio" in each]
     errors = [abs(each["peak_ratio"] - 1) for each in compared]
     if not errors:
-        return {"cases": 0, "failed": len(found), "passed": False}
+        return {"cases": 0, "failed": _failed(found), "passed": False}
     median, worst = statistics.median(errors), max(errors)
     over = [f"{each['model']} {each['plan']}" for each in compared if not each["never_over"]]
     return {
         "cases": len(compared),
-        "failed": len(found) - len(compared),
+        "failed": _failed(found),
         "median_error": round(median, 4),
         "worst_error": round(worst, 4),
         "least_temporaries_ratio": min(each["temporaries_ratio"] for each in compared),
         "over_in_spite_of_margin": over,
-        "passed": median <= MEDIAN_BAR and worst <= WORST_BAR and not over,
+        "passed": median <= MEDIAN_BAR and worst <= WORST_BAR and not over and len(compared) == len(found),
     }
+
+
+def _failed(found: list[dict[str, Any]]) -> list[str]:
+    return [f"{each['model']} {each['plan']}" for each in found if "failed" in each]
 
 
 def main() -> int:
