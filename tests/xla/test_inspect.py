@@ -103,6 +103,29 @@ def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
     assert only(module(*used_whole)).kind == "all-reduce"
 
 
+@pytest.mark.parametrize(
+    ("between", "kind"),
+    [
+        ("f32[100]{0} copy(r)", "reduce-scatter"),
+        ("f32[104]{0} pad(r, zero), padding=0_4", "all-reduce"),
+        ("f32[96]{0} slice(r), slice={[0:96]}", "all-reduce"),
+    ],
+)
+def test_a_sum_that_is_padded_or_cut_before_it_is_sliced_is_an_all_reduce(between, kind):
+    found = only(
+        module(
+            "x = f32[100]{0} parameter(0)",
+            "zero = f32[] constant(0)",
+            "p = u32[] partition-id()",
+            "o = s32[] convert(p)",
+            "r = f32[100]{0} all-reduce(x), replica_groups={{0,1,2,3}}, to_apply=add",
+            f"b = {between}",
+            "ROOT s = f32[1]{0} dynamic-slice(b, o), dynamic_slice_sizes={1}",
+        )
+    )
+    assert found.kind == kind
+
+
 def test_all_reduces_over_two_axes_before_a_slice_are_a_chain():
     found = observed_collectives(
         module(
