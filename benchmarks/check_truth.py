@@ -35,7 +35,7 @@ from benchmarks.planner.suite import JUDGED, Entry, cluster_json
 from benchmarks.truth_models import MODELS
 from benchmarks.truth_unusual import UNUSUAL
 from shardwright.cluster import Cluster
-from shardwright.errors import MemoryBudgetError, ShardwrightError
+from shardwright.errors import MemoryBudgetError, MicroBatchError, ShardwrightError
 from shardwright.plans import Plan
 from shardwright.report.collectives import proof_as_dict
 from shardwright.report.proof import Proof
@@ -54,7 +54,7 @@ MESHES = {8: ("8", "2x4", "4x2", "any"), 16: ("16", "2x8", "4x4", "any")}
 class Case:
     """One plan; `proof` is absent where `error` says why there is none.
 
-    fits: whether there is a plan in the memory that the case allows.
+    refused: the planner said that there is none: nothing fits the memory, or the batch cannot be cut.
     """
 
     model: str
@@ -62,15 +62,15 @@ class Case:
     mesh: str
     proof: Proof | None = None
     error: str = ""
-    fits: bool = True
+    refused: bool = False
 
     @property
     def failed(self) -> bool:
-        return self.fits and (self.proof is None or not self.proof.holds)
+        return not self.refused and (self.proof is None or not self.proof.holds)
 
     @property
     def verdict(self) -> str:
-        return "no plan fits" if not self.fits else "does not hold" if self.failed else "holds"
+        return "refused" if self.refused else "does not hold" if self.failed else "holds"
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def prove(model: Subject, plan: str, mesh: str) -> Case:
         return Case(model=model.name, plan=plan, mesh=str(made.mesh), proof=made.prove())
     except ShardwrightError as error:
         said = f"{type(error).__name__}: {error.message.splitlines()[0]}"
-        fits = not isinstance(error, MemoryBudgetError)
-        return Case(model=model.name, plan=plan, mesh=mesh, error=said, fits=fits)
+        refused = isinstance(error, MemoryBudgetError | MicroBatchError)
+        return Case(model=model.name, plan=plan, mesh=mesh, error=said, refused=refused)
 
 
 def table(found: Sequence[Case]) -> Table:
@@ -178,7 +178,7 @@ def main() -> int:
         if options.explain and case.failed and case.proof is not None:
             console.print(case.proof.explain(width=140), highlight=False)
     console.print(table(found))
-    proven = [case for case in found if case.fits]
+    proven = [case for case in found if not case.refused]
     failed = [case for case in proven if case.failed]
     console.print(
         f"{len(proven) - len(failed)} of {len(proven)} proofs hold, differences of {worst(found):.2%} at most"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from typing import TYPE_CHECKING
 
 from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_text
 from shardwright.errors import OptionError
+
+if TYPE_CHECKING:
+    from shardwright.plans import Plan
+    from shardwright.report.proof import Proof
 
 #: Columns that the tables need to stay readable.
 _LEAST_WIDTH = 110
@@ -21,7 +26,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         description=(
             "Emit a plan, have XLA partition it (on CPU devices of this machine, in a child process), and compare the "
             "collectives of the program with the plan's lines: kinds, axes, executions, bytes. A collective without a "
-            "line of the plan, or differences over the tolerance, are a failure."
+            "line of the plan or over other axes, or differences over the tolerance, are a failure. Of a pipeline, "
+            "every program is compared."
         ),
         examples=(
             "shardwright verify plan.json --hlo step.hlo",
@@ -30,7 +36,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         ),
     )
     parser.add_argument("file", metavar="PLAN.json", help="a plan, or - for standard input")
-    parser.add_argument("--hlo", metavar="FILE", required=True, help="the program the plan was made for")
+    parser.add_argument("--hlo", metavar="FILE", help="the program the plan was made for; not of a pipeline")
     parser.add_argument(
         "--tolerance",
         metavar="PART",
@@ -49,18 +55,38 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tolerance < 0:
         raise OptionError(f"{arguments.tolerance} is below 0", where="--tolerance", remedy="write a part, such as 0.02")
 
-    from shardwright.plans import Plan
+    from shardwright.pipelines import PipelinePlan, plan_from_json
     from shardwright.report.collectives import proof_as_dict
 
-    plan = Plan.from_json(read_text(arguments.file), hlo_text=read_text(arguments.hlo))
-    proof = plan.prove(
+    hlo_text = read_text(arguments.hlo) if arguments.hlo else None
+    plan = plan_from_json(read_text(arguments.file), hlo_text=hlo_text)
+    if isinstance(plan, PipelinePlan):
+        proofs = {program.name: _prove(program.plan, arguments) for program in plan.programs}
+        holds = all(proof.holds for proof in proofs.values())
+        if arguments.json:
+            print_json({"holds": holds, "programs": {name: proof_as_dict(proof) for name, proof in proofs.items()}})
+        else:
+            print("\n".join(f"{name}: {_explained(proof, arguments)}" for name, proof in proofs.items()))
+    elif hlo_text is None:
+        raise OptionError("is needed: a plan does not hold its program", where="--hlo", remedy="pass the HLO text")
+    else:
+        proof = _prove(plan, arguments)
+        holds = proof.holds
+        if arguments.json:
+            print_json(proof_as_dict(proof))
+        else:
+            print(_explained(proof, arguments))
+    return EXIT_OK if holds else EXIT_UNHEALTHY
+
+
+def _prove(plan: Plan, arguments: argparse.Namespace) -> Proof:
+    return plan.prove(
         tolerance=arguments.tolerance,
         inspect="compiled" if arguments.compiled else "partition-pass",
         deadline_s=arguments.deadline,
     )
-    if arguments.json:
-        print_json(proof_as_dict(proof))
-    else:
-        width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
-        print(proof.explain(everything=arguments.all, width=width))
-    return EXIT_OK if proof.holds else EXIT_UNHEALTHY
+
+
+def _explained(proof: Proof, arguments: argparse.Namespace) -> str:
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
+    return proof.explain(everything=arguments.all, width=width)

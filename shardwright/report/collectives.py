@@ -110,7 +110,8 @@ def _verdict(proof: Proof) -> list[RenderableType]:
         ("mesh", str(proof.mesh)),
         ("predicted", f"{format_bytes(proof.predicted_wire_bytes)} a device sends a step"),
         ("in the program", f"{format_bytes(proof.observed_wire_bytes)}{_percent(proof)}"),
-        ("lines that differ", f"{len(proof.differences)} of {len(proof.lines)}, tolerance {proof.tolerance:.1%}"),
+        ("lines that differ", f"{len(proof.differences)} of {len(proof.lines)}"),
+        ("bytes that differ", f"{proof.difference:.2%}, tolerance {proof.tolerance:.1%}"),
     ):
         table.add_row(Text(label), Text(value))
     title = Text(f"XLA's program of {proof.module_name} {said}", style="bold" if proof.holds else "bold red")

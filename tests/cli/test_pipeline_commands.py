@@ -54,6 +54,34 @@ def file(plan: PipelinePlan, tmp_path: Path) -> str:
     return str(path)
 
 
+def test_verify_holds_every_program_against_xlas(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", file, "--json"]) == 0
+    proofs = json.loads(capsys.readouterr().out)
+    names = [each["name"] for each in json.loads(Path(file).read_text())["programs"]]
+    assert proofs["holds"]
+    assert list(proofs["programs"]) == names
+    pipeline = json.loads(Path(file).read_text())
+    foreseen = {
+        "kind": "all-reduce", "axes": ["x"], "instruction": "a", "cause": "", "payload_bytes": 1024, "wire_bytes": 1024,
+        "count": 1, "time_s": 0.0,
+    }  # fmt: skip
+    pipeline["programs"][-1]["plan"]["collectives"].append(foreseen)
+    Path(file).write_text(json.dumps(pipeline))
+    assert main(["verify", file]) == 3
+    text = capsys.readouterr().out
+    assert f"{names[0]}: XLA's program of" in text
+    assert "not in the program" in text.partition(f"{names[-1]}: ")[2]
+
+
+def test_verify_needs_the_text_of_one_program(
+    plan: PipelinePlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "program.json"
+    path.write_text(plan.programs[0].plan.to_json())
+    assert main(["verify", str(path)]) == 1
+    assert "--hlo" in capsys.readouterr().err
+
+
 def test_explain_shows_the_schedule(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", file]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("stage ")]
