@@ -15,7 +15,7 @@ unless the plan has an all-reduce there: then it is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -233,7 +233,13 @@ def _as_planned(item: Item, planned: Sequence[Item]) -> Item:
     return whole if "all-reduce" in kinds and "reduce-scatter" not in kinds else item
 
 
+def _as_it_is(item: Item) -> Item:
+    return item
+
+
 def _as_all_reduce(item: Item) -> Item:
+    if item.kind != "reduce-scatter":
+        return item
     return replace(item, kind="all-reduce", wire_bytes=wire_bytes("all-reduce", item.payload_bytes, item.group_size))
 
 
@@ -258,9 +264,17 @@ def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
         elsewhere += extra
         if len(left) > len(missing):
             yield _without(left, missing), _without(right, extra)
+    for read in (_as_it_is, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
+        rest = []
+        for item in lacking:
+            found = _take(elsewhere, item, read)
+            if found is None:
+                rest.append(item)
+            else:
+                yield [item], [found]
+        lacking = rest
     for item in lacking:
-        found = _take(elsewhere, item)
-        yield [item], [] if found is None else [found]
+        yield [item], []
     for item in elsewhere:
         yield [], [item]
 
@@ -288,13 +302,12 @@ def _without(items: Sequence[Item], gone: Sequence[Item]) -> list[Item]:
     return kept
 
 
-def _take(unplanned: list[Item], wanted: Item) -> Item | None:
-    """Take out the first collective that is what the plan wants, whatever instruction it is named after."""
+def _take(unplanned: list[Item], wanted: Item, read: Callable[[Item], Item]) -> Item | None:
+    """Take out the first collective that is, read so, what the plan wants, whatever instruction it is named after."""
     for index, item in enumerate(unplanned):
-        for reading in (item, _as_all_reduce(item)) if item.kind == "reduce-scatter" else (item,):
-            if reading.signature == wanted.signature:
-                del unplanned[index]
-                return reading
+        if read(item).signature == wanted.signature:
+            del unplanned[index]
+            return read(item)
     return None
 
 

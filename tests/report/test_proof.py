@@ -180,6 +180,14 @@ def test_a_sum_scattered_over_one_axis_and_whole_over_another() -> None:
         assert proof.observed_wire_bytes == proof.predicted_wire_bytes == 16 * KIB
 
 
+def test_what_is_whole_is_not_taken_for_what_is_sliced() -> None:
+    """Both leave one loop, named after it."""
+    expected = plan(planned("all-reduce", "data", 16 * KIB, "a"), planned("reduce-scatter", "data", 16 * KIB, "b"))
+    proof = prove(expected, [seen(kind, 4, 16 * KIB, "loop") for kind in ("reduce-scatter", "all-reduce")])
+    assert proof.holds
+    assert {line.status for line in proof.lines} == {"agrees"}
+
+
 def test_what_xla_left_out_is_a_difference() -> None:
     proof = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), [])
     assert statuses(proof) == [("dot.1", "all-reduce", "not in the program")]
