@@ -18,7 +18,8 @@ def alias_donors(module: Module) -> Module:
     arguments = [(number, path) for number, each in enumerate(parameters) for path in _paths(each.shape)]
     leaves = [leaf for parameter in parameters for leaf in parameter.shape.leaves]
     root = module.entry.root.shape
-    donors = [arguments.index((donor.parameter_number, donor.parameter_index)) for donor in module.donors]
+    given = {(donor.parameter_number, donor.parameter_index) for donor in module.donors}
+    donors = [number for number, argument in enumerate(arguments) if argument in given]  # a tuple's own table is none
     paired = pair_donors(
         donors,
         [(leaf.element_type, leaf.dimensions) for leaf in leaves],

@@ -41,7 +41,7 @@ from shardwright.hlo.literals import check_literal
 from shardwright.hlo.names import NameUniquer
 from shardwright.hlo.opcodes import OPCODES, is_opcode
 from shardwright.hlo.shape_text import ShapeReader
-from shardwright.hlo.shapes import ArrayShape, Shape, TupleShape, without_layout
+from shardwright.hlo.shapes import Shape, TupleShape, without_layout
 from shardwright.hlo.source import TABLES, tables_problem
 
 _SIMPLE_SHAPE = r"[a-z][a-z0-9]*+\[[^\[\]()]*+\](?:\{[0-9,]*+\})?|\([^()]*+\)"
@@ -129,7 +129,7 @@ class _Parser:
         return module
 
     def check_aliases(self, module: Module) -> None:
-        """Every alias of the header joins an output and a parameter that exist, every donor is an array of one."""
+        """Every alias of the header joins an output and a parameter that exist, every donor is a buffer of one."""
         for alias in module.aliases:
             output = _element(module.entry.root.shape, alias.output_index)
             if output is None or alias.parameter_number >= len(module.entry.parameters):
@@ -137,10 +137,9 @@ class _Parser:
                 self.fail(start, f"no such output or parameter: {{{alias.output_index}}}: {alias.parameter_number}")
         for donor in module.donors:
             parameter = next((each for each in module.entry.parameters if each.index == donor.parameter_number), None)
-            given = _element(parameter.shape, donor.parameter_index) if parameter is not None else None
-            if not isinstance(given, ArrayShape):
+            if parameter is None or _element(parameter.shape, donor.parameter_index) is None:
                 start = self.text.index("buffer_donor")
-                self.fail(start, f"no such array: parameter {donor.parameter_number}, {donor.parameter_index}")
+                self.fail(start, f"no such buffer: parameter {donor.parameter_number}, {donor.parameter_index}")
 
     def name(self, position: int, what: str) -> tuple[str, int]:
         position = skip_space(self.text, position)

@@ -119,7 +119,7 @@ CASES = {
     "tuple depth": (module("y = " + "(" * 65 + ")" * 65 + " tuple()"), "5:71", "tuple shapes nest deeper than 64"),
     "after a comment": (module("/* a */ y = f32[2,3] /* b */ negat(x)"), "5:32", "unknown opcode"),
     "alias": (module(header="HloModule m, input_output_alias={ {3}: (0, {}) }"), "1:14", "no such output or parameter"),
-    "donor": (module(header="HloModule m, buffer_donor={ (0, {1}) }"), "1:14", "no such array: parameter 0"),
+    "donor": (module(header="HloModule m, buffer_donor={ (0, {1}) }"), "1:14", "no such buffer: parameter 0"),
     "donors": (
         module(header="HloModule m, buffer_donor={ 0 }"),
         "1:14",

@@ -152,7 +152,7 @@ def test_donors_share_the_memory_of_an_output_of_their_type() -> None:
 
 
 def test_an_alias_that_is_known_stays_and_a_donor_without_a_match_is_left() -> None:
-    text = """HloModule donors, input_output_alias={ {0}: (1, {}, may-alias) }, buffer_donor={ (0, {}), (2, {1}) }
+    text = """HloModule m, input_output_alias={ {0}: (1, {}, may-alias) }, buffer_donor={ (0, {}), (2, {}), (2, {1}) }
 
 ENTRY main {
   a = f32[4] parameter(0)
@@ -165,6 +165,6 @@ ENTRY main {
   ROOT out = (f32[4], f32[3]) tuple(s, n)
 }
 """
-    assert [donor.parameter_index for donor in parse(text).donors] == [(), (1,)]
+    assert [donor.parameter_index for donor in parse(text).donors] == [(), (), (1,)]
     planned = plan(text, Cluster.local(2))
     assert [variable.alias for variable in planned.parameters] == [None, 0, None, None]
