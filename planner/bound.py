@@ -21,8 +21,9 @@ import numpy as np
 
 from shardwright.planner.chain import Chain, Key, aligned
 from shardwright.planner.clock import Clock
+from shardwright.planner.dual import tighten
 from shardwright.planner.graph import Variable
-from shardwright.planner.pbqp import LEAST, FloatArray, IntArray, Problem
+from shardwright.planner.pbqp import LEAST, FloatArray, IntArray, Problem, reduce
 from shardwright.planner.segments import Run
 from shardwright.planner.solve import solve
 
@@ -31,8 +32,12 @@ _SWEEPS = 400
 _PATIENCE = 10
 _LEAST_GAIN = 3e-5
 
+#: The same where every strategy on three axes is in the problem, and a sweep is dear: sweeps, and their relative gain.
+_ROUGH = 4, 1e-3
+
 #: Relative gap at which the segments outside the runs count as bounded.
 _CLOSE = 5e-4
+_CLOSE_ENOUGH = 1e-3
 
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:
@@ -86,6 +91,9 @@ def _rest(chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, Floa
             problem.add_edge(numbers[v], numbers[w], matrix)
     if not problem.costs:
         return 0.0
+    if chain.is_for_bound:
+        reduction = reduce(problem, drops_dear=False)
+        return reduction.constant + tighten(reduction.core, _CLOSE_ENOUGH, chain.graph.clock).lower_bound
     return solve(problem, time_limit_s=time_limit_s, close=_CLOSE, clock=chain.graph.clock).lower_bound
 
 
@@ -126,12 +134,13 @@ class _Repeat:
 
     def tighten(self, clock: Clock) -> None:
         """Raise the bound by handshakes between edges and the slots at their ends, until it is late."""
+        patience, least_gain = _ROUGH if self.chain.is_for_bound else (_PATIENCE, _LEAST_GAIN)
         history: list[float] = []
         for sweep in range(_SWEEPS):
             for v, w, matrix in self.edges if sweep % 2 == 0 else reversed(self.edges):
                 self._handshake(v, w, matrix)
             history.append(self.constant() + sum(float(self.unary[key].min()) for key in self.hubs))
-            if sweep >= _PATIENCE and history[-1] - history[-1 - _PATIENCE] <= _LEAST_GAIN * abs(history[-1]):
+            if sweep >= patience and history[-1] - history[-1 - patience] <= least_gain * abs(history[-1]):
                 break
             if clock.is_late:
                 break

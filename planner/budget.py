@@ -92,6 +92,11 @@ class Price:
 
     peaks: tuple[tuple[Peak, float], ...]
 
+    @property
+    def total(self) -> float:
+        """Seconds per byte of the budget."""
+        return sum(price for _, price in self.peaks)
+
     def of_value(self, leaf: Leaf) -> float:
         """Seconds per byte of a value's own storage."""
         return sum(price for peak, price in self.peaks if leaf in peak.values)

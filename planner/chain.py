@@ -36,12 +36,17 @@ class Kind:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Chain:
-    """All segments of a program on one mesh; `kinds` are solved when first asked for."""
+    """All segments of a program on one mesh; `kinds` are solved when first asked for.
+
+    price: of memory. is_for_bound: whether all that is wanted is a bound (`bound`), for repeats that need not decide
+    alike.
+    """
 
     graph: Graph
     instances: Sequence[Instance]
     runs: Sequence[Run]
     price: Price | None = None
+    is_for_bound: bool = False
     _kinds: dict[Hashable, Kind] = field(default_factory=dict)
     _problems: dict[int, Problem] = field(default_factory=dict)
     _owner: dict[Variable, tuple[int, int]] = field(default_factory=dict)
@@ -68,11 +73,14 @@ class Chain:
             self.graph.clock.check()
             boundary = tuple(i for i, v in enumerate(instance.variables) if i >= instance.own or v in crossing)
             problem = self.problem(segment)
-            found = self._kinds[key] = Kind(boundary=boundary, reduction=reduce(problem, boundary))
+            found = self._kinds[key] = Kind(
+                boundary=boundary, reduction=reduce(problem, boundary, drops_dear=not self.is_for_bound)
+            )
         return found
 
     def problem(self, segment: int) -> Problem:
-        """The problem of a segment; with a price of memory, of what its repeats take on average."""
+        """The problem of a segment; with a price of memory, of what its repeats take on average, and where only a bound
+        is wanted at least: a constraint on what is live at the peak in all of them leaves no fewer plans."""
         instance = self.instances[segment]
         problem = self._problems.get(instance.kind)
         if problem is None:
@@ -85,22 +93,25 @@ class Chain:
             [segment] if run is None else range(run.first + (segment - run.first) % run.period, run.stop, run.period)
         )
         position = {variable: i for i, variable in enumerate(instance.variables)}
+        of_all = min if self.is_for_bound else _mean
         for i, (node, leaf) in enumerate(instance.variables[: instance.own]):
             same = [self.instances[each].variables[i][0] for each in alike]
             if leaf < 0:
                 for each in range(len(self.graph.flow.nodes[node].shapes)):
-                    seconds = sum(self.price.of_value((other, each)) for other in same) / len(same)
+                    seconds = of_all([self.price.of_value((other, each)) for other in same])
                     if seconds:
                         priced.costs[i] = priced.costs[i] + seconds * value_bytes(self.graph, (node, -1), each)
             else:
-                seconds = sum(self.price.of_copy((other, leaf)) for other in same) / len(same)
+                seconds = of_all([self.price.of_copy((other, leaf)) for other in same])
                 if seconds:
                     priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
         return priced
 
     def with_price(self, price: Price | None) -> Chain:
         """The same chain with another price of memory."""
-        made = Chain(graph=self.graph, instances=self.instances, runs=self.runs, price=price)
+        made = Chain(
+            graph=self.graph, instances=self.instances, runs=self.runs, price=price, is_for_bound=self.is_for_bound
+        )
         made._problems = self._problems
         return made
 
@@ -207,6 +218,10 @@ class SolvedChain:
     states: dict[Variable, int]
     value: float
     rolled_bound: float
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
 
 
 def aligned(

@@ -11,14 +11,16 @@ from shardwright.planner.assemble import segment_plans
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.force import origin
 from shardwright.planner.found import Found
+from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.ledger import planned_collectives
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.preference import MOST
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
-from shardwright.plans import Candidate, InstructionPlan, Plan
+from shardwright.plans import Candidate, InstructionPlan, Mesh, Plan
 
 
 class Bounding:
@@ -30,20 +32,38 @@ class Bounding:
     def begin(self, chain: Chain, time_limit_s: float) -> None:
         """Bound a chain from now on, instead of another one."""
         self.cancel()
-        if chain.runs:
-            self._begun = chain, Ahead(partial(lower_bound, chain, time_limit_s))
+        self._begun = chain, Ahead(partial(_bound, chain, time_limit_s))
 
     def of(self, chain: Chain, time_limit_s: float) -> float:
-        """`lower_bound`."""
+        """`lower_bound` with what is made anew for its readers; 0 where a deadline comes first."""
         if self._begun is None or self._begun[0] is not chain:
-            return lower_bound(chain, time_limit_s)
+            return _bound(chain, time_limit_s)
         return self._begun[1].result()
+
+    def begun_on(self, mesh: Mesh) -> Chain | None:
+        """The chain that was begun, if it is one of every plan on a mesh."""
+        if self._begun is None:
+            return None
+        chain = self._begun[0]
+        return chain if chain.is_for_bound and chain.graph.prices.mesh == mesh else None
 
     def cancel(self) -> None:
         """Leave off bounding what was begun."""
         if self._begun is not None:
             self._begun[1].cancel()
             self._begun = None
+
+
+def _bound(chain: Chain, time_limit_s: float) -> float:
+    clock = chain.graph.clock
+    interrupts, clock.interrupts = clock.interrupts, chain.is_for_bound
+    try:
+        free_s = 0.0 if chain.is_for_bound else chain.graph.least_of_free_s()  # hardly anything, for many strategies
+        return lower_bound(chain, time_limit_s) + free_s
+    except OutOfTimeError:
+        return 0.0
+    finally:
+        clock.interrupts = interrupts
 
 
 def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
@@ -54,14 +74,36 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
     start = found.start or found
+    if start.mesh != found.mesh and search.bounds_three_axes(is_priced=found.price is not None):
+        return _bounded_on_its_mesh(search, found, bounding)
     bound_s = _bound_s(search, bounding, start.chain, start.solved, found.price_bound_s if start is found else 0.0)
     bound_s = max((bound_s, *(_bound_s(search, bounding, each.chain, each.solved) for each in found.relaxed)))
     scope = _scope(search, start.chain)
+    if start is found and found.price_bound_s:
+        scope += "; of plans that fit the memory, with all repeats of a run laid out alike"
     if start.mesh != found.mesh:
         scope += (
-            '; this plan divides its axes further, where nothing bounds it: effort="best" searches three axes outright'
+            '; this plan divides its axes further, where bounding it would take longer than finding it: effort="best" '
+            "searches three axes outright"
         )
         return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
+    return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+
+
+def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
+    """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
+    cost, price = found.cost, found.price
+    begun = bounding.begun_on(found.mesh) if price is None else None
+    chain = begun or search.chain_to_bound(found.mesh)
+    chain = chain if price is None else chain.with_price(price)
+    bound_s = bounding.of(chain, search.time_limit_s()) - (price.total * search.limit_bytes if price else 0.0)
+    if bound_s <= 0:
+        return replace(found, cost=replace(cost, bound_scope="the deadline came before a bound on three axes"))
+    scope = (
+        f"{_scope(search, chain)}; repeats decide each for itself; moves of arrays of more than {EXACT_RANK} "
+        "dimensions, or that an axis does not divide, are counted by what a device must receive"
+    )
+    scope += "; of plans that fit the memory" if price else ""
     return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
 
 
@@ -70,7 +112,7 @@ def _bound_s(
 ) -> float:
     bound_s = price_bound_s or solved.rolled_bound
     if chain.runs and not price_bound_s:
-        bound_s = bounding.of(chain, search.time_limit_s())
+        return bounding.of(chain, search.time_limit_s()) - MOST * chain.graph.least_s()
     return bound_s + chain.graph.least_of_free_s() - MOST * chain.graph.least_s()
 
 

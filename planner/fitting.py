@@ -47,20 +47,22 @@ def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
     model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
     peaks = [model.peak(found.decisions)]
     low, high, best, least = 0.0, 0.0, None, found
-    bound_s, free_s = 0.0, found.chain.graph.least_of_free_s()
+    bound_s, bounding, free_s = 0.0, None, found.chain.graph.least_of_free_s()
     unit = found.cost.step_s / found.memory.peak_bytes
 
     def at(price: float, close: float = 0.0) -> Found:
-        nonlocal bound_s
+        nonlocal bound_s, bounding
         terms = Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
         solved = found.chain.with_price(terms).solve(search.time_limit_s(), close)
-        bound_s = max(bound_s, solved.rolled_bound - price * search.limit_bytes)
+        least_s = solved.rolled_bound - price * search.limit_bytes
+        if least_s > bound_s:
+            bound_s, bounding = least_s, terms
         return search.found(found.chain, solved, found.notes, bound_s)
 
     price = LEAST_PRICE * unit
     for _ in range(MOST_PRICES):
         if best is not None and search.is_late():
-            return replace(best, price_bound_s=bound_s)
+            return replace(best, price_bound_s=bound_s, price=bounding)
         tried = at(price, CLOSE)
         if bound_s + free_s >= below_s:
             raise _too_slow(found, bound_s + free_s)
@@ -77,13 +79,13 @@ def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
         price = (low * high) ** 0.5 if low and high else (high / 8 if high else low * 8)
     exact = _exactly(search, found, model, peaks)
     if exact is not None:
-        return exact
+        return replace(exact, price=bounding)
     if best is None:
         raise too_large(search, least)
     tried = at(high)
     if search.needed_bytes(tried) <= search.limit_bytes:
         best = _faster(best, tried)
-    return replace(best, price_bound_s=bound_s)
+    return replace(best, price_bound_s=bound_s, price=bounding)
 
 
 def _faster(best: Found | None, tried: Found) -> Found:

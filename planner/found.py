@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.assemble import Decisions
+from shardwright.planner.budget import Price
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, Mesh, VariablePlan
 
@@ -40,7 +41,8 @@ class Found:
 
     promised_s: seconds a step that the search took to run beside compute, and that find nothing to run beside.
     start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh, or
-    the start's, whose bounds hold too.
+    the start's, whose bounds hold too. price_bound_s: no plan of the chain that fits the memory takes less; price: of
+    memory, with which that was found.
     """
 
     mesh: Mesh
@@ -54,6 +56,7 @@ class Found:
     outputs: tuple[VariablePlan, ...]
     memory: MemorySummary
     price_bound_s: float = 0.0
+    price: Price | None = None
     promised_s: float = 0.0
     start: Tried | None = None
     relaxed: tuple[Tried, ...] = ()

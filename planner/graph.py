@@ -16,7 +16,6 @@ from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.hlo import Instruction
 from shardwright.planner.clock import Clock
@@ -409,17 +408,9 @@ class Graph:
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
         matrix = self._moves(use.source, made, wanted, use.weight)
-        return np.where(self._becoming(made, wanted), np.inf, matrix) if is_hub else matrix
-
-    def _becoming(self, made: IntArray, wanted: IntArray) -> NDArray[np.bool_]:
-        """Where a whole value would become a partial sum: not behind a hub, where it may lie split as it is made."""
-        shardings = self.prices.shardings
-        found = np.zeros((len(made), len(wanted)), bool)
-        partial = [(j, set(shardings[w].unreduced)) for j, w in enumerate(wanted.tolist()) if shardings[w].unreduced]
-        for i, m in enumerate(made.tolist() if partial else ()):
-            for j, axes in partial:
-                found[i, j] = not axes <= set(shardings[m].unreduced)
-        return found
+        if not is_hub:
+            return matrix
+        return np.where(self.prices.becoming(made, wanted), np.inf, matrix)  # a whole value may lie split as it is made
 
     def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
         index, leaf = source

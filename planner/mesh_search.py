@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
@@ -12,6 +13,7 @@ from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
 from shardwright.planner.assemble import Decisions, decide, instruction_plans, variables
+from shardwright.planner.bounding_strategies import BoundingBuilder
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import Clock
 from shardwright.planner.dataflow import Leaf
@@ -19,6 +21,7 @@ from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.force import Forced, check_force
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.graph import Graph, free_nodes, with_views
+from shardwright.planner.least_moves import EXACT_RANK, LeastPrices
 from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.pins import Requirement, allowed, called
@@ -38,6 +41,9 @@ TIME_LIMIT_S = 20.0
 #: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
 #: the finer one.
 EXPERT_NODES = 2500
+
+#: Sizes of programs, in nodes, between which a plan on three axes is found sooner than it could be bounded.
+UNBOUNDED_NODES = (EXPERT_NODES, 20_000)
 
 #: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
 CLOSE_IF_LARGE = 1e-3
@@ -78,6 +84,12 @@ class MeshSearch:
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
         return is_free and options.mode == "search" and options.effort == "default"
+
+    def bounds_three_axes(self, *, is_priced: bool = False) -> bool:
+        """Whether a plan on three axes is bounded there. Not where that takes longer than all else: it takes the same
+        few seconds for any number of equal layers, where searching takes longer the more there are, and for a price of
+        memory the search is long already."""
+        return is_priced or not UNBOUNDED_NODES[0] < len(self.flow.nodes) < UNBOUNDED_NODES[1]
 
     def is_late(self) -> bool:
         """Whether the plan that is known has to do."""
@@ -170,7 +182,20 @@ class MeshSearch:
     def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
         prices = Prices(mesh, self.cluster, self.profile)
-        builder = self.strategies(prices)
+        chain = self._chain(prices, self.strategies(prices), force, in_place)
+        chain.graph.preference = Preference(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
+        return chain
+
+    def chain_to_bound(self, mesh: Mesh, exact_rank: int = EXACT_RANK) -> Chain:
+        """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
+
+        exact_rank: as `LeastPrices` takes it.
+        """
+        prices = LeastPrices(mesh, self.cluster, self.profile, exact_rank)
+        builder = BoundingBuilder(prices, pads=self.options.rewrites != "none")
+        return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
+
+    def _chain(self, prices: Prices, builder: StrategyBuilder, force: Forced, in_place: frozenset[int]) -> Chain:
         requirements = {
             node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
             for node in sorted({*self.program.pins, *force.requirements})
@@ -193,7 +218,7 @@ class MeshSearch:
             layout=structure.layout,
             prices=prices,
             builder=builder,
-            pinned=self._pinned(builder, requirements, mesh),
+            pinned=self._pinned(builder, requirements, prices.mesh),
             in_place=in_place,
             arriving=self.program.arriving,
             confinement=confinement,
@@ -203,7 +228,6 @@ class MeshSearch:
             counted=self.hidden_share,
             clock=self.clock,
         )
-        graph.preference = Preference(mesh.axes[0].name, graph.least_s(), len(self.flow.nodes))
         return Chain(graph=graph, instances=structure.instances, runs=structure.runs)
 
     def _pinned(

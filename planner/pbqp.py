@@ -29,6 +29,9 @@ IntArray = NDArray[np.int64]
 #: `min` of an array along an axis; the method of the same name takes a third longer on small ones.
 LEAST = np.minimum.reduce
 
+#: Numbers that are added at a time where two edges become one.
+_BLOCK = 1 << 15
+
 
 @dataclass(slots=True, kw_only=True)
 class Problem:
@@ -62,16 +65,25 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fold:
-    """A variable folded away: `table` holds its best state per state(s) of its neighbours.
+    """A variable folded away, with what its states cost and its edges to its neighbours, its own states as rows.
 
-    Both count in what was left at that time: `states` and `neighbour_states` are the original numbers.
+    These count in what was left at that time: `states` and `neighbour_states` are the original numbers.
     """
 
     variable: int
     states: IntArray
+    cost: FloatArray
     neighbours: tuple[int, ...]
     neighbour_states: tuple[IntArray, ...]
-    table: IntArray
+    edges: tuple[FloatArray, ...]
+
+    def best(self, chosen: IntArray) -> int:
+        """The original number of its best state, once its neighbours have theirs. Asked for once, where a table for
+        all of their states would take as long as folding."""
+        total = self.cost
+        for w, states, matrix in zip(self.neighbours[::-1], self.neighbour_states[::-1], self.edges[::-1], strict=True):
+            total = matrix[:, np.searchsorted(states, chosen[w])] + total
+        return int(self.states[np.argmin(total)])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,28 +107,27 @@ class Reduction:
         for variable, states, i in zip(self.variables, self.states, core_states, strict=True):
             chosen[variable] = states[i]
         for fold in reversed(self.folds):
-            at = tuple(
-                np.searchsorted(states, chosen[w])
-                for w, states in zip(fold.neighbours, fold.neighbour_states, strict=True)
-            )
-            chosen[fold.variable] = fold.states[fold.table[at]]
+            chosen[fold.variable] = fold.best(chosen)
         return chosen
 
 
-def reduce(problem: Problem, protected: Iterable[int] = ()) -> Reduction:
+def reduce(problem: Problem, protected: Iterable[int] = (), *, drops_dear: bool = True) -> Reduction:
     """Fold away all that can be without loss. Raises ValueError where no assignment is finite.
 
     protected: variables that other costs than these depend on: they stay, with every state that is possible.
+    drops_dear: whether possible states go that another one makes needless. With hundreds of states a variable that
+        takes most of the time, and where only a bound is wanted it saves little later.
     """
     with np.errstate(invalid="ignore"):  # differences of what is both impossible
-        return _Reducer(problem, frozenset(protected)).run()
+        return _Reducer(problem, frozenset(protected), drops_dear).run()
 
 
 class _Reducer:
     """Works on copies: `near[v][w]` is the edge with v's states as rows, kept in both directions."""
 
-    def __init__(self, problem: Problem, protected: frozenset[int]) -> None:
+    def __init__(self, problem: Problem, protected: frozenset[int], drops_dear: bool) -> None:
         self.protected = protected
+        self.drops_dear = drops_dear
         self.costs = [cost.copy() for cost in problem.costs]
         self.kept: list[IntArray] = [np.arange(len(cost)) for cost in problem.costs]
         self.near: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
@@ -127,6 +138,7 @@ class _Reducer:
         self.alive = [True] * len(self.costs)
         self.constant = 0.0
         self._differences: dict[tuple[tuple[int, ...], bytes], FloatArray] = {}
+        self._joined: dict[tuple[tuple[int, ...], bytes, bytes], FloatArray] = {}
 
     def run(self) -> Reduction:
         everything = list(range(len(self.costs)))
@@ -166,32 +178,36 @@ class _Reducer:
         if len(cost) == 1:
             for w in neighbours:
                 self.costs[w] = self.costs[w] + self.near[v][w][0]
-                del self.near[w][v]
-            self._record(v, (), np.zeros((), np.int64), float(cost[0]))
+            self._record(v, (), float(cost[0]))
         elif not neighbours:
-            best = int(np.argmin(cost))
-            self._record(v, (), np.array(best), float(cost[best]))
+            self._record(v, (), float(cost.min()))
         elif len(neighbours) == 1:
             (w,) = neighbours
-            total = cost[:, None] + self.near[v][w]
-            self.costs[w] = self.costs[w] + total.min(axis=0)
-            del self.near[w][v]
-            self._record(v, (w,), total.argmin(axis=0), 0.0)
+            self.costs[w] = self.costs[w] + (cost[:, None] + self.near[v][w]).min(axis=0)
+            self._record(v, (w,), 0.0)
         else:
             self._fold_pair(v, *neighbours)
+            self._record(v, tuple(neighbours), 0.0)
+        for w in neighbours:
+            del self.near[w][v]
         self.near[v] = {}
         return neighbours
 
     def _fold_pair(self, v: int, a: int, b: int) -> None:
-        total = self.near[v][a][:, :, None] + (self.costs[v][:, None] + self.near[v][b])[:, None, :]
-        folded = total.min(axis=0)
-        del self.near[a][v], self.near[b][v]
+        folded = self._join(self.near[v][a], self.costs[v][:, None] + self.near[v][b])
         known = self.near[a].get(b)
         matrix = folded if known is None else known + folded
         self.near[a][b], self.near[b][a] = matrix, matrix.T
-        self._record(v, (a, b), total.argmin(axis=0), 0.0)
 
-    def _record(self, v: int, neighbours: tuple[int, ...], table: IntArray, constant: float) -> None:
+    def _join(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        """[a, b] ↦ the least of `left[i, a] + right[i, b]`, once for equal matrices: equal layers have some."""
+        key = (left.shape, left.tobytes(), right.tobytes())
+        found = self._joined.get(key)
+        if found is None:
+            found = self._joined[key] = _join(left, right)
+        return found
+
+    def _record(self, v: int, neighbours: tuple[int, ...], constant: float) -> None:
         if not np.isfinite(constant):
             raise ValueError("no assignment is finite")
         self.constant += constant
@@ -199,9 +215,10 @@ class _Reducer:
             _Fold(
                 variable=v,
                 states=self.kept[v],
+                cost=self.costs[v],
                 neighbours=neighbours,
                 neighbour_states=tuple(self.kept[w] for w in neighbours),
-                table=table,
+                edges=tuple(self.near[v][w] for w in neighbours),
             )
         )
 
@@ -216,7 +233,7 @@ class _Reducer:
             raise ValueError("no assignment is finite")
         if not possible.all():
             self._restrict(v, np.flatnonzero(possible))
-        if v in self.protected:
+        if v in self.protected or not self.drops_dear:
             return len(self.costs[v]) < before
         cost = self.costs[v]
         slack = np.subtract.outer(cost, cost)  # [i, j]: what i costs more than j, at least
@@ -260,6 +277,16 @@ class _Reducer:
             constant=self.constant,
             folds=self.folds,
         )
+
+
+def _join(left: FloatArray, right: FloatArray) -> FloatArray:
+    """[a, b] ↦ the least of `left[i, a] + right[i, b]`, in blocks of rows that stay in the cache."""
+    rows, columns = np.ascontiguousarray(left.T), np.ascontiguousarray(right.T)
+    found = np.empty((len(rows), len(columns)))
+    block = max(1, _BLOCK // max(columns.size, 1))
+    for start in range(0, len(rows), block):
+        found[start : start + block] = LEAST(rows[start : start + block, None, :] + columns, 2)
+    return found
 
 
 def _least_difference(matrix: FloatArray) -> FloatArray:

@@ -29,6 +29,7 @@ Moves = tuple[tuple[str, tuple[str, ...], int, float], ...]
 
 _UNKNOWN = -1
 _NO_TABLE: IntArray = np.empty((0, 0), np.int64)
+_NUMBER_OF_IMPOSSIBLE = 1
 _IMPOSSIBLE: Moves = (("impossible", (), 0, 0.0),)
 
 #: Seconds of the first two lists of moves: none, and one that cannot be.
@@ -47,9 +48,14 @@ class Prices:
         self.topology = Topology.of(cluster, profile)
         self.shardings: list[TensorSharding] = []
         self._ids: dict[TensorSharding, int] = {}
+        self._bit_of = {axis.name: 1 << i for i, axis in enumerate(mesh.axes)}
+        #: By the sharding's integer, sets of axes as bits: those that split it, and those that it is partial over.
+        self._split: list[int] = []
+        self._unreduced: list[int] = []
         #: By source and target, the number of the moves: of even arrays, and of each type of uneven ones.
         self._tables: dict[ArrayShape | None, IntArray] = {}
-        self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: 1}
+        self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
+        self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
         self._priced: dict[int, FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
 
@@ -59,6 +65,8 @@ class Prices:
         if number is None:
             number = self._ids[sharding] = len(self.shardings)
             self.shardings.append(sharding)
+            self._split.append(sum(self._bit_of[axis] for axis in sharding.axes))
+            self._unreduced.append(sum(self._bit_of[axis] for axis in sharding.unreduced))
         return number
 
     def compute_s(
@@ -102,16 +110,16 @@ class Prices:
             return np.inf
         return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
 
-    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, times: float) -> FloatArray:
-        """Seconds of `times` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
+    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
+        """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
 
         Infinity where the target is a partial sum over an axis that splits the source.
         """
-        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), times)
+        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count)
         matrix = self._matrices.get(key)
         if matrix is None:
             moves = self._moves_between(shape, sources, targets)
-            matrix = self._matrices[key] = _times(self._seconds(shape)[moves], times)
+            matrix = self._matrices[key] = times(self._seconds(shape)[moves], count)
         return matrix
 
     def _moves_between(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
@@ -119,7 +127,15 @@ class Prices:
         is_even = self._is_even(shape, sources) and self._is_even(shape, targets)
         table = self._table(None if is_even else shape)
         numbers = table[np.ix_(sources, targets)]
-        missing = np.argwhere(numbers == _UNKNOWN)
+        is_missing = numbers == _UNKNOWN
+        if not is_missing.any():
+            return numbers
+        impossible = is_missing & (
+            (self._bits(self._split, sources)[:, None] & self._bits(self._unreduced, targets)) != 0
+        )
+        rows, columns = np.nonzero(impossible)
+        table[sources[rows], targets[columns]] = _NUMBER_OF_IMPOSSIBLE
+        missing = np.argwhere(is_missing & ~impossible)
         element_type, dims = shape.element_type, shape.dimensions
         if is_even:
             element_type, dims = "u8", (self.mesh.device_count**2,) * len(dims)
@@ -127,7 +143,17 @@ class Prices:
             source, target = int(sources[i]), int(targets[j])
             if table[source, target] == _UNKNOWN:
                 table[source, target] = self._number_of(source, target, element_type, dims)
-        return table[np.ix_(sources, targets)] if len(missing) else numbers
+        return table[np.ix_(sources, targets)]
+
+    def becoming(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
+        """Where a value that is whole along an axis would become a partial sum over it."""
+        found: NDArray[np.bool_] = (
+            ~self._bits(self._unreduced, sources)[:, None] & self._bits(self._unreduced, targets)
+        ) != 0
+        return found
+
+    def _bits(self, of: list[int], ids: IntArray) -> IntArray:
+        return np.array(of, np.int64)[ids]
 
     def _table(self, kind: ArrayShape | None) -> IntArray:
         """The table of an uneven array, or of all even ones, with room for every sharding known now."""
@@ -140,15 +166,20 @@ class Prices:
         return known
 
     def _is_even(self, shape: ArrayShape, ids: IntArray) -> bool:
-        return all(self.shardings[i].is_even(shape.dimensions, self.mesh) for i in set(ids.tolist()))
+        key = (shape.dimensions, ids.tobytes())
+        found = self._even.get(key)
+        if found is None:
+            even = (self.shardings[i].is_even(shape.dimensions, self.mesh) for i in set(ids.tolist()))
+            found = self._even[key] = all(even)
+        return found
 
     def _number_of(self, source: int, target: int, element_type: str, dims: tuple[int, ...]) -> int:
-        """Interns the moves between two shardings of an array."""
+        """Interns the moves between two shardings of an array, the second of which the first can become."""
         have, want = self.shardings[source], self.shardings[target]
         if have == want:
             return 0
-        if not can_become(have, want) or self._keeps_uneven_sum(dims, have, want):
-            return 1
+        if self._keeps_uneven_sum(dims, have, want):
+            return _NUMBER_OF_IMPOSSIBLE
         whole = ArrayShape(element_type, dims).size_bytes
         moves = tuple(
             (move.kind, move.axes, move.group_size, move.payload_bytes / whole)
@@ -181,6 +212,6 @@ def can_become(source: TensorSharding, target: TensorSharding) -> bool:
     return not set(target.unreduced).intersection(source.axes)
 
 
-def _times(seconds: FloatArray, times: float) -> FloatArray:
-    """`seconds` repeated; what is impossible stays so even if it is never done."""
-    return np.where(np.isinf(seconds), np.inf, times * np.where(np.isinf(seconds), 0.0, seconds))
+def times(seconds: FloatArray, count: float) -> FloatArray:
+    """`seconds`, `count` times; what is impossible stays so even if it is never done."""
+    return np.where(np.isinf(seconds), np.inf, count * np.where(np.isinf(seconds), 0.0, seconds))

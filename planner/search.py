@@ -115,13 +115,17 @@ class Search(MeshSearch):
 
     def outcome(self) -> Outcome:
         """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
+        is_as_given = self.recomputation is None and self.program.micro_batches == 1
+        begins_ahead = is_as_given and self.hidden_share == 1.0  # mostly there is no other search after it
+        finest = self._finest_mesh() if begins_ahead else None
+        if finest is not None:
+            self.bounding.begin(self.chain_to_bound(finest), self.time_limit_s())
         tried, refusals = self._try_meshes()
         if not tried:
             late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
             raise next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
-        is_as_given = self.recomputation is None and self.program.micro_batches == 1
-        if is_as_given and self.hidden_share == 1.0:  # mostly there is no other search after it
-            fastest = min(tried, key=lambda each: each.step_s)
+        fastest = min(tried, key=lambda each: each.step_s)
+        if begins_ahead and finest is None and fastest.chain.runs:
             self.bounding.begin(fastest.chain, self.time_limit_s())
         tried += self._finer(tried)
         return Outcome(search=self, tried=tried, refusals=refusals)
@@ -171,16 +175,23 @@ class Search(MeshSearch):
             self.report("search", str(mesh))
         return tried, refusals
 
+    def _finest_mesh(self) -> Mesh | None:
+        """The one mesh of three axes, where there is one only and it may be descended to: bounded from the start."""
+        found = self._meshes_of_three()
+        return found[0] if self.descends and self.bounds_three_axes() and len(found) == 1 else None
+
+    def _meshes_of_three(self) -> list[Mesh]:
+        return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
+
     def _finer(self, tried: Sequence[Tried]) -> list[Tried]:
         """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others; one, where
         the program is large."""
         if not self.descends:
             return []
         fastest = min(tried, key=lambda each: each.step_s)
-        meshes = [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
         pairs = [
             (start, mesh)
-            for mesh in meshes
+            for mesh in self._meshes_of_three()
             if refines(mesh, fastest.mesh)
             for start in tried
             if refines(mesh, start.mesh) and (len(start.mesh.axes) == SEARCHED_AXES or start is fastest)

@@ -130,11 +130,13 @@ class StrategyBuilder:
     """Strategy sets of instructions on one mesh; equal instructions share one set.
 
     pads: dimensions may also be split over an axis that does not divide them; over several, near a chosen strategy.
+    pads_along_several: or always.
     """
 
-    def __init__(self, prices: Prices, *, pads: bool = False) -> None:
+    def __init__(self, prices: Prices, *, pads: bool = False, pads_along_several: bool = False) -> None:
         self._prices = prices
         self._pads = pads
+        self._pads_along_several = pads_along_several
         self._sets: dict[object, StrategySet] = {}
         self._rules: dict[object, OpRule] = {}
         self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
@@ -142,7 +144,7 @@ class StrategyBuilder:
     def _may_split(self, near: Near | None = None) -> MaySplit:
         if not self._pads:
             return divides
-        return divides_or_pays_along_one if near is None else divides_or_pays
+        return divides_or_pays if self._pads_along_several or near is not None else divides_or_pays_along_one
 
     def rule(self, instruction: Instruction, number: int | None = None) -> OpRule:
         """The instruction's rule. number: stands for its signature."""
@@ -353,7 +355,7 @@ def _strategy(
 ) -> Strategy | None:
     """The strategy that the axes' choices make together; None where they do not go together."""
     taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
-    if not all(_splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
+    if not all(splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
         return None
     through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
     operands = [_split(leaf, i, [(a, f, f.operands) for a, f in taken]) for i, leaf in enumerate(inputs)]
@@ -402,7 +404,7 @@ def _sizes_taken(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tu
     return found.values()
 
 
-def _splits(factor: Factor, axes: Sequence[int], may_split: MaySplit) -> bool:
+def splits(factor: Factor, axes: Sequence[int], may_split: MaySplit) -> bool:
     """Whether a factor may be split over axes of these sizes."""
     if not divides(factor.size, axes) and not (factor.may_pad and may_split(factor.size, axes)):
         return False

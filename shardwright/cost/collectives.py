@@ -128,7 +128,7 @@ def _latency_s(kind: str, n: int, spread: Spread, topology: Topology) -> float:
     if kind == "collective-permute":
         return inside_s if nodes == 1 else between_s
     if kind == "all-to-all":
-        alone = n - min(spread) if nodes > 1 else 0
+        alone = max(0, n - min(spread)) if nodes > 1 else 0  # a group of fewer than the axes have may lie inside
         return (n - 1 - alone) * inside_s + alone * between_s
     rounds_s = max(0, n - nodes) * inside_s + (nodes - 1) * between_s
     if kind != "all-reduce":
@@ -146,7 +146,7 @@ def _transfer_s(kind: str, payload_bytes: int, n: int, spread: Spread, topology:
     if kind == "collective-permute":
         return sent / min(inside, between)
     if kind == "all-to-all":
-        most_between, most_inside = n - min(spread), max(spread) - 1
+        most_between, most_inside = max(0, n - min(spread)), min(n, max(spread)) - 1
         return payload_bytes / n * max(most_between / between, most_inside / inside)
     return sent / min(inside, min(spread) * between)
 

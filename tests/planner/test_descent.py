@@ -9,7 +9,9 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.planner import plan
+from shardwright.planner import mesh_search, plan
+from shardwright.planner.bound import lower_bound
+from shardwright.planner.budget import Price
 from shardwright.planner.chain import Chain
 from shardwright.planner.descent import axis_parts, descend
 from shardwright.planner.force import Forced
@@ -68,12 +70,42 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     assert found.value <= best.value * (1 + SLACK)
 
 
-def test_the_plan_says_what_its_bound_covers() -> None:
-    made = plan(large_program(97), EIGHT, PlanOptions())
+@pytest.mark.parametrize("seed", range(24))
+def test_the_bound_on_three_axes_is_under_the_best_plan_there(seed: int) -> None:
+    """The best one is found by searching three axes outright; the bound is not far from it."""
+    search = Search(large_program(seed), EIGHT, PlanOptions())
+    best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
+    bound_s = lower_bound(search.chain_to_bound(FINE), 20.0)
+    assert best.value * 0.9 <= bound_s <= best.value
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -> None:
+    search = Search(large_program(seed), EIGHT, PlanOptions())
+    fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
+    memory = search.program.memory(search.profile, fine.graph.layout.hubs)
+    found = search.found(fine, fine.solve(20.0), ())
+    price = Price(peaks=((memory.peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),))
+    best = fine.with_price(price).solve(20.0)
+    bound_s = lower_bound(bounding.with_price(price), 20.0)
+    assert lower_bound(bounding, 20.0) < bound_s <= best.value
+
+
+@pytest.mark.parametrize("seed", [97, 98])
+def test_the_plan_says_what_its_bound_covers(seed: int) -> None:
+    made = plan(large_program(seed), EIGHT, PlanOptions())
     tried = {len(each.mesh.axes) for each in made.candidates if each.name == "search"}
     assert 3 in tried
     assert made.cost.step_s == min(each.step_s for each in made.candidates if each.name == "search" and each.step_s)
-    assert ("divides its axes further" in made.cost.bound_scope) == (len(made.mesh.axes) == 3)
-    assert made.cost.is_bounded == (len(made.mesh.axes) < 3)
-    if not made.cost.is_bounded:
-        assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster
+    assert len(made.mesh.axes) == 3
+    assert str(made.mesh) in made.cost.bound_scope
+    assert made.cost.is_bounded
+    assert 0 < made.cost.lower_bound_s <= made.cost.step_s
+
+
+def test_a_plan_that_is_found_sooner_than_bounded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_search, "UNBOUNDED_NODES", (0, 10_000))
+    made = plan(large_program(97), EIGHT, PlanOptions())
+    assert "divides its axes further" in made.cost.bound_scope
+    assert not made.cost.is_bounded
+    assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster

@@ -1,0 +1,178 @@
+"""Prices for bounds: what no way to move an array of many dimensions can take less than.
+
+On three axes the arrays of four dimensions (attention) have hundreds of layouts, and following XLA's partitioner from
+each to each takes longer than all else that a bound needs; so does every length that the axes do not divide, for each
+has moves of its own. For those arrays this counts instead what a device must receive, all pairs at once:
+
+- axes over which a sum is reduced: a reduce-scatter over those that split the target, as many as is cheapest, and an
+  all-reduce of what that leaves over the others;
+- then all of the target's shard that the device does not hold, on the device that holds least of it, over the fastest
+  link that leads to one that does.
+
+No collective takes fewer bytes than its members must receive, so no price here is above the partitioner's
+(`tests/planner/test_least_moves.py` holds every pair on several meshes against it).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from shardwright.cluster import Cluster
+from shardwright.cost import HardwareProfile, collective_time_s
+from shardwright.cost.collectives import device_groups
+from shardwright.hlo import ArrayShape
+from shardwright.planner.prices import FloatArray, IntArray, Prices, times
+from shardwright.plans import Mesh, MeshAxis
+
+#: Moves of arrays of up to so many dimensions are priced as XLA makes them: they are fewer, and decide more.
+EXACT_RANK = 3
+
+#: Payloads between which a collective's time is a straight line: far more than latencies matter for.
+_LARGE = (1 << 40, 1 << 41)
+
+#: What differences of large numbers may be off by.
+_ROUNDING = 1e-12
+
+#: Part of an even shard that some padded one has at least, however few the last one has.
+_LEAST_ELEMENTS = 0.5
+
+#: What an axis does for an array: a dimension's number where it splits one.
+_SUM, _IDLE = -1, -2
+
+
+class LeastPrices(Prices):
+    """Prices of one mesh; those of uneven moves, and of more than `exact_rank` dimensions, are bounds."""
+
+    def __init__(self, mesh: Mesh, cluster: Cluster, profile: HardwareProfile, exact_rank: int = EXACT_RANK) -> None:
+        super().__init__(mesh, cluster, profile)
+        self.exact_rank = exact_rank
+        self._least: dict[tuple[int, int, bytes, bytes], FloatArray] = {}
+        self._lines = _Lines(self)
+
+    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
+        """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), or less."""
+        is_even = self._is_even(shape, sources) and self._is_even(shape, targets)
+        if is_even and shape.rank <= self.exact_rank:
+            return super().reshard_matrix(shape, sources, targets, count)
+        key = (shape.rank, shape.size_bytes * (1 if is_even else -1), sources.tobytes(), targets.tobytes())
+        found = self._least.get(key)
+        if found is None:
+            found = self._least[key] = self._least_s(shape, sources, targets, is_even=is_even)
+        return times(found, count)
+
+    def _least_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, *, is_even: bool) -> FloatArray:
+        have, want = self._roles(sources)[:, None, :], self._roles(targets)[None, :, :]
+        reduced = (have == _SUM) & (want != _SUM)
+        split_by = [(_bits(have == dim), _bits(want == dim)) for dim in range(shape.rank)]
+        landing = _bits(reduced & (want >= 0))
+        for size, (before, after) in zip(shape.dimensions, split_by, strict=True):  # what is padded is never scattered
+            is_padded = (self._lines.parts[before] != self._lines.parts[after]) & (size % self._lines.parts[after] != 0)
+            landing = np.where(is_padded, 0, landing)
+        size_bytes = max(0, shape.size_bytes - 2 * self.mesh.device_count)  # prices round to bytes, more than once
+        lines = self._lines
+        split = _bits(have >= 0)
+        seconds = lines.reduced_s(size_bytes)[split, _bits(reduced), landing]
+        overlap = np.ones(seconds.shape)
+        for before, after in split_by:
+            overlap *= lines.overlap[before, after & ~landing]
+        missing = size_bytes / lines.parts[_bits(want >= 0)] * (1 - overlap)
+        if not is_even:  # shards that lie elsewhere may be the last ones, of which much is padding
+            missing = np.where(overlap > 0, missing, self._least_elements(shape) * missing)
+        seconds = seconds + np.where(overlap < 1, lines.received_s(missing, split | landing), 0.0)
+        return np.where(((want == _SUM) & (have >= 0)).any(axis=2), np.inf, seconds)
+
+    def _least_elements(self, shape: ArrayShape) -> float:
+        """Part of an even shard that the last one has of a dimension, at least."""
+        sizes = self._lines.parts
+        last = [size - (parts - 1) * -(-size // parts) for size in shape.dimensions for parts in sizes.tolist()]
+        even = [size / parts for size in shape.dimensions for parts in sizes.tolist()]
+        least: float = min(a / b for a, b in zip(last, even, strict=True))
+        return max(_LEAST_ELEMENTS, least)
+
+    def _roles(self, ids: IntArray) -> IntArray:
+        """[shardings, axes]: the dimension that each axis splits, or what else it does."""
+        numbers = {axis.name: i for i, axis in enumerate(self.mesh.axes)}
+        found = np.full((len(ids), len(numbers)), _IDLE)
+        for row, number in enumerate(ids.tolist()):
+            sharding = self.shardings[number]
+            for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
+                for axis in axes:
+                    found[row, numbers[axis]] = dim if dim < len(sharding.dims) else _SUM
+        return found
+
+
+class _Lines:
+    """Seconds of collectives over sets of axes, as straight lines that are nowhere above their time.
+
+    Sets of axes are bits. parts: devices of each. overlap: of a dimension that one set splits before and another one
+    after, the part of a device's new shard that every device holds.
+    """
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self._sets = 1 << len(prices.mesh.axes)
+        self.parts = np.array([prod(axis.size for axis in self._axes(bits)) for bits in range(self._sets)])
+        self.overlap = np.array([[self._overlap(a, b) for b in range(self._sets)] for a in range(self._sets)])
+        self._scatter = np.array([self._line("reduce-scatter", bits) for bits in range(self._sets)])
+        self._sum = np.array([self._line("all-reduce", bits) for bits in range(self._sets)])
+        self._fastest = np.array([self._fastest_link(bits) for bits in range(self._sets)])
+
+    def reduced_s(self, size_bytes: int) -> FloatArray:
+        """[axes that split it, axes to reduce over, axes to scatter over at most]: least seconds to reduce an array."""
+        split, reduced, landing = np.indices((self._sets,) * 3)
+        held = size_bytes / self.parts[split]
+        best: FloatArray = np.full(held.shape, np.inf)
+        for bits in range(self._sets):
+            rest = self._sum[reduced & ~bits]
+            scatter = self._scatter[bits]
+            seconds = scatter[0] + rest[..., 0] + held * (scatter[1] + rest[..., 1] / self.parts[bits])
+            np.minimum(best, seconds, out=best, where=bits & ~landing == 0)
+        return best
+
+    def received_s(self, missing: FloatArray, over: IntArray) -> FloatArray:
+        """Least seconds to receive so many bytes from devices that differ along the axes `over`."""
+        return self._fastest[over, 0] + missing * self._fastest[over, 1]
+
+    def _axes(self, bits: int) -> list[MeshAxis]:
+        return [axis for i, axis in enumerate(self._prices.mesh.axes) if bits >> i & 1]
+
+    def _overlap(self, before: int, after: int) -> float:
+        """Axes split a dimension in mesh order, so one set divides the other's parts if it begins like it."""
+        if _begins(after, before):
+            return 1.0
+        return 1.0 / self.parts[before & ~after] if _begins(before, after) else 0.0
+
+    def _line(self, kind: str, bits: int) -> tuple[float, float]:
+        """Seconds of no bytes, and per byte."""
+        if not bits:
+            return 0.0, 0.0
+        names = tuple(axis.name for axis in self._axes(bits))
+        mesh, topology = self._prices.mesh, self._prices.topology
+        first, second = (collective_time_s(kind, size, names, mesh, topology) for size in _LARGE)
+        per_byte = (second - first) / (_LARGE[1] - _LARGE[0])
+        return max(0.0, first - per_byte * _LARGE[0] * (1 + _ROUNDING)), per_byte
+
+    def _fastest_link(self, bits: int) -> tuple[float, float]:
+        """The latency of the fastest link between devices that differ along some axes, and its seconds per byte."""
+        topology = self._prices.topology
+        inside, between = topology.intra_node, topology.inter_node
+        nodes = [node for node, count in enumerate(topology.devices_per_node) for _ in range(count)]
+        groups = device_groups(tuple(axis.name for axis in self._axes(bits)), self._prices.mesh)
+        is_inside = any(len({nodes[device] for device in group}) < len(group) for group in groups)
+        bandwidth = inside.bandwidth_bytes_per_s
+        if not is_inside:
+            bandwidth = min(bandwidth, between.bandwidth_bytes_per_s)
+        return (inside if is_inside else between).latency_s, 1 / (bandwidth * topology.efficiency)
+
+
+def _begins(longer: int, shorter: int) -> bool:
+    """Whether the axes of `longer`, in mesh order, begin with those of `shorter`."""
+    return longer & ((1 << shorter.bit_length()) - 1) == shorter
+
+
+def _bits(chosen: np.ndarray) -> IntArray:
+    """Sets of axes as bits; the last dimension goes over axes."""
+    found: IntArray = (chosen << np.arange(chosen.shape[-1])).sum(axis=-1)
+    return found

@@ -1,0 +1,47 @@
+"""Prices for bounds against the partitioner's, pair by pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.cost import hardware_profile
+from shardwright.hlo import ArrayShape
+from shardwright.planner.least_moves import LeastPrices
+from shardwright.planner.prices import Prices
+from shardwright.planner.strategies import shardings_of
+from shardwright.planner.uneven import divides_or_pays
+from shardwright.plans import Mesh
+from tests.planner.test_meshes import cluster
+
+
+def both(nodes: Cluster, mesh: Mesh, shape: ArrayShape) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds between all layouts of an array, partial sums included: at least, and as XLA moves it."""
+    profile = hardware_profile("a100")
+    least, real = LeastPrices(mesh, nodes, profile, exact_rank=0), Prices(mesh, nodes, profile)
+    found = []
+    for prices in (least, real):
+        ids = [prices.identify(each) for each in shardings_of(shape, mesh, partial=True, may_split=divides_or_pays)]
+        found.append(prices.reshard_matrix(shape, np.array(ids), np.array(ids), 1.0))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("dims", [(1024, 512), (64, 256, 128), (13, 48), (5, 64, 7), (1001, 24)])
+@pytest.mark.parametrize(
+    ("nodes", "sizes"), [(1, (2, 2, 2)), (2, (2, 2, 4)), (2, (4, 2, 2)), (4, (2, 2, 4)), (1, (3, 2, 2)), (2, (3, 4))]
+)
+def test_no_move_takes_less(nodes: int, sizes: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    mesh = Mesh.of(dict(zip(("x", "y", "z"), sizes, strict=False)))
+    least, real = both(cluster(*[mesh.device_count // nodes] * nodes), mesh, ArrayShape("f32", dims))
+    assert np.all(least <= real * (1 + 1e-9))
+    assert np.all((least == 0) | (real > 0))
+
+
+def test_what_one_collective_does_costs_as_much() -> None:
+    mesh = Mesh.of({"x": 2, "y": 2, "z": 2})
+    least, real = both(cluster(8), mesh, ArrayShape("f32", (4096, 4096)))
+    finite = np.isfinite(real) & (real > 0)
+    assert np.array_equal(np.isfinite(least), np.isfinite(real))
+    assert np.mean(least[finite] > 0.999 * real[finite]) > 0.3
+    assert np.all(least[finite] > 0)
