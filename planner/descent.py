@@ -4,8 +4,8 @@ On three axes a value has hundreds of layouts: too many to search outright for l
 on three as well, though: an axis that is split in two does the same with both parts. From there one axis at a time is
 set free, for every instruction at once, while along the others each does what it does now. Such a neighbourhood is a
 problem like the whole one with a fraction of the states, solved by the same reductions to the best plan in it, so
-no round makes a plan worse. It ends where no round finds a better one (block coordinate descent). What it finds is not
-bounded: `effort="best"` searches three axes outright.
+no round makes a plan worse. It ends where no round finds a better one (block coordinate descent). What it finds is
+bounded by all strategies on its mesh (`MeshSearch.chain_to_bound`); `effort="best"` searches three axes outright.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class _Lines:
         for bits in range(self._sets):
             rest = self._sum[reduced & ~bits]
             scatter = self._scatter[bits]
-            seconds = scatter[0] + rest[..., 0] + held * (scatter[1] + rest[..., 1] / self.parts[bits])
+            seconds: FloatArray = scatter[0] + rest[..., 0] + held * (scatter[1] + rest[..., 1] / self.parts[bits])
             np.minimum(best, seconds, out=best, where=bits & ~landing == 0)
         return best
 
