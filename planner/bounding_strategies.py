@@ -50,7 +50,9 @@ class BoundingBuilder(StrategyBuilder):
         )
         known = self._alike.get(key)
         if known is None:
-            known = self._alike[key] = super()._build(instruction, linear, near)
+            known = super()._build(instruction, linear, near)
+            if not any(strategy.exchanges for strategy in known.strategies):  # their payloads are sizes
+                self._alike[key] = known
             return known
         return replace(known, time_s=np.array([self._time_s(instruction, each) for each in known.strategies]))
 

@@ -133,7 +133,8 @@ class _Lines:
 
     def received_s(self, missing: FloatArray, over: IntArray) -> FloatArray:
         """Least seconds to receive so many bytes from devices that differ along the axes `over`."""
-        return self._fastest[over, 0] + missing * self._fastest[over, 1]
+        found: FloatArray = self._fastest[over, 0] + missing * self._fastest[over, 1]
+        return found
 
     def _axes(self, bits: int) -> list[MeshAxis]:
         return [axis for i, axis in enumerate(self._prices.mesh.axes) if bits >> i & 1]
