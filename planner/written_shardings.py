@@ -29,10 +29,14 @@ def marked_outputs(root: Instruction) -> Iterator[tuple[int, Instruction, int]]:
     """Outputs, and the instruction and leaf of it that say how they lie: JAX's mark, else the root itself."""
     for leaf in range(len(root.shape.leaves)):
         maker = _maker(root, leaf)
-        if maker is not None and maker.get("custom_call_target") == _OUTPUT_TARGET:
+        if maker is not None and _is_output_mark(maker):
             yield leaf, maker, 0
         elif root.opcode != "parameter" and root.get("custom_call_target") not in IDENTITY_TARGETS:
             yield leaf, root, leaf
+
+
+def _is_output_mark(instruction: Instruction) -> bool:
+    return bool(instruction.get("custom_call_target") == _OUTPUT_TARGET)
 
 
 def _maker(value: Instruction, leaf: int) -> Instruction | None:
@@ -54,7 +58,7 @@ def _maker(value: Instruction, leaf: int) -> Instruction | None:
 def write_out_shardings(module: Module) -> Module:
     """`module` with the shardings of its instructions as calls; `module` itself where none carries one."""
     planned = planned_computations(module)
-    marks = {mark for _, mark, _ in marked_outputs(module.entry.root) if mark.opcode == "custom-call"}
+    marks = {mark for _, mark, _ in marked_outputs(module.entry.root) if _is_output_mark(mark)}
     if not marks and not any(_is_marked(instruction) for computation in planned for instruction in computation):
         return module
     with collector_paused():
