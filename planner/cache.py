@@ -12,46 +12,31 @@ over the text, are answered for the very same text only.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import time
 import zlib
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-import shardwright
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import ShardwrightError
-from shardwright.hlo import Instruction, Module, format_shape, parse
+from shardwright.hlo import Module, parse
 from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.planner import PlanProgress
-from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.digests import cluster_digest, hash_of, options_digest, planner_version, program_digest
 from shardwright.planner.labels import CannotRelabelError, Labels, Relabelling
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.planning import plan_step
 from shardwright.planner.store import Store
+from shardwright.planner.trails import Trails
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Plan
 
 #: Part of its deadline after which a search counts as cut short: next time it may come further.
 _CUT_SHORT = 0.9
-
-#: What of a cluster decides no plan: names, addresses and who may connect.
-_NOT_PLANNED = frozenset({"name", "security", "insecure", "token", "index", "ip", "port", "data_port", "gpu_ids"})
-
-#: Names that the user gives to what is planned.
-_NAMES = frozenset({"argument_names", "output_names"})
-
-#: Packages and modules that make plans: entries made by other versions of them are not found.
-_SOURCES = (
-    "planner", "cost", "hlo", "tasks", "config.py", "layouts.py", "links.toml", "pipeline_json.py", "pipelines.py",
-    "plan_json.py", "plans.py",
-)  # fmt: skip
 
 
 def cached_plan(
@@ -64,8 +49,8 @@ def cached_plan(
 ) -> Plan | PipelinePlan:
     """`plan_step(...)`, or what it answered before; `planning_s` is the time that this call took.
 
-    store: where plans are kept (`store.default_store("plans")`); None plans without. Plans that a deadline cut
-    short are not kept. Raises what `plan_step` raises.
+    store: where plans are kept (`store.default_store("plans")`), and how searches for them went; None plans without.
+    Plans that a deadline cut short are not kept. Raises what `plan_step` raises.
     """
     options = options or PlanOptions()
     if store is None:
@@ -79,7 +64,7 @@ def cached_plan(
             step_s, bound_s = _prices(found)
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(found, planning_s=elapsed_s)
-    made = plan_step(hlo_text, cluster, options, progress=progress)
+    made = plan_step(hlo_text, cluster, options, progress=progress, trails=Trails(store))
     if options.deadline_s is None or made.planning_s < _CUT_SHORT * options.deadline_s:
         cache.remember(hlo_text, made)
     return made
@@ -146,7 +131,7 @@ class _PlanCache:
 
     # ---- keys --------------------------------------------------------------------
     def _text_key(self, text: str) -> bytes:
-        return sha256(b"text" + self._context + _hash(self._names_given()) + text.encode()).digest()
+        return sha256(b"text" + self._context + hash_of(self._names_given()) + text.encode()).digest()
 
     def _program_key(self, module: Module) -> bytes:
         return sha256(b"program" + self._context + program_digest(module)).digest()
@@ -170,111 +155,6 @@ class _Entry:
 def _prices(plan: Plan | PipelinePlan) -> tuple[float, float]:
     """Seconds of a step, and the bound under them; 0 where there is none."""
     return (plan.step_s, 0.0) if isinstance(plan, PipelinePlan) else (plan.cost.step_s, plan.cost.lower_bound_s)
-
-
-# ---- what keys are made of ---------------------------------------------------------
-
-
-def program_digest(module: Module) -> bytes:
-    """Hash of what a module computes: opcodes, shapes, attributes, constants and who reads whom, in text order.
-
-    Left out: names of the module, of computations and instructions, metadata and the tables of source lines.
-    """
-    with collector_paused():
-        return _program_digest(module)
-
-
-def _program_digest(module: Module) -> bytes:
-    numbers: dict[Instruction, int] = {}
-    computations = {computation: number for number, computation in enumerate(module.computations)}
-    kinds = _Kinds()
-    rows = array("q")
-    for computation in module.computations:
-        rows.append(-1 - len(computation.instructions))
-        for instruction in computation.instructions:
-            numbers[instruction] = len(numbers)
-            rows.append(kinds.number(instruction))
-            rows.append(len(instruction.operands))
-            rows.extend([numbers[operand] for operand in instruction.operands])
-            for callees in instruction.called.values():
-                rows.append(len(callees))
-                rows.extend([computations[callee] for callee in callees])
-        rows.append(numbers[computation.root])
-    header = [(name, attribute.text) for name, attribute in sorted(module.header.items())]
-    entry = computations[module.entry]
-    return sha256(rows.tobytes() + _hash([header, entry, kinds.texts])).digest()
-
-
-class _Kinds:
-    """Numbers for instructions that differ in their operands at most, in order of first use."""
-
-    def __init__(self) -> None:
-        self._by_parts: dict[tuple[Any, ...], int] = {}  # attributes and shapes are interned: by identity
-        self._by_text: dict[str, int] = {}
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self._by_text)
-
-    def number(self, instruction: Instruction) -> int:
-        attributes = [id(each) for name, each in instruction.attributes.items() if name != "metadata"]
-        parts = (instruction.opcode, id(instruction.shape), instruction.payload, instruction.index, *attributes)
-        found = self._by_parts.get(parts)
-        if found is None:
-            text = json.dumps(
-                [
-                    instruction.opcode,
-                    format_shape(instruction.shape),
-                    instruction.payload,
-                    instruction.index,
-                    [name if name in instruction.called else f"{name}={each.text}"
-                     for name, each in instruction.attributes.items() if name != "metadata"],
-                ]
-            )  # fmt: skip
-            found = self._by_parts[parts] = self._by_text.setdefault(text, len(self._by_text))
-        return found
-
-
-def options_digest(options: PlanOptions) -> bytes:
-    """Hash of what was asked for. Names count where options refer to arguments by name."""
-    left_out = frozenset() if isinstance(options.force, Mapping) else _NAMES
-    return _hash({field.name: _plain(getattr(options, field.name)) for field in dataclasses.fields(options)
-                  if field.name not in left_out})  # fmt: skip
-
-
-def cluster_digest(cluster: Cluster) -> bytes:
-    """Hash of devices, hardware, memory and links; names, addresses and security do not count."""
-    return _hash(_plain(cluster))
-
-
-@functools.cache
-def planner_version() -> bytes:
-    """Hash of the sources and data that make plans: put it into every key."""
-    root = Path(shardwright.__file__).parent
-    digest = sha256()
-    for source in _SOURCES:
-        path = root / source
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in found:
-            if file.suffix in {".py", ".toml"}:
-                digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
-    return digest.digest()
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses and mappings as sorted lists that JSON can hold."""
-    if dataclasses.is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.name not in _NOT_PLANNED]
-        return [[name, _plain(getattr(value, name))] for name in fields]
-    if isinstance(value, Mapping):
-        return sorted(([_plain(key), _plain(each)] for key, each in value.items()), key=repr)
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value
-
-
-def _hash(data: Any) -> bytes:
-    return sha256(json.dumps(data, sort_keys=True, default=str).encode()).digest()
 
 
 def _digest(text: str) -> str:

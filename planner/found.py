@@ -10,6 +10,7 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.assemble import Decisions
 from shardwright.planner.budget import Price
 from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.trails import Entry
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, Mesh, VariablePlan
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Outcome:
     """What planning one program on every mesh gave; a plan that fits, or why there is none.
 
     others: what planning the same program otherwise gave. notes: what else is to be said of that.
+    plain: the outcome of the program as it is. entry: what of it this one computes otherwise.
     """
 
     search: Search
@@ -76,6 +78,8 @@ class Outcome:
     refusal: MemoryBudgetError | None = None
     others: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    plain: Outcome | None = None
+    entry: Entry | None = None
 
     @property
     def step_s(self) -> float:

@@ -13,6 +13,7 @@ from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
 from shardwright.planner.search import plan as plan_whole
+from shardwright.planner.trails import Trails
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 
@@ -28,26 +29,34 @@ Listener = Callable[[PlanProgress], None]
 
 
 def plan_step(
-    hlo_text: str, cluster: Cluster, options: PlanOptions | None = None, *, progress: Listener | None = None
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions | None = None,
+    *,
+    progress: Listener | None = None,
+    trails: Trails | None = None,
 ) -> Plan | PipelinePlan:
     """The plan of a step.
 
     With `options.stages` of 2 or more a pipeline, with 1 none. Without it one program on all devices, unless that does
-    not fit the memory, or the cluster has several nodes and a pipeline's step is shorter.
+    not fit the memory, or the cluster has several nodes and a pipeline's step is shorter. trails: of earlier searches
+    for one program on all devices, which this one may follow.
 
     Raises what `search.plan` and `search_pipeline` raise.
     """
     begin_s = time.perf_counter()
-    made = _planned(hlo_text, cluster, options or PlanOptions(), progress)
+    made = _planned(hlo_text, cluster, options or PlanOptions(), progress, trails)
     return replace(made, planning_s=time.perf_counter() - begin_s) if isinstance(made, PipelinePlan) else made
 
 
-def _planned(hlo_text: str, cluster: Cluster, options: PlanOptions, progress: Listener | None) -> Plan | PipelinePlan:
+def _planned(
+    hlo_text: str, cluster: Cluster, options: PlanOptions, progress: Listener | None, trails: Trails | None
+) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
         searched = searched_pipeline(hlo_text, cluster, options, progress=progress)
         return pipeline_of(hlo_text, cluster, options, searched, progress=progress)
     try:
-        whole = plan_whole(hlo_text, cluster, whole_options(cluster, options), progress=progress)
+        whole = plan_whole(hlo_text, cluster, whole_options(cluster, options), progress=progress, trails=trails)
     except MemoryBudgetError as error:
         if not _may_pipeline(cluster, options):
             raise

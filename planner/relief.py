@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.recompute import Recomputation, recomputations
+from shardwright.planner.trails import Entry
 from shardwright.plans import Candidate
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def relieved(outcome: Outcome) -> Outcome:
     the budget."""
     search = outcome.search
     options = search.options
+    outcome.plain, outcome.entry = outcome, Entry(rung=NOTHING, rungs=0, micro_batches=search.program.micro_batches)
+    if search.route is not None:
+        return _followed(outcome, search.route.entry)
     if options.remat != "full":
         if search.fit(outcome, at_once=True):
             return outcome
@@ -65,6 +69,23 @@ def relieved(outcome: Outcome) -> Outcome:
         made.search.fit(made)
         return made
     return _Table(search, ladder, {(search.program.micro_batches, NOTHING): outcome}).best()
+
+
+def _followed(outcome: Outcome, entry: Entry) -> Outcome:
+    """The outcome of one entry; without a plan where the ladder is another one. Raises MicroBatchError where the step
+    does not split."""
+    search, made = outcome.search, outcome
+    if entry.rung != NOTHING:
+        ladder = _ladder(outcome)
+        if len(ladder) != entry.rungs:
+            return outcome
+        made = search.variant(ladder[entry.rung], entry.micro_batches)
+    elif entry.micro_batches != search.program.micro_batches:
+        made = search.variant(None, entry.micro_batches)
+    made.plain, made.entry = outcome, entry
+    if not made.search.fit(made, at_once=True):
+        made.search.fit(made)
+    return made
 
 
 def _ladder(outcome: Outcome) -> list[Recomputation]:
@@ -99,6 +120,9 @@ class _Table:
             self._bisect(number)
         self._price()
         best = self.found or self._least()
+        number, rung = next(key for key, outcome in self.tried.items() if outcome is best)
+        best.plain = self.tried[self.search.program.micro_batches, NOTHING]
+        best.entry = Entry(rung=rung, rungs=len(self.ladder), micro_batches=number)
         best.notes += self.notes
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best

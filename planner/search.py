@@ -11,6 +11,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
+from shardwright.planner.again import Route, planned_again, trail_of
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend
@@ -26,6 +27,7 @@ from shardwright.planner.prices import Prices
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.relief import relieved
 from shardwright.planner.rewrites import without_idle_views
+from shardwright.planner.trails import Question, Trails
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, Mesh, Plan
 
@@ -37,20 +39,25 @@ ROUNDS_IF_LARGE = 1
 
 
 def plan(
-    hlo: str | Module, cluster: Cluster, options: PlanOptions | None = None, *, progress: Listener | None = None
+    hlo: str | Module,
+    cluster: Cluster,
+    options: PlanOptions | None = None,
+    *,
+    progress: Listener | None = None,
+    trails: Trails | None = None,
 ) -> Plan:
     """Plan one HLO module for a cluster.
 
     hlo: HLO text (or a parsed module). Without `options.mesh` every factorization of the
     devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
-    once. `progress` is called as planning goes on.
+    once. `progress` is called as planning goes on. trails: of earlier searches, which this one may follow and adds to.
 
     Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
     the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
     plan satisfies them together, MemoryBudgetError where none fits the devices.
     """
     with collector_paused():
-        search = Search(hlo, cluster, options or PlanOptions(), progress)
+        search = Search(hlo, cluster, options or PlanOptions(), progress, trails)
         try:
             return search.run()
         finally:
@@ -62,18 +69,24 @@ class Search(MeshSearch):
     """One call of `plan`: what is searched on which meshes, and which plan is taken."""
 
     def __init__(
-        self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
+        self,
+        hlo: str | Module,
+        cluster: Cluster,
+        options: PlanOptions,
+        progress: Listener | None = None,
+        trails: Trails | None = None,
     ) -> None:
         super().__init__(hlo, cluster, options, progress)
+        self.trails = trails
+        self.question = Question.of(self.program.original, cluster, options) if trails is not None else None
+        self.route: Route | None = None
         self.known = Known()
         self.bounding = Bounding()
         self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
 
     def run(self) -> Plan:
-        self._know_a_plan()
         try:
-            outcome = kept_promises(relieved(self.outcome()))
-            self._hold_against_experts(outcome)
+            outcome = self._again() or self._whole()
         except OutOfTimeError:
             outcome = self.known.outcome()
         self.clock.interrupts = False
@@ -81,9 +94,33 @@ class Search(MeshSearch):
             outcome.search, outcome.found = self.known.search or self, self.known.found
         return outcome.search.finish(outcome)
 
+    def _again(self) -> Outcome | None:
+        """What following the trail of an earlier search gives, if there is one that leads to a plan as good."""
+        may_follow = self.options.mode == "search" and self.options.effort != "best" and self.options.remat != "full"
+        if self.trails is None or self.question is None or not may_follow:
+            return None
+        trail = self.trails.best_for(self.question)
+        if trail is None:
+            return None
+        if self.options.deadline_s is not None:
+            self._know_a_plan()
+        return planned_again(self, trail)
+
+    def _whole(self) -> Outcome:
+        """What searching everything gives; it leaves a trail if it came to its end."""
+        self._know_a_plan()
+        outcome = kept_promises(relieved(self.outcome()))
+        self._hold_against_experts(outcome)
+        if self.trails is not None and not self.clock.is_late and not self.known.is_faster_than(outcome):
+            trail = trail_of(self, outcome)
+            if trail is not None:
+                self.trails.keep(trail)
+        return outcome
+
     def _know_a_plan(self) -> None:
         """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
-        if not self._is_free or (self.is_large and self.options.deadline_s is None):
+        is_hurried = self.options.deadline_s is not None
+        if not self._is_free or self.known.found is not None or (self.is_large and not is_hurried):
             return
         found = first_plan(self)
         if found is not None:
@@ -165,6 +202,8 @@ class Search(MeshSearch):
         for mesh in self._meshes():
             if self.clock.is_late and (tried or self.clock.interrupts):
                 refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
+                continue
+            if self.route is not None and not self.route.may_be_faster(mesh, tried):
                 continue
             try:
                 tried.append(self.on_mesh(mesh))
@@ -257,7 +296,8 @@ class Search(MeshSearch):
 
     def _meshes(self) -> tuple[Mesh, ...]:
         """Meshes in the order they are tried; three axes only where asked for."""
-        found = meshes_to_search(self.cluster, self.options, self.program.pins)
+        route = self.route
+        found = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
         if self.options.effort == "best":
             return found
         found = tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found

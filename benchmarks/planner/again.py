@@ -1,0 +1,134 @@
+"""Planning again: after one annotation, with twice the batch, on half the nodes.
+
+    python -m benchmarks.planner.again                                  # the cases below
+    python -m benchmarks.planner.again --case gpt2-124M-16 --memory 0.6 # with part of what the fastest plan needs
+
+Each changed program is planned twice: from nothing, and with what the search for the first one left behind. Printed are
+CPU seconds of both, their ratio, and the ratio of the two plans' predicted step times, in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+import shardwright as sw
+from benchmarks.planner.hooks import Axes, constrained_by
+from benchmarks.planner.models.registry import MODELS
+from benchmarks.planner.suite import Entry, cluster_json
+from shardwright.client.annotate import annotations_kept
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.planner.cache import cached_plan
+from shardwright.planner.store import MemoryStore, Store
+from shardwright.plans import Plan
+
+#: Cases, and the part of the memory of their fastest plan that they are given (None: all that a device has).
+CASES: tuple[tuple[Entry, float | None], ...] = (
+    (Entry(model="gpt2", size="124M", devices=16), None),
+    (Entry(model="gpt2", size="124M", devices=16, changes={"layers": 2}), 0.7),
+    (Entry(model="moe", size="8e", devices=16, changes={"layers": 2}), None),
+    (Entry(model="bert", size="base", devices=16, changes={"layers": 2}), 0.7),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """One situation: CPU seconds from nothing and again, and the two plans' steps."""
+
+    situation: str
+    from_nothing_s: float
+    again_s: float
+    step_ratio: float
+    notes: tuple[str, ...]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", metavar="NAME", help="MODEL-SIZE-DEVICES; may be repeated")
+    parser.add_argument("--layers", type=int, help="layers of these cases' models")
+    parser.add_argument("--memory", type=float, metavar="PART", help="of what the fastest plan needs")
+    arguments = parser.parse_args()
+    cases = [(_entry(name, arguments.layers), arguments.memory) for name in arguments.case or ()] or CASES
+    print(f"{'case':34} {'situation':12} {'from nothing':>12} {'again':>8} {'ratio':>6} {'step':>7}")
+    for entry, memory in cases:
+        first_s, found = measure(entry, memory)
+        name = " ".join([entry.name, *(f"{key}={value}" for key, value in entry.changes.items())])
+        name += f" {memory:.0%}" if memory else ""
+        print(f"{name:34} {'first':12} {first_s:10.2f} s", flush=True)
+        for each in found:
+            ratio = each.again_s / each.from_nothing_s
+            seconds = f"{each.from_nothing_s:10.2f} s {each.again_s:6.2f} s"
+            print(f"{'':34} {each.situation:12} {seconds} {ratio:6.2f} {each.step_ratio:7.4f}", flush=True)
+
+
+def measure(entry: Entry, memory: float | None) -> tuple[float, Iterator[Again]]:
+    """CPU seconds of the first plan, and what planning again gives. memory: part of what the fastest plan needs."""
+    options = PlanOptions(stages=1)
+    cluster = Cluster.from_json(cluster_json(entry.devices, entry.machine))
+    text = _text(entry)
+    if memory is not None:
+        needed = _planned(text, cluster, options, None)[1].memory.peak_bytes
+        options = replace(options, memory_budget=round(memory * needed))
+    store = MemoryStore()
+    first_s, _ = _planned(text, cluster, options, store)
+    return first_s, _situations(entry, text, cluster, options, store)
+
+
+def _situations(entry: Entry, text: str, cluster: Cluster, options: PlanOptions, store: MemoryStore) -> Iterator[Again]:
+    half = Cluster.from_json(cluster_json(entry.devices // 2, entry.machine))
+    changed = (
+        ("annotation", _text(entry, annotated=True), cluster),
+        ("batch × 2", _text(replace(entry, devices=2 * entry.devices)), cluster),
+        ("half of them", text, half),
+    )
+    for situation, other, on in changed:
+        from_nothing_s, nothing = _planned(other, on, options, None)
+        again_s, again = _planned(other, on, options, store)
+        yield Again(
+            situation=situation,
+            from_nothing_s=from_nothing_s,
+            again_s=again_s,
+            step_ratio=again.cost.step_s / nothing.cost.step_s,
+            notes=again.notes,
+        )
+
+
+def _planned(text: str, cluster: Cluster, options: PlanOptions, store: Store | None) -> tuple[float, Plan]:
+    begin_s = time.process_time()
+    made = cached_plan(text, cluster, options, store=store)
+    assert isinstance(made, Plan)
+    return time.process_time() - begin_s, made
+
+
+def _text(entry: Entry, *, annotated: bool = False) -> str:
+    """The HLO text of a case. annotated: the width of the first hidden layer that has a name is not to be split."""
+    marked = 0
+
+    def mark(x: jax.Array, axes: Axes) -> jax.Array:
+        nonlocal marked
+        if marked or not {"mlp", "channels", "gates"}.intersection(axes):
+            return x
+        marked += 1
+        return sw.annotate(x, {x.ndim - 1: None})
+
+    case = MODELS[entry.model].build(entry.size, entry.devices, **entry.changes)
+    if not annotated:
+        return str(case.lower().as_text("hlo", debug_info=True))
+    with annotations_kept(), constrained_by(mark):
+        return str(case.lower().as_text("hlo", debug_info=True))
+
+
+def _entry(name: str, layers: int | None) -> Entry:
+    model, size, devices = name.split("-")
+    changes: dict[str, Any] = {} if layers is None else {"layers": layers}
+    return Entry(model=model, size=size, devices=int(devices), changes=changes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Planning nearly the same program again: along the way that led to the plan of the earlier one.
+
+After one more annotation, with another batch or on other nodes the plan is mostly of the same kind as before: the same
+mesh, as much computed again, as many micro-batches. Most of a search goes into showing that everything else is
+slower. So each whole search leaves a *trail* (`trails`): the meshes that it tried with their times, and the mesh and
+the *entry* (what is computed again, in how many micro-batches) that won. A later search for a program of the same
+outline (`digests.outline`) takes that way first, with its own rules, prices and bounds: nothing of the earlier plan
+itself is taken over, so that a trail can cost time and never make a plan wrong.
+
+Where only more is asked of the same program on the same cluster, no plan becomes faster. So the meshes are searched in
+the order of their earlier times, and those whose earlier time is above that of a plan found now are left out. The plan
+is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy.
+
+With other sizes or devices earlier times prove nothing: the mesh of the plan and those that came near it are searched
+again. The plan is taken if it costs no more than the earlier one, grown as the least possible work has grown: compute
+by that ratio, communication by it where it is more than one (what moves weights does not grow, what moves activations
+does at most so much). That is a judgement, and the plan's notes say so.
+
+Else everything is searched, as if there were no trail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwright.errors import AnnotationError, PlanError
+from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.found import LEAST_GAIN, Outcome
+from shardwright.planner.hiding import kept_promises
+from shardwright.planner.meshes import meshes_to_search
+from shardwright.planner.relief import relieved
+from shardwright.planner.trails import Entry, Price, Trail, Way
+from shardwright.plans import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.planner.found import Found, Tried
+    from shardwright.planner.search import Search
+
+#: Part by which a plan may take longer than the earlier one explains: as much as a certified gap may be.
+TOLERANCE = 0.01
+
+#: Meshes on which the fastest plan, memory aside, took at most so much longer than on the best one are searched again
+#: where sizes or devices are others.
+NEAR = 1.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The part of a search that is done again.
+
+    meshes: those searched outright, in this order, as long as what the earlier plan there took (`least_s`, where
+    that is no more than any plan takes now) is less than the fastest one now. entry: the program that is planned.
+    """
+
+    meshes: tuple[Mesh, ...]
+    least_s: Mapping[Mesh, float]
+    entry: Entry
+
+    def may_be_faster(self, mesh: Mesh, tried: Sequence[Tried]) -> bool:
+        """Whether a plan on a mesh may take less than those that were found."""
+        return all(self.least_s.get(mesh, 0.0) < each.step_s for each in tried)
+
+
+def planned_again(search: Search, trail: Trail) -> Outcome | None:
+    """The outcome of what is left to search if a trail is followed; None where it leads to no plan, or to one that
+    costs more than the trail explains, which the search then knows. Raises OutOfTimeError."""
+    route = _route(trail, search)
+    if route is None:
+        return None
+    made = copy(search)
+    made.route = route
+    try:
+        outcome = kept_promises(relieved(made.outcome()))
+    except OutOfTimeError:
+        raise
+    except (PlanError, AnnotationError):
+        return None
+    if outcome.found is None:
+        return None
+    is_proven = _is_same(trail, search) and _is_fastest(outcome)
+    if not is_proven and not _is_explained(trail, price_of(outcome.found), descends=search.descends):
+        return None
+    outcome.notes.append(_note(trail, search))
+    return outcome
+
+
+def _is_fastest(outcome: Outcome) -> bool:
+    """Whether the plan is the fastest one of the program as it is, memory aside: no other entry is faster."""
+    plain = outcome.plain
+    return plain is outcome and outcome.step_s <= min(each.step_s for each in plain.tried) * (1 + LEAST_GAIN)
+
+
+def trail_of(search: Search, outcome: Outcome) -> Trail | None:
+    """What a whole search leaves for later ones; None where it found no plan of its own."""
+    found, plain = outcome.found, outcome.plain
+    if search.question is None or found is None or plain is None or outcome.entry is None:
+        return None
+    ways = sorted((Way.of(each) for each in plain.tried), key=lambda way: way.step_s)
+    won = next(way for way in map(Way.of, outcome.tried) if way.leads_to(found))
+    return Trail(question=search.question, ways=tuple(ways), won=won, entry=outcome.entry, price=price_of(found))
+
+
+def price_of(found: Found) -> Price:
+    """What a plan costs, and what its program costs at least."""
+    graph = (found.start or found).chain.graph
+    work_s = graph.least_s() + graph.least_of_free_s()
+    return Price(compute_s=found.cost.compute_s, communication_s=found.cost.communication_s, work_s=work_s)
+
+
+def _is_explained(trail: Trail, now: Price, *, descends: bool) -> bool:
+    """Whether a plan costs no more than that of the trail, grown as the least work has."""
+    before = trail.price
+    growth = now.work_s / before.work_s
+    expected_s = before.compute_s * growth + before.communication_s * max(1.0, growth)
+    if trail.won.start is not None and not descends:  # no such plan is looked for any more
+        expected_s *= max(1.0, min(way.step_s for way in trail.ways if way.start is None) / trail.won.step_s)
+    return now.step_s <= expected_s * (1 + TOLERANCE)
+
+
+def _route(trail: Trail, search: Search) -> Route | None:
+    """What of a search follows a trail; None where none of its meshes can be had.
+
+    Where only more is asked, all meshes, that of the plan first, then the fastest; else the plan's and those near it.
+    """
+    candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
+    if _is_same(trail, search):
+        least_s = {mesh: _least_s(mesh, trail) for mesh in candidates}
+        first = _alike(trail.won.root, candidates)
+        ordered = sorted(candidates, key=lambda mesh: (mesh not in first, least_s[mesh]))
+        return Route(meshes=tuple(ordered), least_s=least_s, entry=trail.entry)
+    near = (way for way in trail.ways if way.step_s <= NEAR * trail.ways[0].step_s)
+    wanted = [_resized(way.root, search.cluster.device_count) for way in (trail.won, *near)]
+    found = {mesh for each in wanted if each is not None for mesh in _alike(each, candidates)}
+    if not found:
+        return None
+    return Route(meshes=tuple(mesh for mesh in candidates if mesh in found), least_s={}, entry=trail.entry)
+
+
+def _least_s(mesh: Mesh, trail: Trail) -> float:
+    """What the fastest plan on a mesh took, memory aside: of the mesh itself, or of those of its sizes in any order;
+    0 where none was tried."""
+    outright = [way for way in trail.ways if way.start is None]
+    same = [way.step_s for way in outright if way.mesh.sizes == mesh.sizes]
+    alike = [way.step_s for way in outright if sorted(way.mesh.sizes.values()) == sorted(mesh.sizes.values())]
+    return min(same or alike, default=0.0)
+
+
+def _is_same(trail: Trail, search: Search) -> bool:
+    """Whether only more is asked than before."""
+    before, now = trail.question, search.question
+    return now is not None and (before.sizes, before.cluster) == (now.sizes, now.cluster)
+
+
+def _resized(mesh: Mesh, devices: int) -> Mesh | None:
+    """The mesh with its first axis, or else its last, as long as so many devices make it; None if neither can be."""
+    for resized in (mesh.axes[0], mesh.axes[-1]):
+        others = mesh.device_count // resized.size
+        if devices % others == 0:
+            sizes = {**mesh.sizes, resized.name: devices // others}
+            return Mesh.of({name: size for name, size in sizes.items() if size > 1} or sizes)
+    return None
+
+
+def _alike(mesh: Mesh, candidates: Sequence[Mesh]) -> list[Mesh]:
+    """The mesh itself, or candidates whose axes have its sizes under other names or in another order."""
+    if mesh in candidates:
+        return [mesh]
+    return [each for each in candidates if sorted(each.sizes.values()) == sorted(mesh.sizes.values())]
+
+
+def _note(trail: Trail, search: Search) -> str:
+    """What was taken from the earlier search, for the plan."""
+    before = f"planned like an earlier plan over {trail.won.mesh}"
+    if _is_same(trail, search):
+        return f"{before} that had less to satisfy: by its search, nothing else can be {TOLERANCE:.0%} faster"
+    return (
+        f"{before} of the same program in other sizes or on other devices: what was more than {NEAR - 1:.0%} slower "
+        'then was not searched again (effort="best" does)'
+    )
