@@ -11,8 +11,9 @@ Where only more is asked of the same program on the same cluster, no plan become
 the order of their earlier times, and those whose earlier time is above that of a plan found now are left out. The plan
 is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy.
 
-With other sizes or devices earlier times prove nothing: the mesh of the plan and those that came near it are searched
-again. The plan is taken if it costs no more than the earlier one, grown as the least possible work has grown: compute
+With other sizes or devices earlier times prove nothing, and where memory binds another rung or price may be the best
+one: then everything is searched. Else the mesh of the plan and those that came near it are searched again. The plan is
+taken if it fits as it is and costs no more than the earlier one, grown as the least possible work has grown: compute
 by that ratio, communication by it where it is more than one (what moves weights does not grow, what moves activations
 does at most so much). That is a judgement, and the plan's notes say so.
 
@@ -31,7 +32,7 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.found import LEAST_GAIN, Outcome
 from shardwright.planner.hiding import kept_promises
 from shardwright.planner.meshes import meshes_to_search
-from shardwright.planner.relief import relieved
+from shardwright.planner.relief import NOTHING, relieved
 from shardwright.planner.trails import Entry, Price, Trail, Way
 from shardwright.plans import Mesh
 
@@ -53,11 +54,13 @@ class Route:
 
     meshes: those searched outright, in this order, as long as what the earlier plan there took (`least_s`, where
     that is no more than any plan takes now) is less than the fastest one now. entry: the program that is planned.
+    at_once: whether a plan has to fit the memory as it is, without a price.
     """
 
     meshes: tuple[Mesh, ...]
     least_s: Mapping[Mesh, float]
     entry: Entry
+    at_once: bool
 
     def may_be_faster(self, mesh: Mesh, tried: Sequence[Tried]) -> bool:
         """Whether a plan on a mesh may take less than those that were found."""
@@ -80,8 +83,9 @@ def planned_again(search: Search, trail: Trail) -> Outcome | None:
         return None
     if outcome.found is None:
         return None
-    is_proven = _is_same(trail, search) and _is_fastest(outcome)
-    if not is_proven and not _is_explained(trail, price_of(outcome.found), descends=search.descends):
+    is_explained = _is_explained(trail, price_of(outcome.found), descends=search.descends)
+    is_fastest = _is_fastest(outcome)
+    if not (is_fastest or is_explained if _is_same(trail, search) else is_fastest and is_explained):
         return None
     outcome.notes.append(_note(trail, search))
     return outcome
@@ -123,20 +127,24 @@ def _is_explained(trail: Trail, now: Price, *, descends: bool) -> bool:
 def _route(trail: Trail, search: Search) -> Route | None:
     """What of a search follows a trail; None where none of its meshes can be had.
 
-    Where only more is asked, all meshes, that of the plan first, then the fastest; else the plan's and those near it.
+    Where only more is asked, all meshes, that of the plan first, then the fastest; else the plan's and those near it,
+    unless memory bound it.
     """
     candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
     if _is_same(trail, search):
         least_s = {mesh: _least_s(mesh, trail) for mesh in candidates}
         first = _alike(trail.won.root, candidates)
         ordered = sorted(candidates, key=lambda mesh: (mesh not in first, least_s[mesh]))
-        return Route(meshes=tuple(ordered), least_s=least_s, entry=trail.entry)
+        return Route(meshes=tuple(ordered), least_s=least_s, entry=trail.entry, at_once=False)
+    if trail.entry.rung != NOTHING or trail.entry.micro_batches != search.program.micro_batches:
+        return None
     near = (way for way in trail.ways if way.step_s <= NEAR * trail.ways[0].step_s)
     wanted = [_resized(way.root, search.cluster.device_count) for way in (trail.won, *near)]
     found = {mesh for each in wanted if each is not None for mesh in _alike(each, candidates)}
     if not found:
         return None
-    return Route(meshes=tuple(mesh for mesh in candidates if mesh in found), least_s={}, entry=trail.entry)
+    meshes = tuple(mesh for mesh in candidates if mesh in found)
+    return Route(meshes=meshes, least_s={}, entry=trail.entry, at_once=True)
 
 
 def _least_s(mesh: Mesh, trail: Trail) -> float:

@@ -22,6 +22,7 @@ from shardwright.planner.trails import Entry
 from shardwright.plans import Candidate
 
 if TYPE_CHECKING:
+    from shardwright.planner.again import Route
     from shardwright.planner.found import Outcome
     from shardwright.planner.search import Search
 
@@ -54,7 +55,7 @@ def relieved(outcome: Outcome) -> Outcome:
     options = search.options
     outcome.plain, outcome.entry = outcome, Entry(rung=NOTHING, rungs=0, micro_batches=search.program.micro_batches)
     if search.route is not None:
-        return _followed(outcome, search.route.entry)
+        return _followed(outcome, search.route)
     if options.remat != "full":
         if search.fit(outcome, at_once=True):
             return outcome
@@ -71,10 +72,12 @@ def relieved(outcome: Outcome) -> Outcome:
     return _Table(search, ladder, {(search.program.micro_batches, NOTHING): outcome}).best()
 
 
-def _followed(outcome: Outcome, entry: Entry) -> Outcome:
-    """The outcome of one entry; without a plan where the ladder is another one. Raises MicroBatchError where the step
-    does not split."""
-    search, made = outcome.search, outcome
+def _followed(outcome: Outcome, route: Route) -> Outcome:
+    """The outcome of the entry that a route names; without a plan where the ladder is another one.
+
+    Raises MicroBatchError where the step does not split.
+    """
+    search, made, entry = outcome.search, outcome, route.entry
     if entry.rung != NOTHING:
         ladder = _ladder(outcome)
         if len(ladder) != entry.rungs:
@@ -83,7 +86,7 @@ def _followed(outcome: Outcome, entry: Entry) -> Outcome:
     elif entry.micro_batches != search.program.micro_batches:
         made = search.variant(None, entry.micro_batches)
     made.plain, made.entry = outcome, entry
-    if not made.search.fit(made, at_once=True):
+    if not made.search.fit(made, at_once=True) and not route.at_once:
         made.search.fit(made)
     return made
 

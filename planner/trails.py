@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.errors import ShardwrightError
 from shardwright.hlo import Module
 from shardwright.planner.digests import cluster_digest, options_digest, outline, planner_version
 from shardwright.planner.store import Store
@@ -138,7 +139,7 @@ class Trails:
         data = self._store.get(_key(question))
         try:
             return [_read(each, question.kind) for each in json.loads(data or b"[]")]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, ShardwrightError):
             return []
 
 
@@ -160,14 +161,17 @@ def _said(trail: Trail) -> dict[str, Any]:
 
 
 def _read(said: Mapping[str, Any], kind: bytes) -> Trail:
-    question = Question(kind=kind, sizes=said["sizes"], cluster=said["cluster"], asked=frozenset(said["asked"]))
-    return Trail(
-        question=question,
+    """What `_said` says of a trail. Raises ValueError and others where it is none that a search could have left."""
+    trail = Trail(
+        question=Question(kind=kind, sizes=said["sizes"], cluster=said["cluster"], asked=frozenset(said["asked"])),
         ways=tuple(_way_read(way) for way in said["ways"]),
         won=_way_read(said["won"]),
         entry=Entry(**said["entry"]),
         price=Price(**said["price"]),
     )
+    if not trail.ways or trail.price.work_s <= 0 or not -1 <= trail.entry.rung < trail.entry.rungs:
+        raise ValueError("no search leaves such a trail")
+    return trail
 
 
 def _way_said(way: Way) -> list[Any]:
