@@ -31,7 +31,7 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.found import LEAST_GAIN, Outcome
 from shardwright.planner.hiding import kept_promises
-from shardwright.planner.meshes import meshes_to_search
+from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.relief import NOTHING, relieved
 from shardwright.planner.trails import Entry, Price, Trail, Way
 from shardwright.plans import Mesh
@@ -133,14 +133,16 @@ def _route(trail: Trail, search: Search) -> Route | None:
     candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
     if _is_same(trail, search):
         least_s = {mesh: _least_s(mesh, trail) for mesh in candidates}
-        first = _alike(trail.won.root, candidates)
+        first = _alike(trail.won.root, len(trail.won.root.axes), candidates)
         ordered = sorted(candidates, key=lambda mesh: (mesh not in first, least_s[mesh]))
         return Route(meshes=tuple(ordered), least_s=least_s, entry=trail.entry, at_once=False)
     if trail.entry.rung != NOTHING or trail.entry.micro_batches != search.program.micro_batches:
         return None
     near = (way for way in trail.ways if way.step_s <= NEAR * trail.ways[0].step_s)
-    wanted = [_resized(way.root, search.cluster.device_count) for way in (trail.won, *near)]
-    found = {mesh for each in wanted if each is not None for mesh in _alike(each, candidates)}
+    found: set[Mesh] = set()
+    for way in (trail.won, *near):
+        resized = _resized(way.root, search.cluster.device_count)
+        found |= set(_alike(resized, len(way.root.axes), candidates)) if resized is not None else set()
     if not found:
         return None
     meshes = tuple(mesh for mesh in candidates if mesh in found)
@@ -151,7 +153,7 @@ def _least_s(mesh: Mesh, trail: Trail) -> float:
     """What the fastest plan on a mesh took, memory aside: of the mesh itself, or of those of its sizes in any order;
     0 where none was tried."""
     outright = [way for way in trail.ways if way.start is None]
-    same = [way.step_s for way in outright if way.mesh.sizes == mesh.sizes]
+    same = [way.step_s for way in outright if way.mesh == mesh]
     alike = [way.step_s for way in outright if sorted(way.mesh.sizes.values()) == sorted(mesh.sizes.values())]
     return min(same or alike, default=0.0)
 
@@ -172,10 +174,13 @@ def _resized(mesh: Mesh, devices: int) -> Mesh | None:
     return None
 
 
-def _alike(mesh: Mesh, candidates: Sequence[Mesh]) -> list[Mesh]:
-    """The mesh itself, or candidates whose axes have its sizes under other names or in another order."""
-    if mesh in candidates:
+def _alike(mesh: Mesh, axes: int, candidates: Sequence[Mesh]) -> list[Mesh]:
+    """The mesh itself, or such of `axes` axes as refine it; else candidates of its sizes in another order."""
+    if mesh in candidates and len(mesh.axes) == axes:
         return [mesh]
+    finer = [each for each in candidates if len(each.axes) == axes and refines(each, mesh)]
+    if finer:
+        return finer
     return [each for each in candidates if sorted(each.sizes.values()) == sorted(mesh.sizes.values())]
 
 
