@@ -9,7 +9,8 @@ itself is taken over, so that a trail can cost time and never make a plan wrong.
 
 Where only more is asked of the same program on the same cluster, no plan becomes faster. So the meshes are searched in
 the order of their earlier times, and those whose earlier time is above that of a plan found now are left out. The plan
-is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy.
+is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy. That is as
+certain as the earlier plans were close to optimal: their times stand for bounds, which are not kept.
 
 With other sizes or devices earlier times prove nothing, and where memory binds another rung or price may be the best
 one: then everything is searched. Else the mesh of the plan and those that came near it are searched again. The plan is
@@ -52,8 +53,8 @@ NEAR = 1.03
 class Route:
     """The part of a search that is done again.
 
-    meshes: those searched outright, in this order, as long as what the earlier plan there took (`least_s`, where
-    that is no more than any plan takes now) is less than the fastest one now. entry: the program that is planned.
+    meshes: those searched outright, in this order, but for those where the earlier plan (`least_s`, where less was
+    asked) took as long as the fastest one now. entry: the program that is planned.
     at_once: whether a plan has to fit the memory as it is, without a price.
     """
 
@@ -188,7 +189,7 @@ def _note(trail: Trail, search: Search) -> str:
     """What was taken from the earlier search, for the plan."""
     before = f"planned like an earlier plan over {trail.won.mesh}"
     if _is_same(trail, search):
-        return f"{before} that had less to satisfy: by its search, nothing else can be {TOLERANCE:.0%} faster"
+        return f"{before} that had less to satisfy: what its search found slower than this plan was not searched again"
     return (
         f"{before} of the same program in other sizes or on other devices: what was more than {NEAR - 1:.0%} slower "
         'then was not searched again (effort="best" does)'
