@@ -17,8 +17,13 @@ EXACT_STATES = 2000
 CLOSE = 1e-4
 
 #: Where the bound is nearly exact and the assignment known is not, the best one has states that hardly raise the bound:
-#: parts of the distance between the two up to which states are looked at first.
-NEAR = (1e-4, 1e-3)
+#: parts of the distance between the two up to which states are looked at, one after the other; then all that remain.
+NEAR = (1e-4, 1e-3, 3e-3, 1e-2, 4e-2)
+_ALL = 1.0
+
+#: Entries of the edges of the largest integer program that is begun, where a gap is good enough and where none is:
+#: larger ones take longer than they may (70,000 entries take 6 s, 100,000 over 20 s).
+MOST_ENTRIES_IF_CLOSE, MOST_ENTRIES = 40_000, 70_000
 
 
 def solve(problem: Problem, *, time_limit_s: float, close: float = 0.0, clock: Clock | None = None) -> Solution:
@@ -53,23 +58,32 @@ def _solve_core(core: Problem, time_limit_s: float, good_enough: float, clock: C
     close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE)
     bounded = dual.tighten(core, close, clock)
     known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
-    for part in (*NEAR, 1.0) if np.isfinite(known.value) else (1.0,):
+    for part in (*NEAR, _ALL) if np.isfinite(known.value) else (_ALL,):
         if known.value - known.lower_bound <= close * abs(known.value) or (clock.is_late and np.isfinite(known.value)):
             break
         reach = known.lower_bound + part * (known.value - known.lower_bound)
-        limit_s = clock.within(time_limit_s if part == 1.0 else time_limit_s / 4)
-        known = _among(core, known, bounded.kept(reach), limit_s, good_enough or ilp.EXACT, is_all=part == 1.0)
+        limit_s = clock.within(time_limit_s if part == _ALL else time_limit_s / 4)
+        found = _among(core, known, bounded.kept(reach), limit_s, good_enough or ilp.EXACT, is_all=part == _ALL)
+        if found is None:  # too many: those that remain are more
+            break
+        known = found
     return known
 
 
 def _among(
     core: Problem, known: Solution, kept: Sequence[IntArray], time_limit_s: float, gap: float, *, is_all: bool
-) -> Solution:
-    """The better of what is known and the best assignment of the states `kept`. is_all: a better one has only those."""
+) -> Solution | None:
+    """The better of what is known and the best assignment of the states `kept`; None where these are too many.
+
+    is_all: a better one has only those.
+    """
     if not all(map(len, kept)):
         return known
     try:
         rest = pbqp.reduce(core.restricted(tuple(kept)))
+        most = MOST_ENTRIES_IF_CLOSE if gap > ilp.EXACT else MOST_ENTRIES
+        if _entries(rest.core) > most and np.isfinite(known.value):
+            return None
         solved = ilp.solve(rest.core, time_limit_s=time_limit_s, gap=gap)
     except (ValueError, PlanError):  # no finite assignment among these
         if np.isfinite(known.value):
@@ -83,3 +97,7 @@ def _among(
         return Solution(states=known.states, value=known.value, lower_bound=bound)
     states = np.array([left[i] for left, i in zip(kept, rest.complete(solved.states), strict=True)], np.int64)
     return Solution(states=states, value=value, lower_bound=min(bound, value))
+
+
+def _entries(problem: Problem) -> int:
+    return sum(matrix.size for matrix in problem.edges.values())
