@@ -27,32 +27,27 @@ _OUTPUT_TARGET = "xla.sdy.FuncResultSharding"
 
 def marked_outputs(root: Instruction) -> Iterator[tuple[int, Instruction, int]]:
     """Outputs, and the instruction and leaf of it that say how they lie: JAX's mark, else the root itself."""
-    for leaf in range(len(root.shape.leaves)):
-        maker = _maker(root, leaf)
+    for leaf, maker in enumerate(_makers(root)):
         if maker is not None and _is_output_mark(maker):
             yield leaf, maker, 0
         elif root.opcode != "parameter" and root.get("custom_call_target") not in IDENTITY_TARGETS:
             yield leaf, root, leaf
 
 
+def _makers(value: Instruction) -> Iterator[Instruction | None]:
+    """Per array leaf: the instruction that makes it alone, through tuples and their elements; None where none does."""
+    if value.opcode == "tuple":
+        for operand in value.operands:
+            yield from _makers(operand)
+    elif value.opcode == "get-tuple-element" and value.operands[0].opcode == "tuple":
+        yield from _makers(value.operands[0].operands[value.index])
+    else:
+        leaves = len(value.shape.leaves)
+        yield from (value,) if leaves == 1 else (None,) * leaves
+
+
 def _is_output_mark(instruction: Instruction) -> bool:
     return bool(instruction.get("custom_call_target") == _OUTPUT_TARGET)
-
-
-def _maker(value: Instruction, leaf: int) -> Instruction | None:
-    """The instruction that makes an array leaf alone, through tuples and their elements; None where none does."""
-    while True:
-        if value.opcode == "tuple":
-            for operand in value.operands:
-                count = len(operand.shape.leaves)
-                if leaf < count:
-                    value = operand
-                    break
-                leaf -= count
-        elif value.opcode == "get-tuple-element" and value.operands[0].opcode == "tuple":
-            value = value.operands[0].operands[value.index]
-        else:
-            return value if len(value.shape.leaves) == 1 else None
 
 
 def write_out_shardings(module: Module) -> Module:
