@@ -2,8 +2,9 @@
 
 A step is the same for every element of its batch: cut along it, each part computes its share of everything that is not
 the same for all parts. So the batch is what `planner.microbatch` can cut a step along, and not, say, the time of a
-sequence, whose steps follow each other, or the rows of a table that any element may look up. Where no cut exists (a
-batch norm's statistics are of the whole batch), it is the dimension that most of the work in products runs along.
+sequence, whose steps follow each other, or the rows of a table that any element may look up. Where no cut exists that
+more work in products runs along (a batch norm's statistics are of the whole batch, and a loss can be cut along the
+features of what is wanted), it is the dimension that most of that work runs along.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ def batch_dims(module: Module, flow: Dataflow, options: PlanOptions) -> dict[int
     if usual and _is_cut_along(module, usual):
         return usual
     guesses = [{number: along.dim for number, along in batch.items()} for batch in candidates(flow, options)]
-    cut = next((batch for batch in guesses if batch != usual and _is_cut_along(module, batch)), None)
-    if cut is not None:
-        return cut
     ties = Ties(flow, free_nodes(flow, {}), rule_of)
     work = [_work_along(flow, ties, batch) for batch in guesses]
+    usual_work = _work_along(flow, ties, usual)
+    for batch, along in zip(guesses, work, strict=True):
+        if batch != usual and along >= usual_work and _is_cut_along(module, batch):
+            return batch
     return guesses[work.index(max(work))] if any(work) else usual
 
 

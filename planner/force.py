@@ -6,7 +6,8 @@ of these either, each argument of rank 1 or more that has an output of the same 
 Which dimensions of the other arguments are the batch is derived from the program (`planner.batch_dims`); what is left
 (keys, tables, scalars) is replicated. An instruction runs along the batch where a factor of its rule ties one of its
 dimensions to the batch (`planner.colours`). A batch that the axes do not divide is stored padded where that pays
-(`planner.uneven`), else the strategy is refused. What each strategy promises, of all instructions that can be so:
+(`planner.uneven`), else the strategy is refused; where arrays lie already (`argument_axes`: the last, smaller batch of
+an epoch) it is kept whole. What each strategy promises, of all instructions that can be so:
 
 data        over all axes. Batch arguments, activations and their gradients are split along the batch and stay so.
             State is replicated; each sum over the batch is one all-reduce (each dot or reduction that makes one, in
@@ -123,7 +124,8 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
     requirements: Requirements = {}
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)
-    _check_batch(flow, names, options, strategy, batch)
+    splits = _splits_batch(flow, names, options, strategy, batch)
+    lies_along = strategy.batch_axes if splits else ()
     whole = _computed_with(flow, state) if options.force == "zero1" else frozenset()
     experts = _experts(flow, state, batch) if options.force == "expert" else {}
     across = tuple(experts.items()) if experts else _other_dims(flow, batch) if options.force == "megatron" else ()
@@ -136,7 +138,7 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
             rule = strategy.state(shape)
         requirement = Requirement(asked_by=f"force={options.force!r}", rule=rule)
         if number in batch:
-            lies = {dim: DimPin(axes=strategy.batch_axes if dim == batch[number] else ()) for dim in range(shape.rank)}
+            lies = {dim: DimPin(axes=lies_along if dim == batch[number] else ()) for dim in range(shape.rank)}
             requirement = replace(requirement, dims=lies, rule=None, may_pad=True)
         requirements[node] = [requirement]
         if number in experts or (number in state and shape.rank >= 2 and options.force in ("tensor", *MIXED)):
@@ -145,28 +147,36 @@ def forced(flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mes
     return Forced(
         requirements=requirements,
         in_place=frozenset(in_place),
-        roles=strategy.roles(),
+        roles=strategy.roles(splits),
         batch=tuple((flow.parameters[number], dim) for number, dim in batch.items()),
         across=tuple((flow.parameters[number], dim) for number, dim in across),
         state_outputs=tuple(node for node in flow.outputs if _type(flow.nodes[node].shapes[0]) in state_types),
     )
 
 
-def _check_batch(
+def _splits_batch(
     flow: Dataflow, names: Sequence[str], options: PlanOptions, strategy: _Strategy, batch: Mapping[int, int]
-) -> None:
-    """PlanError where the axes can split a batch argument neither evenly nor with little padding."""
+) -> bool:
+    """Whether the axes can split all batch arguments, evenly or with little padding.
+
+    Where they cannot, a program whose state lies already (the last, smaller batch of an epoch) keeps its batch whole,
+    and any other raises PlanError.
+    """
     sizes = [strategy.mesh.sizes[axis] for axis in strategy.batch_axes]
     may_split = divides if options.rewrites == "none" else divides_or_pays_along_one
     for number, dim in batch.items():
         size = flow.nodes[flow.parameters[number]].shapes[0].dimensions[dim]
-        if not may_split(size, sizes):
-            raise PlanError(
-                f"force={options.force!r} splits the batch over {prod(sizes)} devices ({strategy.mesh}), but "
-                f"{names[number]} has {size} elements of it, in dimension {dim}",
-                where="force",
-                remedy=f"take a batch that {prod(sizes)} divides, or a mesh that splits it less",
-            )
+        if may_split(size, sizes):
+            continue
+        if options.argument_axes:
+            return False
+        raise PlanError(
+            f"force={options.force!r} splits the batch over {prod(sizes)} devices ({strategy.mesh}), but "
+            f"{names[number]} has {size} elements of it, in dimension {dim}",
+            where="force",
+            remedy=f"take a batch that {prod(sizes)} divides, or a mesh that splits it less",
+        )
+    return True
 
 
 def state_arguments(flow: Dataflow, options: PlanOptions) -> frozenset[int]:
@@ -270,13 +280,17 @@ class _Strategy:
             "replicated": cls(mesh=mesh),
         }[force]
 
-    def roles(self) -> Roles:
-        """What the axes do."""
+    def roles(self, splits_batch: bool) -> Roles:
+        """What the axes do, with the batch split or whole."""
+        axes = tuple(self.mesh.sizes)
         if not self.batch_axes and not self.state_axes:
-            return Roles(idle=tuple(self.mesh.sizes))
+            return Roles(idle=axes)
+        others = tuple(axis for axis in self.state_axes if axis not in self.batch_axes)
+        if not splits_batch:
+            return Roles(not_batch=axes) if self.one_dim or others else Roles(idle=axes)
         return Roles(
             batch=self.batch_axes,
-            not_batch=tuple(axis for axis in self.state_axes if axis not in self.batch_axes),
+            not_batch=others,
             across=self.expert_axes,
             not_across=self.not_across,
             sharded_state=self.one_dim,

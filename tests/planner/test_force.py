@@ -174,6 +174,35 @@ def test_a_batch_that_does_not_split_is_refused_with_input_and_sizes(force: str)
         plan(lower(mlp(batch=30)), EIGHT, PlanOptions(force=force, rewrites="none"))  # nothing is padded
 
 
+@pytest.mark.parametrize("force", ["data", "fsdp", "zero1"])
+def test_a_smaller_last_batch_is_kept_whole_where_the_state_lies_already(force: str) -> None:
+    first = plan(lower(mlp()), EIGHT, PlanOptions(force=force))
+    lies = {n: variable.sharding.dims for n, variable in enumerate(first.parameters) if variable.alias is not None}
+    planned = plan(lower(mlp(batch=9)), EIGHT, PlanOptions(force=force, argument_axes=lies, mesh=first.mesh.sizes))
+    assert set(batches(planned).values()) == {((), ())}
+    assert {n: planned.parameters[n].sharding.dims for n in lies} == lies
+    if force == "data":  # the others split something else
+        assert any("computed whole on all 8 devices" in note for note in planned.notes)
+
+
+def test_a_batch_norms_batch_is_no_feature() -> None:
+    """Its statistics are of the whole batch; the loss could be cut along the features of what is wanted."""
+
+    def step(p: Any, x: np.ndarray, wanted: np.ndarray) -> Any:
+        def loss(p: Any) -> Any:
+            y = x @ p["first"]
+            y = (y - y.mean(0)) * jax.lax.rsqrt(y.var(0) + 1e-5)
+            return jnp.mean((jax.nn.relu(y) @ p["second"] - wanted) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, p, gradients), value
+
+    p = {"first": np.ones((16, 32), np.float32), "second": np.ones((32, 8), np.float32)}
+    arguments = p, np.ones((BATCH, 16), np.float32), np.ones((BATCH, 8), np.float32)
+    planned = plan(lower((step, arguments, (0,))), EIGHT, PlanOptions(force="data"))
+    assert set(batches(planned).values()) == {(("data",), ())}
+
+
 def test_meshes_that_cannot_split_the_batch_are_passed_over() -> None:
     planned = plan(lower(mlp(batch=6)), EIGHT, PlanOptions(force="mixed", rewrites="none"))
     assert planned.mesh.sizes == {"data": 2, "model": 4}
