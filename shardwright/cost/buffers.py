@@ -7,10 +7,10 @@ each element only for the same element of its result; a loop's carried values ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from shardwright.cost.fusion import Kernels, Program, fuse, round_for_products
+from shardwright.cost.fusion import PRODUCTS, Kernels, Program, fuse, round_for_products
 from shardwright.cost.hoisting import hoisted
 from shardwright.cost.inline import first_leaf
 from shardwright.cost.opcodes import ELEMENTWISE
@@ -65,7 +65,9 @@ def buffers_of(program: Program, compiler: Compiler, *, is_loop: bool = False) -
     before = hoisted(program) if is_loop and compiler.hoists_loop_invariants else frozenset()
     kernels = fuse(program, compiler, before)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
-    return allocate(program, kernels, schedule(program, kernels, compiler.schedule, together), before)
+    order = schedule(program, kernels, compiler.schedule, together)
+    beside = _softmaxes(program, kernels) if compiler.fuses_softmax else frozenset()
+    return allocate(program, kernels, order, before, beside)
 
 
 def _independent_all_reduces(program: Program) -> list[Step]:
@@ -80,10 +82,44 @@ def _independent_all_reduces(program: Program) -> list[Step]:
     return [tuple(members) for members in groups.values() if len(members) > 1]
 
 
-def allocate(program: Program, kernels: Kernels, order: list[Step], before: frozenset[int] = frozenset()) -> Buffers:
+def _softmaxes(program: Program, kernels: Kernels) -> frozenset[int]:
+    """Elementwise kernels that read a value and the maximum of it, other than of a product: that is computed in the
+    same kernel."""
+    found = set()
+    for node, reads in enumerate(kernels.reads):
+        if program.opcodes[node] not in ELEMENTWISE:
+            continue
+        shown = {_shown(program, kernels, read) for read in reads}
+        maximized = {each for read in shown if _is_maximum(program, read) for each in kernels.reads[read]}
+        of = {_shown(program, kernels, each) for each in maximized} & shown
+        if any(program.opcodes[each] not in PRODUCTS and program.opcodes[each] != "constant" for each in of):
+            found.add(node)
+    return frozenset(found)
+
+
+def _shown(program: Program, kernels: Kernels, node: int) -> int:
+    """The kernel whose value a view shows."""
+    while kernels.is_view[node] and program.operands[node]:
+        node = program.operands[node][0]
+    return node
+
+
+def _is_maximum(program: Program, node: int) -> bool:
+    called = program.instructions[node].called
+    return program.opcodes[node] == "reduce" and called["to_apply"][0].root.opcode == "maximum"
+
+
+def allocate(
+    program: Program,
+    kernels: Kernels,
+    order: list[Step],
+    before: Collection[int] = (),
+    beside: Collection[int] = (),
+) -> Buffers:
     """Buffers of a computation whose parameters and results its caller pays for.
 
-    before: nodes whose values are there from the beginning, and stay to the end.
+    before: nodes whose values are there from the beginning, and stay to the end. beside: nodes whose kernels write
+    over none of their operands.
     """
     buffers = Buffers(order=order, where=[()] * len(program.opcodes))
     position = {node: i for i, step in enumerate(order) for node in step}
@@ -99,7 +135,7 @@ def allocate(program: Program, kernels: Kernels, order: list[Step], before: froz
             buffers.starts[buffer], buffers.ends[buffer] = 0, len(order) - 1
     _free_callers_buffers(program, buffers)
     for node, i in position.items():
-        if not kernels.is_view[node] and node not in before:
+        if not kernels.is_view[node] and node not in before and node not in beside:
             _write_over(program, kernels, buffers, node, i)
     return buffers
 

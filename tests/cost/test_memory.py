@@ -105,6 +105,16 @@ def loop_over_bfloat16() -> Step:
     return step, ([array(128, 128, dtype=jnp.bfloat16)] * 6, array(4, 64, 128, dtype=jnp.bfloat16)), ()
 
 
+def softmax(masked: bool) -> Step:
+    """Its kernel writes over nothing: what a mask made is there beside it. Without one, it is the product's kernel."""
+
+    def step(x: jax.Array, y: jax.Array, z: jax.Array, mask: jax.Array) -> jax.Array:
+        scores = x @ y
+        return jax.nn.softmax(jnp.where(mask, scores, -1e9) if masked else scores) @ z
+
+    return step, (array(512, 16), array(16, 512), array(512, 16), array(512, 512, dtype=jnp.bool_)), ()
+
+
 MODELS = {
     "mlp": lambda: mlp(donate=True),
     "mlp, nothing donated": lambda: mlp(donate=False),
@@ -113,6 +123,8 @@ MODELS = {
     "convolutions": convolutions,
     "mlp in bfloat16": mlp_in_bfloat16,
     "loop over bfloat16": loop_over_bfloat16,
+    "softmax": lambda: softmax(masked=False),
+    "masked softmax": lambda: softmax(masked=True),
 }
 
 
