@@ -81,6 +81,14 @@ class Memory:
         total = top + sum(size(leaf) for leaf in always) + sum(_copied(decisions, leaf, mesh) for leaf in copies)
         return Peak(size_bytes=total, values=frozenset(held) | always, copies=copies)
 
+    def taken_at(self, peak: Peak, decisions: Decisions) -> int:
+        """Bytes that another plan takes of what is live at a peak."""
+        nodes, mesh = self.flow.nodes, decisions.graph.prices.mesh
+        values = sum(
+            _bytes(nodes[node].shapes[leaf], decisions.result((node, leaf)), mesh) for node, leaf in peak.values
+        )
+        return values + sum(_copied(decisions, leaf, mesh) for leaf in peak.copies)
+
     def _leaf(self, name: str, leaf: int) -> Leaf | None:
         leaves = self._nodes.get(name, ())
         return leaves[leaf] if leaf < len(leaves) else None

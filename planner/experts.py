@@ -30,7 +30,8 @@ EXPERTS = {
 }
 
 #: Those that are quickly priced, in the order in which one is tried as first plan.
-_FIRST = ("data parallel", "optimizer sharded (ZeRO-1)", "fully sharded (ZeRO-3)")
+_FULLY_SHARDED = "fully sharded (ZeRO-3)"
+_FIRST = ("data parallel", "optimizer sharded (ZeRO-1)", _FULLY_SHARDED)
 
 #: Most axes of the meshes on which they are priced.
 _AXES = 2
@@ -46,6 +47,15 @@ def first_plan(search: Search) -> Found | None:
             if found is not None:
                 scope = f"this is the plan that is known as {name!r}: the search, as far as it came, found none faster"
                 return replace(found, cost=replace(found.cost, bound_scope=scope))
+    return None
+
+
+def fully_sharded(search: Search) -> Found | None:
+    """The fully sharded one, whether it fits or not; None where it cannot be had."""
+    for _, make in _meshes(search, EXPERTS[_FULLY_SHARDED]):
+        made = make()
+        if not isinstance(made, Refusal):
+            return search.found(made.chain, made.solved, made.notes)
     return None
 
 

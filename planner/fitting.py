@@ -1,19 +1,24 @@
-"""Making a plan fit the memory: the price of a byte is raised until a plan does, then lowered again.
+"""Making a plan fit the memory: a price of a byte at which one does, then as low a one as still gives one.
 
-`budget` has the idea and its bound. Where the program is small, `exact_fit` takes over.
+`budget` has the idea and its bound. Where the fastest plan needs far more than there is, the search begins with a dear
+price: if what that gives needs far more, too, nothing fits. Two plans, one that fits and a faster one that does not,
+cost the same at one price: what the search finds there lies between them (Kelley's cutting planes, 1960, for a dual of
+one variable). A plan may need more than its priced bytes: where the crossing gives one that does not fit, the next
+price lies halfway to that which does. Where the program is small, `exact_fit` takes over.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardwright.cost.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner.budget import Memory, Peak, Price, breakdown, dominating
 from shardwright.planner.chain import SolvedChain
+from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.graph import Variable
 from shardwright.report.units import format_bytes, format_seconds
@@ -23,14 +28,23 @@ if TYPE_CHECKING:
     from shardwright.planner.found import Found
     from shardwright.planner.search import Search
 
-#: The first price of a byte that is tried, and the highest, as parts of what the plan's own bytes would cost at its own
-#: time; then how many prices are tried, and the ratio of two at which they are close enough.
-LEAST_PRICE = 1e-3
-HIGHEST_PRICE = 1e2
-MOST_PRICES = 14
-CLOSE_PRICES = 1.3
+#: Prices of a byte at which a first plan that fits is looked for, as parts of what the plan's own bytes would cost at
+#: its own time. Where memory is nearly free, what takes less for nothing is found; where it is dear, what takes least;
+#: once more with the peak that this plan has instead. The memory model sees more than what is priced, so that a price
+#: between them may take less than both.
+NEARLY_FREE, DEAR, BETWEEN = 8e-3, 32.0, 0.5
 
-#: Relative gap to which the program is solved at each price; the last one that fits is solved to the end.
+#: What a plan may need, as a multiple of what there is, that nearly fits. Where memory is dear, a plan that needs more
+#: is the end of it, unless another peak than those that were priced explains that: then one that needs `HOPELESS`
+#: times. Where the fastest plan needs as much, the dear price comes first.
+NEARLY, HOPELESS = 1.25, 1.6
+
+#: Prices that are tried once a plan fits, at most, and the ratio of two at which they are close enough.
+MOST_PRICES = 6
+CLOSE_PRICES = 1.05
+
+#: Relative gap to which the program is solved at each price; the last one that fits is solved to the end. A plan as
+#: near to the fastest one of all is as good.
 CLOSE = 1e-3
 
 #: What a remedy adds to bytes, so that the three digits that it names are enough.
@@ -44,52 +58,149 @@ def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
     """
     if search.needed_bytes(found) <= search.limit_bytes:
         return found
-    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
-    peaks = [model.peak(found.decisions)]
-    low, high, best, least = 0.0, 0.0, None, found
-    bound_s, bounding, free_s = 0.0, None, found.chain.graph.least_of_free_s()
-    unit = found.cost.step_s / found.memory.peak_bytes
-
-    def at(price: float, close: float = 0.0) -> Found:
-        nonlocal bound_s, bounding
-        terms = Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
-        solved = found.chain.with_price(terms).solve(search.time_limit_s(), close)
-        least_s = solved.rolled_bound - price * search.limit_bytes
-        if least_s > bound_s:
-            bound_s, bounding = least_s, terms
-        return search.found(found.chain, solved, found.notes, bound_s)
-
-    price = LEAST_PRICE * unit
-    for _ in range(MOST_PRICES):
-        if best is not None and search.is_late():
-            return replace(best, price_bound_s=bound_s, price=bounding)
-        tried = at(price, CLOSE)
-        if bound_s + free_s >= below_s:
-            raise _too_slow(found, bound_s + free_s)
-        least = min(least, tried, key=search.needed_bytes)
-        if search.needed_bytes(tried) <= search.limit_bytes:
-            best = _faster(best, tried)
-            high = price
-        else:
-            low = price
-            peak = model.peak(tried.decisions)
-            peaks = [*peaks[-2:], peak] if peak not in peaks else peaks
-        if (high and high < low * CLOSE_PRICES) or low > HIGHEST_PRICE * unit:
-            break
-        price = (low * high) ** 0.5 if low and high else (high / 8 if high else low * 8)
-    exact = _exactly(search, found, model, peaks)
-    if exact is not None:
-        return replace(exact, price=bounding)
-    if best is None:
-        raise too_large(search, least)
-    tried = at(high)
-    if search.needed_bytes(tried) <= search.limit_bytes:
-        best = _faster(best, tried)
-    return replace(best, price_bound_s=bound_s, price=bounding)
+    return _Fitting(search, found, below_s).best()
 
 
-def _faster(best: Found | None, tried: Found) -> Found:
-    return tried if best is None or tried.cost.step_s < best.cost.step_s else best
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A plan, and the price that it is the cheapest at."""
+
+    price: float
+    found: Found
+
+
+@dataclass(slots=True, eq=False)
+class _Fitting:
+    """The search for a plan of one chain that fits.
+
+    start: its fastest plan. peaks: where bytes have a price. tried: what prices gave. bound_s: what a plan that fits
+    takes at least, besides what is made anew for its readers. bounding: the price that says so.
+    """
+
+    search: Search
+    start: Found
+    below_s: float
+    peaks: list[Peak] = field(default_factory=list)
+    tried: list[_Priced] = field(default_factory=list)
+    bound_s: float = 0.0
+    bounding: Price | None = None
+
+    def best(self) -> Found:
+        """The fastest plan that fits. Raises MemoryBudgetError."""
+        self._add_peak(self.start)
+        first = self._first()
+        exact = _exactly(self.search, self.start, self._model, self.peaks)
+        if exact is not None:
+            return replace(exact, price=self.bounding)
+        if first is None:
+            raise too_large(self.search, self.thriftiest)
+        return replace(self._fastest(first), price_bound_s=self.bound_s, price=self.bounding)
+
+    @property
+    def thriftiest(self) -> Found:
+        """Of all plans that were looked at, the one that needs least."""
+        return min((self.start, *(each.found for each in self.tried)), key=self.search.needed_bytes)
+
+    @property
+    def _model(self) -> Memory:
+        return self.search.program.memory(self.search.profile, self.start.chain.graph.layout.hubs)
+
+    def _add_peak(self, found: Found) -> None:
+        """Price bytes where a plan takes most, too."""
+        peak = self._model.peak(found.decisions)
+        if peak not in self.peaks:
+            self.peaks = [*self.peaks[-2:], peak]
+
+    def _fits(self, found: Found) -> bool:
+        return self._excess(found) <= 1.0
+
+    def _at(self, price: float, close: float = CLOSE) -> _Priced:
+        """The cheapest plan at a price, the same object for equal plans.
+
+        Raises MemoryBudgetError where what fits is known to take too long.
+        """
+        chain, search = self.start.chain, self.search
+        terms = Price(peaks=tuple((peak, price / len(self.peaks)) for peak in self.peaks))
+        solved = chain.with_price(terms).solve(search.time_limit_s(), close)
+        bound_s = solved.rolled_bound - price * search.limit_bytes
+        if bound_s > self.bound_s:
+            self.bound_s, self.bounding = bound_s, terms
+        least_s = self.bound_s + chain.graph.least_of_free_s()
+        if least_s >= self.below_s:
+            raise _too_slow(self.start, least_s)
+        known = (each.found for each in self.tried if each.found.solved.states == solved.states)
+        made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes, self.bound_s))
+        self.tried.append(made)
+        return made
+
+    def _first(self) -> _Priced | None:
+        """A plan that fits, at as low a price as one is found at soon."""
+        unit = self.start.cost.step_s / self.start.memory.peak_bytes
+        first = (NEARLY_FREE, DEAR) if self._excess(self.start) <= HOPELESS else (DEAR,)
+        asked: tuple[float, list[Peak]] | None = None
+        for part in (*first, DEAR, BETWEEN):
+            if (part * unit, self.peaks) == asked:  # of which the answer is known
+                continue
+            asked = part * unit, self.peaks
+            made = self._at(part * unit)
+            if self._fits(made.found):
+                return made
+            self._add_peak(made.found)
+            explains = asked[1] != self.peaks
+            if part == DEAR and self._excess(made.found) > (HOPELESS if explains else NEARLY):
+                return None
+        return None
+
+    def _excess(self, found: Found) -> float:
+        """What a plan needs, as a multiple of what there is."""
+        return self.search.needed_bytes(found) / self.search.limit_bytes
+
+    def _fastest(self, fits: _Priced) -> Found:
+        """From a plan that fits to the fastest that some price gives."""
+        below = [each for each in self.tried if each.price < fits.price and not self._fits(each.found)]
+        over = below[-1] if below else _Priced(0.0, self.start)
+        best = fits.found
+        halves = False  # the crossing moves little where the plan takes more than what is priced
+        for _ in range(MOST_PRICES):
+            if best.cost.step_s <= self.start.cost.step_s * (1 + CLOSE) or self.search.is_late():
+                return best
+            price = self._between(over, fits, halves)
+            if price is None:
+                break
+            made = self._at(price)
+            does_fit = self._fits(made.found)
+            halves = not (does_fit or halves)
+            if does_fit:
+                fits, best = made, _faster(best, made.found)
+            else:
+                over = made
+                self._add_peak(made.found)
+        solved = fits.found.solved
+        if not self.search.is_large and solved.value - solved.rolled_bound > TIGHT * abs(solved.value):
+            last = self._at(fits.price, close=0.0).found
+            best = _faster(best, last) if self._fits(last) else best
+        return best
+
+    def _between(self, over: _Priced, fits: _Priced, halves: bool) -> float | None:
+        """The price at which both cost the same, or halfway between theirs; None where these are close."""
+        if fits.price < over.price * CLOSE_PRICES:
+            return None
+        price = 0.0 if halves else self._crossing(over, fits)
+        if over.price * CLOSE_PRICES < price < fits.price / CLOSE_PRICES:
+            return price
+        return math.sqrt(over.price * fits.price) if over.price else fits.price / 8
+
+    def _crossing(self, over: _Priced, fits: _Priced) -> float:
+        """The price at which both cost the same, of the bytes that have one; 0 where there is none."""
+        saved = self._priced_bytes(over.found) - self._priced_bytes(fits.found)
+        return (fits.found.cost.step_s - over.found.cost.step_s) / saved if saved > 0 else 0.0
+
+    def _priced_bytes(self, found: Found) -> float:
+        return sum(self._model.taken_at(peak, found.decisions) for peak in self.peaks) / len(self.peaks)
+
+
+def _faster(best: Found, tried: Found) -> Found:
+    return tried if tried.cost.step_s < best.cost.step_s else best
 
 
 def _too_slow(found: Found, bound_s: float) -> MemoryBudgetError:

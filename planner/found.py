@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
@@ -80,6 +80,20 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     plain: Outcome | None = None
     entry: Entry | None = None
+    _plans: dict[int, Found] = field(default_factory=dict)
+
+    def plan(self, tried: Tried) -> Found:
+        """The plan that was found on one of the meshes, memory aside; worked out once."""
+        found = self._plans.get(id(tried))
+        if found is None:
+            made = self.search.found(tried.chain, tried.solved, tried.notes)
+            found = self._plans[id(tried)] = replace(made, start=tried.start)
+        return found
+
+    @property
+    def fastest(self) -> Tried:
+        """The fastest plan, memory aside."""
+        return min(self.tried, key=lambda each: each.step_s)
 
     @property
     def step_s(self) -> float:

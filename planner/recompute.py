@@ -66,15 +66,18 @@ class Recomputation:
         return sum(segment.saved_bytes for segment in self.segments)
 
 
-def recomputations(decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int) -> list[Recomputation]:
+def recomputations(
+    decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int, prices: Sequence[float] = PRICES
+) -> list[Recomputation]:
     """The choices worth trying beside a plan, each saving more bytes, and taking more seconds, than the one before.
 
-    step_s, peak_bytes: of the plan. Empty where nothing can be computed again.
+    step_s, peak_bytes: of the plan. prices: of a byte, as parts of the one over all the other. Empty where nothing can
+    be computed again.
     """
     stages = _stages(decisions)
     kinds = [*_kinds(decisions, chain), *_loops(decisions)]
     cuts: list[_Cuts] = [((),) * len(kinds)]
-    for price in PRICES:
+    for price in prices:
         cut = tuple(tuple(kind.cut(price * step_s / peak_bytes)) for kind in kinds)
         if cut != cuts[-1]:
             cuts += [_halfway(kinds, cuts[-1], cut), cut]

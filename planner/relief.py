@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
+from shardwright.planner.fitting import NEARLY
 from shardwright.planner.recompute import Recomputation, recomputations
+from shardwright.planner.sparing import MOST_MICRO_BATCHES, sparing_plan
 from shardwright.planner.trails import Entry
 from shardwright.plans import Candidate
 
@@ -33,16 +35,9 @@ LEAST_GAIN = 1e-3
 #: predicted to take 1.8 % less than computing again, and counted in XLA's program took 2.9 % more (docs/benchmarks.md).
 GAIN_OF_PARTS = 3e-2
 
-#: Most micro-batches that are tried unless more are asked for.
-MOST_MICRO_BATCHES = 16
-
 #: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
 #: plan's time, times the ratio of what that needs to the budget.
 MOST_PRICED = 2
-
-#: How much a rung's fastest plan may need, as a multiple of the budget, to be fitted by a price because the next rung
-#: up fits.
-NEARLY = 1.25
 
 #: The rung of the ladder on which nothing is computed again.
 NOTHING = -1
@@ -96,10 +91,8 @@ def _ladder(outcome: Outcome) -> list[Recomputation]:
     search = outcome.search
     if search.program.micro_batches > 1:
         outcome = search.variant(None, 1)
-        search = outcome.search
-    fastest = min(outcome.tried, key=lambda each: each.step_s)
-    plan = search.found(fastest.chain, fastest.solved, fastest.notes)
-    return recomputations(plan.decisions, fastest.chain, plan.cost.step_s, plan.memory.peak_bytes)
+    plan = outcome.plan(outcome.fastest)
+    return recomputations(plan.decisions, plan.chain, plan.cost.step_s, plan.memory.peak_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -122,13 +115,19 @@ class _Table:
                 break
             self._bisect(number)
         self._price()
-        best = self.found or self._least()
-        number, rung = next(key for key, outcome in self.tried.items() if outcome is best)
+        best = self.found or sparing_plan(self.search) or self._least()
         best.plain = self.tried[self.search.program.micro_batches, NOTHING]
-        best.entry = Entry(rung=rung, rungs=len(self.ladder), micro_batches=number)
+        best.entry = self._entry(best)
         best.notes += self.notes
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
+
+    def _entry(self, outcome: Outcome) -> Entry | None:
+        """What an outcome computes otherwise; None for one that is none of the table's."""
+        for (number, rung), tried in self.tried.items():
+            if tried is outcome:
+                return Entry(rung=rung, rungs=len(self.ladder), micro_batches=number)
+        return None
 
     def _numbers(self) -> Iterator[int]:
         """Numbers of micro-batches, as long as the step splits into as many and may be faster than what fits."""
@@ -156,7 +155,7 @@ class _Table:
         """What a plan takes at least, memory aside: what is computed again adds to what the program takes without."""
         known = self.tried.get((number, rung))
         if known is not None:
-            return min(each.step_s for each in known.tried)
+            return known.fastest.step_s
         return self._fastest_s(number, NOTHING) + self.ladder[rung].seconds
 
     def _is_too_slow(self, number: int, rung: int) -> bool:
@@ -211,13 +210,12 @@ class _Table:
         return self._fits(number, rung, at_once=False)
 
     def _promise_s(self, outcome: Outcome) -> float:
-        return min(each.step_s for each in outcome.tried) * max(1.0, self._excess(outcome))
+        return outcome.fastest.step_s * max(1.0, self._excess(outcome))
 
     def _excess(self, outcome: Outcome) -> float:
         """What the fastest plan needs, as a multiple of what there is."""
-        search, fastest = outcome.search, min(outcome.tried, key=lambda each: each.step_s)
-        needed = search.needed_bytes(search.found(fastest.chain, fastest.solved, fastest.notes))
-        return needed / search.limit_bytes
+        search = outcome.search
+        return search.needed_bytes(outcome.plan(outcome.fastest)) / search.limit_bytes
 
     def _least(self) -> Outcome:
         """The last outcome that is refused, with the most that was tried to save memory."""

@@ -27,6 +27,7 @@ from shardwright.planner.prices import Prices
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.relief import relieved
 from shardwright.planner.rewrites import without_idle_views
+from shardwright.planner.sparing import sparing_plan
 from shardwright.planner.trails import Question, Trails
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, Mesh, Plan
@@ -120,35 +121,43 @@ class Search(MeshSearch):
     def _know_a_plan(self) -> None:
         """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
         is_hurried = self.options.deadline_s is not None
-        if not self._is_free or self.known.found is not None or (self.is_large and not is_hurried):
+        if not self.is_free or self.known.found is not None or (self.is_large and not is_hurried):
             return
         found = first_plan(self)
         if found is not None:
+            self.offer(found)
+        elif is_hurried:  # else it is made where it turns out to help
+            made = sparing_plan(self)
+            found = made.found if made is not None else None
+        if found is not None:
             self._incumbent_s = found.cost.step_s
-            self._offer(found)
             self.report("search", str(found.mesh))
 
     def _hold_against_experts(self, outcome: Outcome) -> None:
         """A plan that an expert would write is known too, where it is faster than what the search found. Where the
         program is large that takes long, and is only done if nothing was found."""
         is_quick = not self.is_large or self.options.effort == "best"
-        if self._is_free and (is_quick or outcome.found is None):
+        if self.is_free and (is_quick or outcome.found is None):
             found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN))
             if found is not None:
-                self._offer(found)
+                self.offer(found)
 
     @property
-    def _is_free(self) -> bool:
+    def is_free(self) -> bool:
         return self.options.force is None and self.options.mode == "search"
 
     def variant(self, again: Recomputation | None, micro_batches: int) -> Outcome:
         """What the search gives for the same program computing otherwise. Raises MicroBatchError besides what
         `outcome` raises."""
+        return self.computing(again, micro_batches).outcome()
+
+    def computing(self, again: Recomputation | None, micro_batches: int) -> Search:
+        """The search for the same program computing otherwise. Raises MicroBatchError."""
         self.report("rewrite", f"{len(again.instructions) if again else 0} again, {micro_batches} micro-batches")
         made = copy(self)
         made.program = self.program.computing(again, micro_batches)
         made.flow, made.recomputation = made.program.flow, again
-        return made.outcome()
+        return made
 
     def outcome(self) -> Outcome:
         """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
@@ -264,7 +273,7 @@ class Search(MeshSearch):
             limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - LEAST_GAIN))
             if each.step_s >= limit_s:
                 break
-            found = replace(self.found(each.chain, each.solved, each.notes), start=each.start)
+            found = outcome.plan(each)
             if self.needed_bytes(found) > self.limit_bytes:
                 if at_once:
                     continue
@@ -276,7 +285,7 @@ class Search(MeshSearch):
                     continue
             if found.cost.step_s < limit_s:
                 best = found
-                self._offer(found)
+                self.offer(found)
         return best
 
     def _candidates(
@@ -320,7 +329,7 @@ class Search(MeshSearch):
         meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
         return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
 
-    def _offer(self, found: Found) -> None:
+    def offer(self, found: Found) -> None:
         """A plan that fits, which a deadline may leave with from now on; not one that keeps what was to be computed
         again."""
         if self.options.remat == "full" and self.recomputation is None:

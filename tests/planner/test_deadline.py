@@ -93,6 +93,23 @@ def test_the_first_plan_fits_the_memory() -> None:
     assert "'fully sharded (ZeRO-3)'" in found.cost.bound_scope
 
 
+def test_where_no_expert_fits_the_first_plan_takes_little_whatever_else_it_takes() -> None:
+    step, few, profile = (
+        lower(gpt2(layers=2, batch=32, length=32)),
+        Cluster.local(4),
+        hardware_profile(CLUSTER.hardware),
+    )
+    limit = required_bytes(plan(step, few, PlanOptions(force="fsdp")).memory, profile) * 2 // 3
+    reports: list[PlanProgress] = []
+    options = PlanOptions(deadline_s=1e-9, memory_budget=limit)
+    found = plan(step, few, options, progress=reports.append)
+    assert required_bytes(found.memory, profile) <= limit
+    assert found.recomputed
+    assert "fully sharded" in found.cost.bound_scope
+    told = [each for each in reports if each.incumbent_s]
+    assert told[0].incumbent_s == pytest.approx(found.cost.step_s), "what is known at once"
+
+
 @pytest.mark.parametrize("count", [50, 1000, 4000])
 def test_it_is_no_worse_than_the_first_plan_where_memory_binds(looks: Looks, data_parallel: Plan, count: int) -> None:
     limit = required_bytes(data_parallel.memory, hardware_profile(CLUSTER.hardware))

@@ -1,0 +1,72 @@
+"""Prices of memory: what they are of, and how few of them tell that nothing fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.errors import MemoryBudgetError
+from shardwright.planner.budget import Price
+from shardwright.planner.chain import Chain
+from shardwright.planner.search import Search
+from tests.planner.programs import gpt2, lower, scan
+
+CLUSTER = Cluster.local(4)
+STEP = lower(gpt2(layers=2, batch=32, length=32))
+ONE_WAY = {"mesh": {"data": 4}, "remat": "none", "micro_batches": 1}
+
+
+def searched(text: str, **options: object) -> Search:
+    return Search(text, CLUSTER, PlanOptions(**{**ONE_WAY, **options}))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def prices(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The prices of a byte that were searched with."""
+    found: list[float] = []
+    with_price = Chain.with_price
+
+    def counting(chain: Chain, price: Price | None) -> Chain:
+        if price is not None:
+            found.append(price.total)
+        return with_price(chain, price)
+
+    monkeypatch.setattr(Chain, "with_price", counting)
+    return found
+
+
+def test_one_dear_price_tells_that_nothing_fits(prices: list[float]) -> None:
+    search = searched(STEP, memory_budget=60_000)
+    with pytest.raises(MemoryBudgetError):
+        search.run()
+    assert len(prices) == 1
+
+
+def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first(prices: list[float]) -> None:
+    search = searched(STEP)
+    outcome = search.outcome()
+    fastest = outcome.plan(outcome.fastest)
+    limited = searched(STEP, memory_budget=search.needed_bytes(fastest) * 985 // 1000)
+    assert limited.run().cost.step_s <= 1.02 * fastest.cost.step_s
+    assert prices[0] == min(prices[:2])
+
+
+@pytest.mark.parametrize("text", [STEP, lower(scan(layers=4, batch=256, width=16))])
+def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text: str) -> None:
+    search = searched(text)
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    peak = model.peak(found.decisions)
+    once, twice = (
+        found.chain.with_price(Price(peaks=((peak, price),))).solve(search.time_limit_s()) for price in (1e-3, 2e-3)
+    )
+    assert once.states == twice.states
+    taken = model.taken_at(peak, search.found(found.chain, once, ()).decisions)
+    assert twice.value - once.value == pytest.approx(1e-3 * taken, rel=1e-3)  # what no plan decides has no price
+
+
+def test_a_plan_is_worked_out_once() -> None:
+    outcome = searched(STEP).outcome()
+    assert outcome.plan(outcome.fastest) is outcome.plan(outcome.fastest)
