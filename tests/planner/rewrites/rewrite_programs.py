@@ -13,7 +13,7 @@ import optax
 from shardwright.xla import private
 from tests.planner.programs import Program, gpt2
 
-BATCH, LENGTH, WIDTH, HEADS = 4, 6, 16, 4
+BATCH, LENGTH, WIDTH, HEADS = 8, 6, 16, 4
 
 
 def _normal(seed: int, *shape: int) -> np.ndarray:
@@ -116,7 +116,7 @@ def joined() -> Program:
         features = jnp.concatenate([x, p["table"][ids], jnp.tanh(x)], axis=-1)
         return jnp.mean((features @ p["w"]) ** 2)
 
-    ids = np.arange(BATCH, dtype=np.int32) * 2
+    ids = np.arange(BATCH, dtype=np.int32) * 2 % 10
     return _training(loss, params, _normal(3, BATCH, WIDTH), ids)
 
 
