@@ -342,10 +342,14 @@ class Seen:
     wire_bytes: int
     group_size: int
     count: int
+    groups: str
 
 
 def test_predicted_beside_observed() -> None:
-    seen = [Seen("all-reduce", 3000, 4500, 4, 1), Seen("all-to-all", 64, 32, 2, 3)]
+    seen = [
+        Seen("all-reduce", 3000, 4500, 4, 1, "[2,4]<=[8]"),
+        Seen("all-to-all", 64, 32, 2, 3, "[4,2]<=[2,4]T(1,0)"),
+    ]
     rows = {(row.kind, row.group_size): row for row in compare_collectives(plan(), seen)}
     reduced = rows["all-reduce", 4]
     assert (reduced.predicted_count, reduced.observed_count) == (3, 1)
