@@ -95,7 +95,7 @@ def planned_again(search: Search, trail: Trail) -> Outcome | None:
 def _is_fastest(outcome: Outcome) -> bool:
     """Whether the plan is the fastest one of the program as it is, memory aside: no other entry is faster."""
     plain = outcome.plain
-    return plain is outcome and outcome.step_s <= min(each.step_s for each in plain.tried) * (1 + LEAST_GAIN)
+    return plain is outcome and outcome.step_s <= plain.fastest.step_s * (1 + LEAST_GAIN)
 
 
 def trail_of(search: Search, outcome: Outcome) -> Trail | None:

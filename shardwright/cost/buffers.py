@@ -7,7 +7,7 @@ each element only for the same element of its result; a loop's carried values ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shardwright.cost.fusion import PRODUCTS, Kernels, Program, fuse, round_for_products
@@ -85,16 +85,21 @@ def _independent_all_reduces(program: Program) -> list[Step]:
 def _softmaxes(program: Program, kernels: Kernels) -> frozenset[int]:
     """Elementwise kernels that read a value and the maximum of it, other than of a product: that is computed in the
     same kernel."""
-    found = set()
-    for node, reads in enumerate(kernels.reads):
-        if program.opcodes[node] not in ELEMENTWISE:
-            continue
-        shown = {_shown(program, kernels, read) for read in reads}
-        maximized = {each for read in shown if _is_maximum(program, read) for each in kernels.reads[read]}
-        of = {_shown(program, kernels, each) for each in maximized} & shown
-        if any(program.opcodes[each] not in PRODUCTS and program.opcodes[each] != "constant" for each in of):
-            found.add(node)
-    return frozenset(found)
+
+    def shown(nodes: Iterable[int]) -> set[int]:
+        return {_shown(program, kernels, node) for node in nodes}
+
+    maximized = {
+        node: {each for each in shown(reads) if program.opcodes[each] not in PRODUCTS | {"constant"}}
+        for node, reads in enumerate(kernels.reads)
+        if _is_maximum(program, node)
+    }
+    if not maximized:
+        return frozenset()
+    read = {node: shown(reads) for node, reads in enumerate(kernels.reads) if program.opcodes[node] in ELEMENTWISE}
+    return frozenset(
+        node for node, values in read.items() if any(maximized[each] & values for each in values & maximized.keys())
+    )
 
 
 def _shown(program: Program, kernels: Kernels, node: int) -> int:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost import hardware_profile
 from shardwright.cost.fusion import Program
-from shardwright.cost.inline import inlined
-from shardwright.cost.lowered import Lowering
-from shardwright.hlo import parse
-from shardwright.plans import Mesh
+from tests.cost.one_device import program_of
 
 HEAD = """HloModule hand
 
@@ -40,7 +36,11 @@ ENTRY main {
 
 def program(body: str, root: str) -> Program:
     text = f"{HEAD}{body}\n  ROOT out = (f32[8,16]{{1,0}}, f32[8,16]{{1,0}}) tuple({root})\n}}\n"
-    return Lowering(Mesh(axes=()), {}, hardware_profile("cpu")).program(inlined(parse(text).entry))
+    return program_of(text)
+
+
+def program_of_pair(a: str, b: str) -> Program:
+    return program(f"  a = f32[8,16]{{1,0}} {a}\n  b = f32[8,16]{{1,0}} {b}", "a, b")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,7 @@ def program(body: str, root: str) -> Program:
     ],
 )
 def test_equal_instructions_are_one(pair: tuple[str, str]) -> None:
-    a, b = pair
-    found = program(f"  a = f32[8,16]{{1,0}} {a}\n  b = f32[8,16]{{1,0}} {b}", "a, b")
+    found = program_of_pair(*pair)
     first, second = found.operands[found.root]
     assert first == second
     assert len(found.opcodes) == 4  # x, y, one of the two, the tuple
@@ -67,8 +66,7 @@ def test_equal_instructions_are_one(pair: tuple[str, str]) -> None:
     ],
 )
 def test_what_differs_stays_apart(pair: tuple[str, str]) -> None:
-    a, b = pair
-    found = program(f"  a = f32[8,16]{{1,0}} {a}\n  b = f32[8,16]{{1,0}} {b}", "a, b")
+    found = program_of_pair(*pair)
     first, second = found.operands[found.root]
     assert first != second
 

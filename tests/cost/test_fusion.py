@@ -6,11 +6,8 @@ import pytest
 
 from shardwright.cost import hardware_profile
 from shardwright.cost.fusion import Kernels, Program, fuse
-from shardwright.cost.inline import inlined
-from shardwright.cost.lowered import Lowering
 from shardwright.cost.schedule import schedule
-from shardwright.hlo import parse
-from shardwright.plans import Mesh
+from tests.cost.one_device import program_of
 
 LAYERS = """HloModule layers, entry_computation_layout={(f32[64,64]{1,0}, f32[64]{0})->f32[64,64]{1,0}}
 
@@ -39,9 +36,8 @@ ENTRY main {
 
 
 def fused(profile: str) -> tuple[Program, Kernels]:
-    hardware = hardware_profile(profile)
-    program = Lowering(Mesh(axes=()), {}, hardware).program(inlined(parse(LAYERS).entry))
-    return program, fuse(program, hardware.compiler)
+    program = program_of(LAYERS, profile)
+    return program, fuse(program, hardware_profile(profile).compiler)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost import hardware_profile
 from shardwright.cost.hoisting import hoisted
-from shardwright.cost.inline import inlined
-from shardwright.cost.lowered import Lowering
 from shardwright.hlo import Module, parse
-from shardwright.plans import Mesh
+from tests.cost.one_device import program_of
 
 BODY = """HloModule loops
 
@@ -50,7 +47,7 @@ def loop(weight: str, last: str = "w") -> Module:
 
 def names(module: Module) -> set[str]:
     (body,) = (each for each in module.computations if each.name == "body")
-    program = Lowering(Mesh(axes=()), {}, hardware_profile("cpu")).program(inlined(body))
+    program = program_of(body)
     return {program.instructions[node].name for node in hoisted(program)}
 
 

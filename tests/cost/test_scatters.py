@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost import hardware_profile
 from shardwright.cost.fusion import Program
-from shardwright.cost.inline import inlined
-from shardwright.cost.lowered import Lowering
-from shardwright.hlo import parse
-from shardwright.plans import Mesh
+from tests.cost.one_device import program_of
 
 TABLE = """HloModule table
 
@@ -40,7 +36,7 @@ PLACES = "update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_oper
 
 def program(first: str = "0", applied: str = "sum", other: str = "x") -> Program:
     text = TABLE.replace("FIRST", first).replace("APPLIED", applied).replace("OTHER", other).replace("PLACES", PLACES)
-    return Lowering(Mesh(axes=()), {}, hardware_profile("cpu")).program(inlined(parse(text).entry))
+    return program_of(text)
 
 
 def test_the_zeros_and_the_sum_are_gone() -> None:
