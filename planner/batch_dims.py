@@ -18,12 +18,10 @@ from shardwright.hlo import Module
 from shardwright.planner.colours import Ties
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.force import state_arguments
-from shardwright.planner.graph import free_nodes
-from shardwright.planner.microbatch.batch import candidates
+from shardwright.planner.microbatch.batch import candidates, ties_of
 from shardwright.planner.microbatch.kinds import Along, Term
 from shardwright.planner.microbatch.labels import HEAVY
 from shardwright.planner.microbatch.split import labelled
-from shardwright.planner.rules import rule_of
 
 #: Instructions that compute nothing of their own.
 _HANDING_ON = frozenset({"parameter", "tuple", "get-tuple-element"})
@@ -37,8 +35,8 @@ def batch_dims(module: Module, flow: Dataflow, options: PlanOptions) -> dict[int
     usual = _first_dims(flow, options)
     if usual and _is_cut_along(module, usual):
         return usual
-    guesses = [{number: along.dim for number, along in batch.items()} for batch in candidates(flow, options)]
-    ties = Ties(flow, free_nodes(flow, {}), rule_of)
+    ties = ties_of(flow)
+    guesses = [{number: along.dim for number, along in batch.items()} for batch in candidates(flow, options, ties)]
     work = [_work_along(flow, ties, batch) for batch in guesses]
     usual_work = _work_along(flow, ties, usual)
     for batch, along in zip(guesses, work, strict=True):

@@ -18,11 +18,16 @@ from shardwright.planner.rules import rule_of
 _MOST_ARGUMENTS = 4
 
 
-def candidates(flow: Dataflow, options: PlanOptions) -> Iterator[dict[int, Along]]:
+def ties_of(flow: Dataflow) -> Ties:
+    """Which dimensions rules tie together in a program without pins."""
+    return Ties(flow, free_nodes(flow, {}), rule_of)
+
+
+def candidates(flow: Dataflow, options: PlanOptions, ties: Ties | None = None) -> Iterator[dict[int, Along]]:
     """Guesses at the batch, the likeliest first: per flat argument that would carry it, the dimension.
 
     Taken is a dimension of an argument that is not kept between steps, the first ones of the largest first, and
-    in other such arguments the dimensions that rules tie to it.
+    in other such arguments the dimensions that rules tie to it. ties: `ties_of(flow)`, where it is at hand.
     """
     state = state_arguments(flow, options)
     shapes = {
@@ -31,7 +36,7 @@ def candidates(flow: Dataflow, options: PlanOptions) -> Iterator[dict[int, Along
         if number not in state and flow.nodes[node].shapes[0].rank
     }
     largest = sorted(shapes, key=lambda number: -prod(shapes[number].dimensions))[:_MOST_ARGUMENTS]
-    ties = Ties(flow, free_nodes(flow, {}), rule_of)
+    ties = ties or ties_of(flow)
     pairs = [(dim, number) for number in largest for dim in range(shapes[number].rank)]
     for dim, number in sorted(pairs, key=lambda pair: (pair[0] > 0, largest.index(pair[1]), pair[0])):
         if shapes[number].dimensions[dim] < 2:
