@@ -28,9 +28,11 @@ from shardwright.report.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What is live at one position: array leaves that are stored, and copies that hubs make of others."""
+    """What is live at one position: array leaves that are stored, and copies that hubs make of others.
 
-    size_bytes: int
+    Where a plan peaks, not how high: equal peaks of two plans are one constraint (`Memory.taken_at` counts the bytes).
+    """
+
     values: frozenset[Leaf]
     copies: frozenset[Leaf]
 
@@ -76,10 +78,9 @@ class Memory:
             held = [leaf for i in found.live_at(at).tolist() if (leaf := leaves[i]) is not None]
             return int(live[at]) if len(live) else 0, at, held + inside.get(at, [])
 
-        top, at, held = worst(self.liveness)
+        _, at, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
-        total = top + sum(size(leaf) for leaf in always) + sum(_copied(decisions, leaf, mesh) for leaf in copies)
-        return Peak(size_bytes=total, values=frozenset(held) | always, copies=copies)
+        return Peak(values=frozenset(held) | always, copies=copies)
 
     def taken_at(self, peak: Peak, decisions: Decisions) -> int:
         """Bytes that another plan takes of what is live at a peak."""
@@ -95,7 +96,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Price:
+class MemoryPrice:
     """Seconds per byte at each of some peaks."""
 
     peaks: tuple[tuple[Peak, float], ...]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.planner.budget import Price, copy_bytes, value_bytes
+from shardwright.planner.budget import MemoryPrice, copy_bytes, value_bytes
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem, Reduction, reduce
 from shardwright.planner.segments import Instance, Run
@@ -45,7 +45,7 @@ class Chain:
     graph: Graph
     instances: Sequence[Instance]
     runs: Sequence[Run]
-    price: Price | None = None
+    price: MemoryPrice | None = None
     is_for_bound: bool = False
     _kinds: dict[Hashable, Kind] = field(default_factory=dict)
     _problems: dict[int, Problem] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Chain:
                     priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
         return priced
 
-    def with_price(self, price: Price | None) -> Chain:
+    def with_price(self, price: MemoryPrice | None) -> Chain:
         """The same chain with another price of memory."""
         made = Chain(
             graph=self.graph, instances=self.instances, runs=self.runs, price=price, is_for_bound=self.is_for_bound

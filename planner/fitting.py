@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.cost.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner.budget import Memory, Peak, Price, breakdown, dominating
+from shardwright.planner.budget import Memory, MemoryPrice, Peak, breakdown, dominating
 from shardwright.planner.chain import SolvedChain
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
@@ -83,7 +83,7 @@ class _Fitting:
     peaks: list[Peak] = field(default_factory=list)
     tried: list[_Priced] = field(default_factory=list)
     bound_s: float = 0.0
-    bounding: Price | None = None
+    bounding: MemoryPrice | None = None
 
     def best(self) -> Found:
         """The fastest plan that fits. Raises MemoryBudgetError."""
@@ -120,7 +120,7 @@ class _Fitting:
         Raises MemoryBudgetError where what fits is known to take too long.
         """
         chain, search = self.start.chain, self.search
-        terms = Price(peaks=tuple((peak, price / len(self.peaks)) for peak in self.peaks))
+        terms = MemoryPrice(peaks=tuple((peak, price / len(self.peaks)) for peak in self.peaks))
         solved = chain.with_price(terms).solve(search.time_limit_s(), close)
         bound_s = solved.rolled_bound - price * search.limit_bytes
         if bound_s > self.bound_s:

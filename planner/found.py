@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.assemble import Decisions
-from shardwright.planner.budget import Price
+from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.trails import Entry
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, Mesh, VariablePlan
@@ -57,7 +57,7 @@ class Found:
     outputs: tuple[VariablePlan, ...]
     memory: MemorySummary
     price_bound_s: float = 0.0
-    price: Price | None = None
+    price: MemoryPrice | None = None
     promised_s: float = 0.0
     start: Tried | None = None
     relaxed: tuple[Tried, ...] = ()

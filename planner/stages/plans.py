@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.hlo import Module
-from shardwright.planner.budget import Price
+from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.found import Found
 from shardwright.planner.microbatch import StepSplit, accumulated
 from shardwright.planner.pins import DimPin, Requirement
@@ -61,7 +61,7 @@ class _Plans:
         memory = search.program.memory(search.profile, first.chain.graph.layout.hubs)
         price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
         peaks = list(dict.fromkeys(memory.peak(each.decisions) for each in self._found[-2:]))
-        chain = first.chain.with_price(Price(peaks=tuple((peak, price / len(peaks)) for peak in peaks)))
+        chain = first.chain.with_price(MemoryPrice(peaks=tuple((peak, price / len(peaks)) for peak in peaks)))
         return search.found(first.chain, chain.solve(PRICED_TIME_LIMIT_S, CLOSE), first.notes)
 
 

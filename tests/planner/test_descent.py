@@ -11,7 +11,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import mesh_search, plan
 from shardwright.planner.bound import lower_bound
-from shardwright.planner.budget import Price
+from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain
 from shardwright.planner.descent import axis_parts, descend
 from shardwright.planner.force import Forced
@@ -85,7 +85,7 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
     fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
     memory = search.program.memory(search.profile, fine.graph.layout.hubs)
     found = search.found(fine, fine.solve(20.0), ())
-    price = Price(peaks=((memory.peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),))
+    price = MemoryPrice(peaks=((memory.peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),))
     best = fine.with_price(price).solve(20.0)
     bound_s = lower_bound(bounding.with_price(price), 20.0)
     assert lower_bound(bounding, 20.0) < bound_s <= best.value

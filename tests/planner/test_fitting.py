@@ -7,7 +7,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner.budget import Price
+from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain
 from shardwright.planner.search import Search
 from tests.planner.programs import gpt2, lower, scan
@@ -27,7 +27,7 @@ def prices(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
     with_price = Chain.with_price
 
-    def counting(chain: Chain, price: Price | None) -> Chain:
+    def counting(chain: Chain, price: MemoryPrice | None) -> Chain:
         if price is not None:
             found.append(price.total)
         return with_price(chain, price)
@@ -60,7 +60,8 @@ def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text:
     model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
     peak = model.peak(found.decisions)
     once, twice = (
-        found.chain.with_price(Price(peaks=((peak, price),))).solve(search.time_limit_s()) for price in (1e-3, 2e-3)
+        found.chain.with_price(MemoryPrice(peaks=((peak, price),))).solve(search.time_limit_s())
+        for price in (1e-3, 2e-3)
     )
     assert once.states == twice.states
     taken = model.taken_at(peak, search.found(found.chain, once, ()).decisions)
@@ -70,3 +71,13 @@ def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text:
 def test_a_plan_is_worked_out_once() -> None:
     outcome = searched(STEP).outcome()
     assert outcome.plan(outcome.fastest) is outcome.plan(outcome.fastest)
+
+
+def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
+    peaks = []
+    for force in (None, "data", "replicated"):
+        search = searched(STEP, force=force)
+        outcome = search.outcome()
+        found = outcome.plan(outcome.fastest)
+        peaks.append(search.program.memory(search.profile, found.chain.graph.layout.hubs).peak(found.decisions))
+    assert len(set(peaks)) == 1
