@@ -18,7 +18,7 @@ from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignDim, ForeignSharding, ForeignShardingError, meshes_of, sharding_of
 from shardwright.planner.pins import DimPin, Requirement, Requirements, called, refusal, refused
 from shardwright.planner.rules.tuples import IDENTITY_TARGETS
-from shardwright.planner.written_shardings import marked_outputs
+from shardwright.planner.written_shardings import Said, marked_outputs
 
 #: custom calls at the border of what is written for one device.
 _MANUAL_TARGETS = frozenset(
@@ -38,17 +38,22 @@ class VariableShardings:
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, module: Module) -> VariableShardings:
-        """Read from parameters, JAX's marks and the root. Raises AnnotationError for one that cannot be read."""
+    def of(cls, module: Module, outputs: Iterable[Said] | None = None) -> VariableShardings:
+        """Read from parameters, JAX's marks and the root.
+
+        outputs: the module's `marked_outputs`, where they were looked for before.
+        Raises AnnotationError for one that cannot be read.
+        """
         meshes = meshes_of(module)
         parameters = [(each, leaf) for each in module.entry.parameters for leaf in range(len(each.shape.leaves))]
         arguments = [(number, *each) for number, each in enumerate(parameters)]
 
-        def read(said: Iterable[tuple[int, Instruction, int]]) -> dict[int, ForeignSharding]:
+        def read(said: Iterable[Said]) -> dict[int, ForeignSharding]:
             found = ((number, _foreign(module, instruction, leaf, meshes)) for number, instruction, leaf in said)
             return {number: each for number, each in found if each is not None}
 
-        return cls(arguments=read(arguments), outputs=read(marked_outputs(module.entry.root)), meshes=meshes)
+        outputs = marked_outputs(module.entry.root) if outputs is None else outputs
+        return cls(arguments=read(arguments), outputs=read(outputs), meshes=meshes)
 
 
 def collect(

@@ -30,7 +30,7 @@ from shardwright.planner.recompute import Recomputation, rematerialized
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
-from shardwright.planner.written_shardings import write_out_shardings
+from shardwright.planner.written_shardings import marked_outputs, write_out_shardings
 from shardwright.plans import Mesh
 
 
@@ -50,7 +50,10 @@ class Program:
         self.original_text = hlo if isinstance(hlo, str) else hlo.to_text()
         self.original = hlo if isinstance(hlo, Module) else parse(hlo)
         refuse_manual(self.original)
-        self.said = VariableShardings.of(self.original)
+        outputs = tuple(marked_outputs(self.original.entry.root))
+        self.said = VariableShardings.of(self.original, outputs)
+        # What every reading of the program begins with: its shardings as calls, and its functions in place.
+        self._written = inline_calls(write_out_shardings(alias_donors(self.original), outputs))
         self._read(None, options.micro_batches or 1)
 
     def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
@@ -64,7 +67,7 @@ class Program:
 
     def _read(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
-        module = inline_calls(write_out_shardings(alias_donors(self.original)))
+        module = self._written
         if options.rewrites != "none":
             module = own_rows(module)
         if again is not None:

@@ -12,7 +12,7 @@ stored. It is read from the program as it was given (`annotations.VariableShardi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.collector import collector_paused
@@ -25,8 +25,12 @@ from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 _OUTPUT_TARGET = "xla.sdy.FuncResultSharding"
 
 
-def marked_outputs(root: Instruction) -> Iterator[tuple[int, Instruction, int]]:
-    """Outputs, and the instruction and leaf of it that say how they lie: JAX's mark, else the root itself."""
+#: Number of an output, and the instruction and array leaf of it that say how it lies.
+Said = tuple[int, Instruction, int]
+
+
+def marked_outputs(root: Instruction) -> Iterator[Said]:
+    """What says how each output lies: JAX's mark, else the root itself."""
     for leaf, maker in enumerate(_makers(root)):
         if maker is not None and _is_output_mark(maker):
             yield leaf, maker, 0
@@ -50,10 +54,13 @@ def _is_output_mark(instruction: Instruction) -> bool:
     return bool(instruction.get("custom_call_target") == _OUTPUT_TARGET)
 
 
-def write_out_shardings(module: Module) -> Module:
-    """`module` with the shardings of its instructions as calls; `module` itself where none carries one."""
+def write_out_shardings(module: Module, outputs: Iterable[Said]) -> Module:
+    """`module` with the shardings of its instructions as calls; `module` itself where none carries one.
+
+    outputs: its `marked_outputs`.
+    """
     planned = planned_computations(module)
-    marks = {mark for _, mark, _ in marked_outputs(module.entry.root) if _is_output_mark(mark)}
+    marks = {maker for _, maker, _ in outputs if _is_output_mark(maker)}
     if not marks and not any(_is_marked(instruction) for computation in planned for instruction in computation):
         return module
     with collector_paused():

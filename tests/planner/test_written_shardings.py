@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError
 from shardwright.hlo import Instruction, Module, TupleShape, parse
-from shardwright.planner import plan
+from shardwright.planner import annotations, plan, program
 from shardwright.planner.foreign import sharding_of
 from shardwright.planner.rewrites.edit import attribute
-from shardwright.planner.written_shardings import write_out_shardings
+from shardwright.planner.written_shardings import Said, marked_outputs, write_out_shardings
 from shardwright.plans import Mesh, Plan
 from shardwright.xla import private
 from tests.planner.programs import PROGRAMS, lower
@@ -53,6 +54,10 @@ ENTRY main {{
 """  # noqa: E501
 
 
+def written_out(module: Module) -> Module:
+    return write_out_shardings(module, marked_outputs(module.entry.root))
+
+
 def lies(planned: Plan) -> dict[str, Dims]:
     return {entry.name: entry.result[0].dims for entry in planned.instructions}
 
@@ -79,7 +84,7 @@ def test_notations_on_an_ordinary_instruction(attributes: str, dims: Dims) -> No
 
 
 def test_other_attributes_stay() -> None:
-    module = write_out_shardings(parse(product(SHARDY, MESH)))
+    module = written_out(parse(product(SHARDY, MESH)))
     (dot,) = (instruction for instruction in module.entry if instruction.opcode == "dot")
     assert dot.get("frontend_attributes") == {"other": "kept"}
     assert "sharding" not in dot.attributes
@@ -208,11 +213,11 @@ def test_branches_and_called_functions() -> None:
 
 def test_a_program_that_carries_none_is_left_alone() -> None:
     module = parse(lower(PROGRAMS["scan"]()))
-    assert write_out_shardings(module) is module
+    assert written_out(module) is module
 
 
 def test_what_says_the_same_twice_is_written_once() -> None:
-    text = write_out_shardings(parse(LOOP)).to_text()
+    text = written_out(parse(LOOP)).to_text()
     assert len(re.findall(r'custom_call_target="Sharding"', text)) == 7
     private.stablehlo_of(text)  # XLA reads it
 
@@ -260,3 +265,17 @@ def said_of(instruction: Instruction, leaf: int = 0) -> Dims:
     said = sharding_of(instruction, {}, instruction.shape.leaves[leaf].rank, leaf)
     assert said is not None
     return tuple(dim.axes or () for dim in said.on(Mesh.of({"a": 2, "b": 4})).values())
+
+
+def test_outputs_are_looked_through_once_however_often_the_program_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Instruction] = []
+
+    def counted(root: Instruction) -> Iterator[Said]:
+        looked.append(root)
+        return marked_outputs(root)
+
+    monkeypatch.setattr(program, "marked_outputs", counted)
+    monkeypatch.setattr(annotations, "marked_outputs", counted)
+    read = program.Program(product(f"sharding={ROWS}"), TWO_BY_FOUR)
+    read.computing(None, 1)
+    assert looked == [read.original.entry.root]
