@@ -134,6 +134,10 @@ probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which colle
 verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (20 minutes).
 	@$(BIN)/python -m benchmarks.check_truth --explain
 
+.PHONY: fuzz-truth
+fuzz-truth: $(VENV)/.stamp-dev ## The same for random layouts of random arguments (an hour).
+	@$(BIN)/python -m benchmarks.fuzz_truth --explain
+
 .PHONY: check-memory
 check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
 	@$(BIN)/python benchmarks/check_memory.py

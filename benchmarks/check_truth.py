@@ -11,9 +11,10 @@ not in the default grid). Plans are
   layer computed again), `micro-batches` (two).
 
 Prints a table and what differs; exit code 1 where a proof does not hold. About forty minutes on two cores for the
-whole grid on eight devices; `--devices 16` and `--meshes 2x2x2` ask for others.
+whole grid on eight devices; `--cluster 16` (one CPU node of so many devices, or a name of `CLUSTERS`) and
+`--meshes 2x2x2` ask for others.
 
-    python -m benchmarks.check_truth [--models mlp,gpt2] [--plans data,half] [--meshes 8,2x4,any] [--json out.json]
+    python -m benchmarks.check_truth [--models mlp,gpt2] [--plans data,half] [--meshes 8,2x4,any] [--cluster pcie]
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,37 @@ BUDGETS = {"half": 0.5, "quarter": 0.25}
 OPTIONS: dict[str, dict[str, Any]] = {"remat": {"remat": "full"}, "micro-batches": {"micro_batches": 2}}
 PLANS = (*FORCED, "search", *BUDGETS, *OPTIONS)
 MESHES = {8: ("8", "2x4", "4x2", "any"), 16: ("16", "2x8", "4x4", "any")}
+
+
+def _nodes(hardware: str, *devices: int, **links: Any) -> Cluster:
+    """A cluster of GPU nodes with so many devices each."""
+    nodes = [
+        {"ip": f"10.0.0.{number}", "port": 2222, "gpu_ids": list(range(count))}
+        for number, count in enumerate(devices, start=1)
+    ]
+    text = {"name": "truth", "hardware": hardware, "insecure": True, "master": nodes[0], "workers": nodes[1:]}
+    return Cluster.from_json(json.dumps({**text, "links": links} if links else text))
+
+
+#: Clusters that are not one node of CPU devices: nodes of unlike sizes, slow links inside a node.
+CLUSTERS: dict[str, Callable[[], Cluster]] = {
+    "unequal": lambda: _nodes("a100", 6, 2),
+    "unequal-12": lambda: _nodes("v100", 5, 4, 3),
+    "pcie": lambda: _nodes("v100", 8, intra_node="pcie-3"),
+    "pcie-ethernet": lambda: _nodes("v100", 2, 2, 2, 2, intra_node="pcie-3", inter_node="ethernet-10g"),
+}
+
+
+def cluster_named(name: str) -> Cluster:
+    """One of `CLUSTERS`, or one node of CPU devices by their number. Raises KeyError where it is neither."""
+    return Cluster.local(int(name)) if name.isdecimal() else CLUSTERS[name]()
+
+
+def meshes_of(devices: int) -> tuple[str, ...]:
+    """One axis, the factorizations into two, and whichever the search takes."""
+    chosen = MESHES.get(devices)
+    pairs = (f"{first}x{devices // first}" for first in range(2, devices) if devices % first == 0)
+    return chosen or (str(devices), *pairs, "any")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +123,23 @@ class Subject:
         return self.plan(force="data", mesh=str(self.cluster.device_count)).memory.peak_bytes
 
 
-def subject(model: str, devices: int) -> Subject:
+def subject(model: str, cluster: str) -> Subject:
     """A model by its name. Raises KeyError where there is none of this name."""
+    named = cluster_named(cluster)
     if model in SMALL:
-        return Subject(model, SMALL[model](), Cluster.local(devices))
+        return Subject(model, SMALL[model](), named)
     name, _, size = model.rpartition("-")
-    entry = Entry(model=name, size=size, devices=devices, changes=JUDGED[name, size])
-    return Subject(model, lower(entry).hlo_text, Cluster.from_json(cluster_json(devices, entry.machine)))
+    entry = Entry(model=name, size=size, devices=named.device_count, changes=JUDGED[name, size])
+    if cluster.isdecimal():
+        named = Cluster.from_json(cluster_json(entry.devices, entry.machine))
+    return Subject(model, lower(entry).hlo_text, named)
 
 
-def cases(models: Sequence[str], plans: Sequence[str], meshes: Sequence[str], devices: int) -> Iterator[Case]:
+def cases(models: Sequence[str], plans: Sequence[str], meshes: Sequence[str], cluster: str) -> Iterator[Case]:
     """Every case that makes sense: forced strategies on named meshes (`mixed` on more axes than one), the search on
     each, memory limits on any."""
     for model in models:
-        made = subject(model, devices)
+        made = subject(model, cluster)
         for plan in plans:
             for mesh in meshes if plan in (*FORCED, "search") else ("any",):
                 if plan not in FORCED or (mesh != "any" and (plan != "mixed" or "x" in mesh)):
@@ -160,7 +195,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(SMALL), help=f"also {', '.join(LARGE)} (default: %(default)s)")
     parser.add_argument("--plans", default=",".join(PLANS), help="(default: all)")
-    parser.add_argument("--devices", type=int, default=8, choices=sorted(MESHES), help="(default: %(default)s)")
+    parser.add_argument("--cluster", default="8", help=f"devices, or {', '.join(CLUSTERS)} (default: %(default)s)")
     parser.add_argument("--meshes", help="(default: one and two axes, and any)")
     parser.add_argument("--json", metavar="FILE", help="write every line of every proof")
     parser.add_argument("--explain", action="store_true", help="print the proofs that do not hold")
@@ -169,10 +204,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    meshes = options.meshes.split(",") if options.meshes else MESHES[options.devices]
+    meshes = options.meshes.split(",") if options.meshes else meshes_of(cluster_named(options.cluster).device_count)
     console = Console(width=None if sys.stdout.isatty() else 140)
     found = []
-    for case in cases(options.models.split(","), options.plans.split(","), meshes, options.devices):
+    for case in cases(options.models.split(","), options.plans.split(","), meshes, options.cluster):
         found.append(case)
         console.print(f"{case.model} {case.plan} {case.mesh}: {case.verdict}", style="dim")
         if options.explain and case.failed and case.proof is not None:

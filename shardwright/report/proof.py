@@ -7,7 +7,9 @@ XLA names a collective after the planned instruction it was made for, so the two
 2. what is left over, by kind, devices and bytes: a value that several instructions want alike is moved once, for
    whichever of them XLA met first.
 
-What is matched must run within the devices of the plan's axes: equal bytes over another axis are other links.
+What is matched must run within the devices of the plan's axes: equal bytes over another axis are other links. (A part
+of an axis is named as all of it in a plan: XLA gathers over two of four neighbours where tiles come from one axis, and
+go to another.)
 
 An all-reduce of which every device keeps a slice counts as the reduce-scatter that GPU and TPU make of the pair,
 unless the plan has an all-reduce there: then it is one.
@@ -70,9 +72,14 @@ class Item:
     axes: tuple[str, ...] = ()
 
     @property
-    def signature(self) -> tuple[str, int, int, int, _Groups]:
+    def amount(self) -> tuple[str, int, int, int]:
+        """What collectives share that move as much, over whichever devices."""
+        return (self.kind, self.payload_bytes, self.wire_bytes, self.count)
+
+    @property
+    def signature(self) -> tuple[tuple[str, int, int, int], _Groups]:
         """What equal collectives share."""
-        return (self.kind, self.payload_bytes, self.wire_bytes, self.count, self.groups)
+        return (self.amount, self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,14 +272,15 @@ def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
         if len(left) > len(missing):
             yield _without(left, missing), _without(right, extra)
     for read in (_as_it_is, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
-        rest = []
-        for item in lacking:
-            found = _take(elsewhere, item, read)
-            if found is None:
-                rest.append(item)
-            else:
-                yield [item], [found]
-        lacking = rest
+        for fits in (_is_equal, _is_equal_within):
+            rest = []
+            for item in lacking:
+                found = _take(elsewhere, item, read, fits)
+                if found is None:
+                    rest.append(item)
+                else:
+                    yield [item], [found]
+            lacking = rest
     for item in lacking:
         yield [item], []
     for item in elsewhere:
@@ -302,13 +310,24 @@ def _without(items: Sequence[Item], gone: Sequence[Item]) -> list[Item]:
     return kept
 
 
-def _take(unplanned: list[Item], wanted: Item, read: Callable[[Item], Item]) -> Item | None:
-    """Take out the first collective that is, read so, what the plan wants, whatever instruction it is named after."""
+def _take(
+    unplanned: list[Item], wanted: Item, read: Callable[[Item], Item], fits: Callable[[Item, Item], bool]
+) -> Item | None:
+    """Take out the first collective that, read so, fits what the plan wants, whatever instruction it is named after."""
     for index, item in enumerate(unplanned):
-        if read(item).signature == wanted.signature:
+        if fits(read(item), wanted):
             del unplanned[index]
             return read(item)
     return None
+
+
+def _is_equal(seen: Item, wanted: Item) -> bool:
+    return seen.signature == wanted.signature
+
+
+def _is_equal_within(seen: Item, wanted: Item) -> bool:
+    """Whether as much moves between fewer devices, all of which are the plan's."""
+    return seen.amount == wanted.amount and _stays_within([seen], [wanted])
 
 
 def _line(left: Sequence[Item], right: Sequence[Item], where: str, tolerance: float) -> ProofLine:

@@ -148,6 +148,15 @@ def test_a_move_that_several_readers_share_is_named_after_any_of_them() -> None:
     assert [status for *_, status in statuses(proof)] == ["agrees", "agrees"]
 
 
+def test_a_move_over_a_part_of_an_axis_is_found_under_another_name() -> None:
+    half = wire_bytes("all-gather", 4 * KIB, 2)
+    expected = plan(dataclasses.replace(planned("all-gather", "data", 4 * KIB, "w.1"), wire_bytes=half))
+    program = seen("all-gather", 2, 4 * KIB, "custom-call.2")
+    inside = dataclasses.replace(program, groups="{{0,2},{4,6},{1,3},{5,7}}")
+    assert statuses(prove(expected, [inside])) == [("w.1", "all-gather", "agrees")]
+    assert not prove(expected, [program]).holds  # over the other axis
+
+
 def test_one_line_may_be_two_collectives() -> None:
     """XLA sums a scalar over one axis after the other."""
     proof = prove(
