@@ -38,7 +38,7 @@ class _Ledger:
     def add_use(self, node: Node, use: Use, causes: Causes | None) -> None:
         """What brings an operand from how it lies to how a node uses it, as far as no reader before had it brought."""
         is_inside = node.computation in self.carried.get(use.source, ())
-        target = self.decisions.strategies[node.index].operands[use.position]
+        target = self._used(node, use)
         lies = self.decisions.result(use.source)
         source = self.decisions.source(use.source, target)
         for before, after in ((lies, source), (source, target)):
@@ -51,6 +51,13 @@ class _Ledger:
             self.moved.add(done)
             cause = causes.move(node, use) if causes else ""
             self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs)
+
+    def _used(self, node: Node, use: Use) -> TensorSharding:
+        """How a node takes an operand. What is only handed on is brought to how it lies: a sum that a loop carries and
+        its body reads whole is reduced wherever it comes from, before the loop and in each pass."""
+        if node.is_value:
+            return self.decisions.result((node.index, 0))
+        return self.decisions.strategies[node.index].operands[use.position]
 
     def add_reduction(self, node: Node, leaf: int, stages: Sequence[TensorSharding], cause: str) -> None:
         """What reduces a result that lies as each of `stages` after the other."""
@@ -149,8 +156,9 @@ def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
             ledger.add_use(node, use, causes)
         for each in strategy.exchanges:
             ledger.add_exchange(node, each, causes.exchange(node, each.kind) if causes else "")
-        made = [strategy.results] if node.is_value else stages_of_sum(strategy)
-        for i, stages in enumerate(zip(*made, decisions.lies[node.index], strict=True)):
+        if node.is_value:
+            continue
+        for i, stages in enumerate(zip(*stages_of_sum(strategy), decisions.lies[node.index], strict=True)):
             if stages[0] != stages[-1]:
                 ledger.add_reduction(node, i, stages, causes.reduction(node) if causes else "")
     return ledger

@@ -13,7 +13,12 @@ from jax import lax
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.planner.assemble import decide
+from shardwright.planner.force import Forced
+from shardwright.planner.graph import variables_of
+from shardwright.planner.ledger import planned_collectives
+from shardwright.planner.search import Search
+from shardwright.plans import Mesh, Plan, TensorSharding
 from tests.planner import programs
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 
@@ -83,3 +88,32 @@ def test_gradients_with_several_readers_are_reduced_once_behind_the_loop(made: A
     proof = found.prove()
     assert proof.holds, proof.explain()
     assert_same(run_planned(program, found), run_single(program))
+
+
+def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> None:
+    """A loop that carries what it lays out as a partial sum and reads split: it lies split, so each pass reduces."""
+    trips, shape = 16, (64, 256)
+
+    def recurrent(w: Any, x: Any) -> Any:
+        return x + lax.scan(lambda h, _: (jnp.tanh(h) @ w, None), jnp.zeros_like(x), length=trips)[0]
+
+    arguments = [jax.ShapeDtypeStruct(dims, jnp.float32) for dims in ((256, 256), shape)]
+    text = jax.jit(recurrent, keep_unused=True).lower(*arguments).as_text("hlo")
+    search = Search(text, Cluster.local(4), PlanOptions(mesh={"model": 4}))
+    chain = search.chain(Mesh.of({"model": 4}), Forced(), frozenset())
+    graph = chain.graph
+    columns, summands = TensorSharding(((), ("model",))), TensorSharding(((), ()), ("model",))
+    made = {"parameter": summands, "while": summands, "tanh": columns, "dot": summands}
+    variables, _ = variables_of(graph.layout, [node for each in chain.instances for node in each.nodes])
+    states = dict.fromkeys(variables, 0)
+    for index, leaf in variables:
+        node = graph.flow.nodes[index]
+        is_carried = node.shapes[0].dimensions == shape and len(node.uses) == 2
+        if node.instruction.opcode in made and (is_carried or not node.is_value):
+            wanted = made[node.instruction.opcode] if leaf < 0 else columns
+            results = [strategy.results[0] for strategy in graph.set_of((index, leaf)).strategies]
+            states[index, leaf] = results.index(wanted)
+    moves = planned_collectives(decide(graph, states))
+    assert [(each.kind, each.count) for each in moves if each.payload_bytes == 4 * 64 * 256] == [
+        ("reduce-scatter", trips), ("all-gather", 1)
+    ]  # fmt: skip
