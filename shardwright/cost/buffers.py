@@ -7,14 +7,15 @@ each element only for the same element of its result; a loop's carried values ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from shardwright.cost.fusion import PRODUCTS, Kernels, Program, fuse, round_for_products
+from shardwright.cost.fusion import Kernels, fuse, round_for_products
 from shardwright.cost.hoisting import hoisted
 from shardwright.cost.inline import first_leaf
 from shardwright.cost.opcodes import ELEMENTWISE
 from shardwright.cost.profiles import Compiler
+from shardwright.cost.program import Program
 from shardwright.cost.schedule import Step, schedule
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import TupleShape
@@ -66,8 +67,7 @@ def buffers_of(program: Program, compiler: Compiler, *, is_loop: bool = False) -
     kernels = fuse(program, compiler, before)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
     order = schedule(program, kernels, compiler.schedule, together)
-    beside = _softmaxes(program, kernels) if compiler.fuses_softmax else frozenset()
-    return allocate(program, kernels, order, before, beside)
+    return allocate(program, kernels, order, before)
 
 
 def _independent_all_reduces(program: Program) -> list[Step]:
@@ -82,49 +82,15 @@ def _independent_all_reduces(program: Program) -> list[Step]:
     return [tuple(members) for members in groups.values() if len(members) > 1]
 
 
-def _softmaxes(program: Program, kernels: Kernels) -> frozenset[int]:
-    """Elementwise kernels that read a value and the maximum of it, other than of a product: that is computed in the
-    same kernel."""
-
-    def shown(nodes: Iterable[int]) -> set[int]:
-        return {_shown(program, kernels, node) for node in nodes}
-
-    maximized = {
-        node: {each for each in shown(reads) if program.opcodes[each] not in PRODUCTS | {"constant"}}
-        for node, reads in enumerate(kernels.reads)
-        if _is_maximum(program, node)
-    }
-    if not maximized:
-        return frozenset()
-    read = {node: shown(reads) for node, reads in enumerate(kernels.reads) if program.opcodes[node] in ELEMENTWISE}
-    return frozenset(
-        node for node, values in read.items() if any(maximized[each] & values for each in values & maximized.keys())
-    )
-
-
-def _shown(program: Program, kernels: Kernels, node: int) -> int:
-    """The kernel whose value a view shows."""
-    while kernels.is_view[node] and program.operands[node]:
-        node = program.operands[node][0]
-    return node
-
-
-def _is_maximum(program: Program, node: int) -> bool:
-    called = program.instructions[node].called
-    return program.opcodes[node] == "reduce" and called["to_apply"][0].root.opcode == "maximum"
-
-
 def allocate(
     program: Program,
     kernels: Kernels,
     order: list[Step],
     before: Collection[int] = (),
-    beside: Collection[int] = (),
 ) -> Buffers:
     """Buffers of a computation whose parameters and results its caller pays for.
 
-    before: nodes whose values are there from the beginning, and stay to the end. beside: nodes whose kernels write
-    over none of their operands.
+    before: nodes whose values are there from the beginning, and stay to the end.
     """
     buffers = Buffers(order=order, where=[()] * len(program.opcodes))
     position = {node: i for i, step in enumerate(order) for node in step}
@@ -140,7 +106,7 @@ def allocate(
             buffers.starts[buffer], buffers.ends[buffer] = 0, len(order) - 1
     _free_callers_buffers(program, buffers)
     for node, i in position.items():
-        if not kernels.is_view[node] and node not in before and node not in beside:
+        if not kernels.is_view[node] and node not in before and not kernels.is_library[node]:
             _write_over(program, kernels, buffers, node, i)
     return buffers
 

@@ -7,7 +7,7 @@ What an optimization barrier hands on is another value than what it took, so com
 
 from __future__ import annotations
 
-from shardwright.cost.fusion import Program
+from shardwright.cost.program import Program
 from shardwright.hlo import Computation, Instruction
 
 #: What XLA does not merge: it has effects, runs other programs, or is there to keep values apart.

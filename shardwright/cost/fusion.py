@@ -8,20 +8,17 @@ if a single kernel reads it, and reads no element twice. Left out: XLA's limit o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE_ELEMENTWISE, IDENTITIES, INDEXING, TUPLE_VIEWS
+from shardwright.cost.library import OUTSIDE, library_kernels
+from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE_ELEMENTWISE, IDENTITIES, INDEXING, PRODUCTS, TUPLE_VIEWS
 from shardwright.cost.profiles import Compiler
-from shardwright.hlo import ArrayShape, Instruction
-from shardwright.hlo.shapes import Shape
+from shardwright.cost.program import Program
 
 #: What a kernel can compute from element to element, so that it can take in what it reads.
 _LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
 
 _EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}
-
-#: Kernels of libraries, or of matrix units.
-PRODUCTS = frozenset({"dot", "convolution"})
 
 #: What hands elements on as they are, between devices too.
 _MOVING = IDENTITIES | {"transpose", "copy", "slice", "dynamic-slice", "all-gather", "all-to-all", "collective-permute"}
@@ -36,77 +33,6 @@ _MANY = -1
 
 
 @dataclass(slots=True, kw_only=True)
-class Program:
-    """Instructions as one device runs them, operands before users; a node is its position.
-
-    opcodes: HLO's, or a collective's kind for what a plan adds. instructions: what the node computes, or for
-    what a plan adds the instruction that it is for. sizes_bytes: per array leaf of the result.
-    elements: of all leaves. ranks: number of dimensions larger than one.
-    marks: of nodes that a plan or a compiler adds, what decides their value beside opcode, operands and sizes.
-    """
-
-    opcodes: list[str] = field(default_factory=list)
-    instructions: list[Instruction] = field(default_factory=list)
-    operands: list[tuple[int, ...]] = field(default_factory=list)
-    sizes_bytes: list[tuple[int, ...]] = field(default_factory=list)
-    elements: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    parameters: list[int] = field(default_factory=list)
-    root: int = -1
-    marks: dict[int, object] = field(default_factory=dict)
-
-    def add(
-        self, opcode: str, instruction: Instruction, operands: tuple[int, ...], sizes: tuple[int, ...], elements: int
-    ) -> int:
-        """Append a node; returns it."""
-        self.opcodes.append(opcode)
-        self.instructions.append(instruction)
-        self.operands.append(operands)
-        self.sizes_bytes.append(sizes)
-        self.elements.append(elements)
-        self.ranks.append(_rank(instruction.shape))
-        return len(self.opcodes) - 1
-
-    def without_dead(self) -> Program:
-        """The same without what neither the root nor anything it is made of reads; parameters stay."""
-        is_live = [False] * len(self.opcodes)
-        todo = [self.root, *self.parameters]
-        while todo:
-            node = todo.pop()
-            if not is_live[node]:
-                is_live[node] = True
-                todo += self.operands[node]
-        if all(is_live):
-            return self
-        made, place = Program(), dict[int, int]()
-        for node, live in enumerate(is_live):
-            if live:
-                operands = tuple([place[operand] for operand in self.operands[node]])
-                sizes, elements = self.sizes_bytes[node], self.elements[node]
-                place[node] = made.add(self.opcodes[node], self.instructions[node], operands, sizes, elements)
-        made.marks = {place[node]: mark for node, mark in self.marks.items() if is_live[node]}
-        made.parameters = [place[node] for node in self.parameters]
-        made.root = place[self.root]
-        return made
-
-    def users(self) -> list[list[int]]:
-        """Nodes that read each node, in program order, each once."""
-        users: list[list[int]] = [[] for _ in self.opcodes]
-        for node, operands in enumerate(self.operands):
-            for operand in operands:
-                if not users[operand] or users[operand][-1] != node:
-                    users[operand].append(node)
-        return users
-
-
-def _rank(shape: Shape) -> int:
-    """Dimensions larger than one, of the leaf that has most."""
-    if isinstance(shape, ArrayShape):
-        return len(shape.dimensions) - shape.dimensions.count(1)
-    return max((_rank(leaf) for leaf in shape.leaves), default=0)
-
-
-@dataclass(slots=True, kw_only=True)
 class Kernels:
     """What fusion leaves of a program.
 
@@ -114,10 +40,12 @@ class Kernels:
     is_view: those whose value is (part of) what they read.
     reads: per kept node, the kept nodes it reads; True where each element of the result
         only needs the element at the same place, so that it may be written over.
+    is_library: nodes whose kernel is a library's that computes more than they: it writes over nothing.
     """
 
     is_kept: list[bool]
     is_view: list[bool]
+    is_library: list[bool]
     reads: list[dict[int, bool]]
 
 
@@ -153,8 +81,10 @@ class _Fusion:
         self.home = list(range(count))  # the one kernel that computes it, or _MANY
         self.is_repeated = [False] * count  # whether its kernel reads elements of it more than once
         # Kernels that take in whatever loops compute; what has been taken in by a reduction that does not is closed.
+        self.library = library_kernels(program, apart) if compiler.reduce_takes_in == "library" else [OUTSIDE] * count
         self.is_open = [
-            opcode in self.loops and not self._is_copying(node) for node, opcode in enumerate(program.opcodes)
+            opcode in self.loops and not self._is_copying(node) and self.library[node] == OUTSIDE
+            for node, opcode in enumerate(program.opcodes)
         ]
         self.is_loop = list(self.is_open)
         self.has_product = [opcode in PRODUCTS for opcode in program.opcodes]
@@ -169,6 +99,10 @@ class _Fusion:
     def _decide(self, node: int) -> None:
         users = self.users[node]
         if not users or node in self.apart:
+            return
+        if self.library[node] != OUTSIDE:
+            self.is_taken_in[node] = self.library[node] != node
+            self.is_stored[node] = not self.is_taken_in[node]
             return
         if self.compiler.products_take_in and self.program.opcodes[node] in PRODUCTS:
             self._decide_product(node)
@@ -210,6 +144,8 @@ class _Fusion:
 
     def _takes_in(self, user: int, node: int) -> bool:
         """Whether the kernel of `user` can compute `node`."""
+        if self.library[user] != OUTSIDE:
+            return self.library[node] == self.library[user]
         if self.is_open[user]:
             return self.is_loop[node]
         if self.program.opcodes[user] == "reduce":
@@ -281,7 +217,8 @@ class _Fusion:
             reads.append(found if aligned else dict.fromkeys(found, False))
             if program.opcodes[node] in IDENTITIES and tuple(found) == operands:
                 is_view[node] = True
-        return Kernels(is_kept=self.is_stored, is_view=is_view, reads=reads)
+        is_library = [home != OUTSIDE for home in self.library]
+        return Kernels(is_kept=self.is_stored, is_view=is_view, is_library=is_library, reads=reads)
 
 
 def _joined(some: dict[int, bool], others: dict[int, bool]) -> dict[int, bool]:

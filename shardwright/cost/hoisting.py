@@ -6,7 +6,7 @@ by the loop: they take memory as long as it runs.
 
 from __future__ import annotations
 
-from shardwright.cost.fusion import Program
+from shardwright.cost.program import Program
 
 #: Computed where they are read: nothing is gained by hoisting them for themselves.
 _FREE = frozenset({

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.buffers import Buffers, buffers_of
-from shardwright.cost.fusion import Program
 from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
+from shardwright.cost.program import Program
 from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
 from shardwright.plans import Mesh

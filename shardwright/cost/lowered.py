@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from shardwright.cost.convolution import convolution_orders
 from shardwright.cost.duplicates import without_duplicates
-from shardwright.cost.fusion import Program
 from shardwright.cost.inline import FlatComputation
+from shardwright.cost.limits import without_limits
 from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
+from shardwright.cost.program import Program
 from shardwright.cost.reshard import reshard
 from shardwright.cost.scatters import scatter_into_terms
 from shardwright.hlo import Instruction
@@ -93,6 +94,7 @@ class _Lowered:
                 self.program.parameters.append(self.made[-1])
         self.program.root = self.made[self.flat.root]
         scatter_into_terms(self.program)
+        without_limits(self.program)
         return without_duplicates(self.program)
 
     def _once(self, key: object, make: Callable[[], int]) -> int:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, prod
 
 from shardwright.cost.buffers import buffers_of
-from shardwright.cost.fusion import PRODUCTS, Program
 from shardwright.cost.heap import Interval, heap_bytes
 from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
+from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
+from shardwright.cost.program import Program
 from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS

@@ -21,6 +21,9 @@ ELEMENTWISE = EXPENSIVE_ELEMENTWISE | {
 #: Re-indexing that XLA computes inside the kernel that reads it.
 INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "copy"})
 
+#: Kernels of libraries, or of matrix units.
+PRODUCTS = frozenset({"dot", "convolution"})
+
 #: The operand's elements in the same order: a view where the operand is stored, else part of the kernel that makes it.
 IDENTITIES = frozenset({"bitcast", "reshape", "domain", "copy-done", "set-dimension-size"})
 

@@ -30,7 +30,8 @@ class Compiler:
 
     schedule: the order kernels run in, one of `cost.schedule.SCHEDULES`.
     reduce_takes_in: what a reduction computes inside its own kernel: `loops` (whatever a kernel can) or
-        `elementwise` (one elementwise instruction that nobody else reads).
+        `library` (what kernels of a library do, `cost.library`; where none is called, one elementwise instruction that
+        nobody else reads).
     repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
     repeats_expensive: whether elementwise functions that take long, such as tanh, count as cheap for that.
     products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
@@ -41,8 +42,6 @@ class Compiler:
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
     computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
     hoists_loop_invariants: whether what a loop's body computes the same way every time is computed once, before it.
-    fuses_softmax: whether a maximum and the elementwise kernel that reads both it and what it is of are one kernel, of
-        a library that writes over none of its operands.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
         called feasible that the compiler finds too large.
@@ -58,7 +57,6 @@ class Compiler:
     copies_dot_operands: bool
     computes_bf16_in_f32: bool
     hoists_loop_invariants: bool
-    fuses_softmax: bool
     product_workspace_bytes: int
     temporaries_margin: float
 

@@ -6,7 +6,7 @@ stored, and the product that the other term is can run as soon as its operands a
 
 from __future__ import annotations
 
-from shardwright.cost.fusion import Program
+from shardwright.cost.program import Program
 
 
 def scatter_into_terms(program: Program) -> None:

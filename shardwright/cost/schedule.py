@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from shardwright.cost.fusion import Kernels, Program
+from shardwright.cost.fusion import Kernels
+from shardwright.cost.program import Program
 
 #: Orders by name, as hardware profiles name them.
 SCHEDULES = ("breadth-first", "program")

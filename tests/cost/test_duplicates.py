@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.fusion import Program
+from shardwright.cost.program import Program
 from tests.cost.one_device import program_of
 
 HEAD = """HloModule hand

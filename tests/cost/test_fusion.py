@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost import hardware_profile
-from shardwright.cost.fusion import Kernels, Program, fuse
+from shardwright.cost.fusion import Kernels, fuse
+from shardwright.cost.program import Program
 from shardwright.cost.schedule import schedule
 from tests.cost.one_device import program_of
 
@@ -35,22 +36,24 @@ ENTRY main {
 """
 
 
-def fused(profile: str) -> tuple[Program, Kernels]:
-    program = program_of(LAYERS, profile)
+def fused(profile: str, size: int = 32) -> tuple[Program, Kernels]:
+    program = program_of(LAYERS.replace("64", str(size)), profile)
     return program, fuse(program, hardware_profile(profile).compiler)
 
 
 @pytest.mark.parametrize(
-    ("profile", "kernels"),
+    ("profile", "size", "kernels"),
     [
         # tanh is computed once for its two products; the sum is repeated by tanh and at the end.
-        ("cpu", {"first", "active", "second", "third", "total", "out"}),
+        ("cpu", 32, {"first", "active", "second", "third", "total", "out"}),
+        # From a size on it is one kernel of a library, around the reduction.
+        ("cpu", 64, {"out"}),
         # Each product computes the tanh again; the last one is part of the reduction of its square.
-        ("tpu-v5e", {"first", "second", "total", "out"}),
+        ("tpu-v5e", 64, {"first", "second", "total", "out"}),
     ],
 )
-def test_what_is_stored(profile: str, kernels: set[str]) -> None:
-    program, found = fused(profile)
+def test_what_is_stored(profile: str, size: int, kernels: set[str]) -> None:
+    program, found = fused(profile, size)
     stored = {program.instructions[i].name for i, kept in enumerate(found.is_kept) if kept and not found.is_view[i]}
     assert stored - {"x", "b", "zero"} == kernels
 

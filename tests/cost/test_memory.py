@@ -50,8 +50,8 @@ def scanned() -> Step:
     return sgd(loss), (array(6, 128, 128), array(512, 128), array(512, 128)), (0,)
 
 
-def attention() -> Step:
-    batch, time, width, heads = 4, 64, 64, 4
+def attention(batch: int = 4, time: int = 64) -> Step:
+    width, heads = 64, 4
 
     def loss(parameters: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         for layer in parameters:
@@ -303,6 +303,17 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     assert predicted.arguments_bytes == program.memory.argument_bytes
     assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)
     assert required_bytes(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes
+
+
+@pytest.mark.parametrize("time", [256, 512])
+def test_attention_needs_what_xla_says(time: int, service: CompileService) -> None:
+    """Divisors of softmaxes are stored spread to the scores' size, from a size of the sums on."""
+    step, arguments, donated = attention(batch=16, time=time)
+    text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
+    made = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
 
 
 def test_a_loops_stacks_begin_as_one_devices_part(service: CompileService) -> None:

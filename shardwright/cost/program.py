@@ -1,0 +1,79 @@
+"""A program as one device runs it: what the prediction of its memory works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.hlo.shapes import Shape
+
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """Instructions as one device runs them, operands before users; a node is its position.
+
+    opcodes: HLO's, or a collective's kind for what a plan adds. instructions: what the node computes, or for
+    what a plan adds the instruction that it is for. sizes_bytes: per array leaf of the result.
+    elements: of all leaves. ranks: number of dimensions larger than one.
+    marks: of nodes that a plan or a compiler adds, what decides their value beside opcode, operands and sizes.
+    """
+
+    opcodes: list[str] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    operands: list[tuple[int, ...]] = field(default_factory=list)
+    sizes_bytes: list[tuple[int, ...]] = field(default_factory=list)
+    elements: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    root: int = -1
+    marks: dict[int, object] = field(default_factory=dict)
+
+    def add(
+        self, opcode: str, instruction: Instruction, operands: tuple[int, ...], sizes: tuple[int, ...], elements: int
+    ) -> int:
+        """Append a node; returns it."""
+        self.opcodes.append(opcode)
+        self.instructions.append(instruction)
+        self.operands.append(operands)
+        self.sizes_bytes.append(sizes)
+        self.elements.append(elements)
+        self.ranks.append(_rank(instruction.shape))
+        return len(self.opcodes) - 1
+
+    def without_dead(self) -> Program:
+        """The same without what neither the root nor anything it is made of reads; parameters stay."""
+        is_live = [False] * len(self.opcodes)
+        todo = [self.root, *self.parameters]
+        while todo:
+            node = todo.pop()
+            if not is_live[node]:
+                is_live[node] = True
+                todo += self.operands[node]
+        if all(is_live):
+            return self
+        made, place = Program(), dict[int, int]()
+        for node, live in enumerate(is_live):
+            if live:
+                operands = tuple([place[operand] for operand in self.operands[node]])
+                sizes, elements = self.sizes_bytes[node], self.elements[node]
+                place[node] = made.add(self.opcodes[node], self.instructions[node], operands, sizes, elements)
+        made.marks = {place[node]: mark for node, mark in self.marks.items() if is_live[node]}
+        made.parameters = [place[node] for node in self.parameters]
+        made.root = place[self.root]
+        return made
+
+    def users(self) -> list[list[int]]:
+        """Nodes that read each node, in program order, each once."""
+        users: list[list[int]] = [[] for _ in self.opcodes]
+        for node, operands in enumerate(self.operands):
+            for operand in operands:
+                if not users[operand] or users[operand][-1] != node:
+                    users[operand].append(node)
+        return users
+
+
+def _rank(shape: Shape) -> int:
+    """Dimensions larger than one, of the leaf that has most."""
+    if isinstance(shape, ArrayShape):
+        return len(shape.dimensions) - shape.dimensions.count(1)
+    return max((_rank(leaf) for leaf in shape.leaves), default=0)
