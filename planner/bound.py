@@ -15,29 +15,25 @@ that the rest of the program shares is added to that rest, which is solved as it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardwright.planner.chain import Chain, Key, aligned
 from shardwright.planner.clock import Clock
-from shardwright.planner.dual import tighten
 from shardwright.planner.graph import Variable
-from shardwright.planner.pbqp import LEAST, FloatArray, IntArray, Problem, reduce
+from shardwright.planner.passing import Passing
+from shardwright.planner.pbqp import FloatArray, IntArray, Problem, reduce
 from shardwright.planner.segments import Run
 from shardwright.planner.solve import solve
 
-#: Sweeps over the edges of a repeat, at most; and the relative gain of `_PATIENCE` sweeps below which they end.
-_SWEEPS = 400
-_PATIENCE = 10
-_LEAST_GAIN = 3e-5
-
-#: The same where every strategy on three axes is in the problem, and a sweep is dear: sweeps, and their relative gain.
-_ROUGH = 4, 1e-3
+#: Rounds of messages at most; and how many that gain how little, relatively, end them. `_ROUGH`: where every strategy
+#: on three axes is in the problem and a round is dear.
+_ROUNDS = 200
+_FINE = 5, 3e-5
+_ROUGH = 2, 6e-4
 
 #: Relative gap at which the segments outside the runs count as bounded.
 _CLOSE = 5e-4
-_CLOSE_ENOUGH = 1e-3
 
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:
@@ -55,7 +51,7 @@ def lower_bound(chain: Chain, time_limit_s: float) -> float:
             else:
                 known = shared.get(variable)
                 shared[variable] = messages if known is None else known + messages
-    return total + _rest(chain, states, shared, time_limit_s)
+    return total + _rest(chain, states, shared, total, time_limit_s)
 
 
 def _is_inside(chain: Chain, run: Run, variable: Variable) -> bool:
@@ -64,8 +60,13 @@ def _is_inside(chain: Chain, run: Run, variable: Variable) -> bool:
     return all(run.first <= segment < run.stop for segment in touching)
 
 
-def _rest(chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, FloatArray], time_limit_s: float) -> float:
-    """The least that all segments outside the runs cost together, with what the runs say about hubs they share."""
+def _rest(
+    chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, FloatArray], beside_s: float, time_limit_s: float
+) -> float:
+    """The least that all segments outside the runs cost together, with what the runs say about hubs they share.
+
+    beside_s: what the runs cost at least.
+    """
     inside = {segment for run in chain.runs for segment in range(run.first, run.stop)}
     variables: dict[Variable, int] = {}
     problem = Problem()
@@ -93,82 +94,72 @@ def _rest(chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, Floa
         return 0.0
     if chain.is_for_bound:
         reduction = reduce(problem, drops_dear=False)
-        return reduction.constant + tighten(reduction.core, _CLOSE_ENOUGH, chain.graph.clock).lower_bound
+        core = reduction.core
+        passing = Passing(core.costs, [(*edge, core.edges[edge]) for edge in sorted(core.edges)])
+        return reduction.constant + _raised(passing, *_ROUGH, chain.graph.clock, beside_s + reduction.constant)
     return solve(problem, time_limit_s=time_limit_s, close=_CLOSE, clock=chain.graph.clock).lower_bound
+
+
+def _raised(passing: Passing, patience: int, least_gain: float, clock: Clock, beside_s: float = 0.0) -> float:
+    """The bound after rounds of messages until `patience` of them gain little, beside all else, or it is late."""
+    history: list[float] = []
+    for number in range(_ROUNDS):
+        history.append(passing.round())
+        if number >= patience and history[-1] - history[-1 - patience] <= least_gain * abs(beside_s + history[-1]):
+            break
+        if clock.is_late:
+            break
+    return history[-1]
 
 
 #: A core variable of a repeat: offset of its segment in the period, position in the reduction.
 _Role = tuple[int, int]
 
 
-@dataclass(slots=True, eq=False)
 class _Repeat:
     """One repeat of a run: core variables (roles), which of them are one variable in the program (slots), edges.
 
-    messages: per role, what it asks of its variable. unary: per slot, the sum over its roles.
-    hubs: slots of variables that other repeats or segments share, in order.
+    messages: per role, what it asks of its variable. passing: of slots. hubs: slots of variables that other repeats or
+    segments share, in order.
     """
 
-    chain: Chain
-    run: Run
-    states: dict[Key, IntArray]
-    slot_of: dict[_Role, Key] = field(default_factory=dict)
-    messages: dict[_Role, FloatArray] = field(default_factory=dict)
-    unary: dict[Key, FloatArray] = field(default_factory=dict)
-    edges: list[tuple[_Role, _Role, FloatArray]] = field(default_factory=list)
-    hubs: dict[Key, None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for offset in range(self.run.period):
-            segment = self.run.first + self.run.period + offset  # of the second repeat: it has neighbours on both sides
-            kind, keys = self.chain.core(segment)
-            costs, edges = aligned(kind, keys, self.states)
+    def __init__(self, chain: Chain, run: Run, states: dict[Key, IntArray]) -> None:
+        self.chain, self.run = chain, run
+        self.messages: dict[_Role, FloatArray] = {}
+        self.hubs: dict[int, None] = {}
+        self._slot_of: dict[_Role, int] = {}
+        self._ends: list[tuple[_Role, _Role]] = []
+        numbers: dict[Key, int] = {}
+        unary: list[FloatArray] = []
+        matrices = []
+        for offset in range(run.period):
+            segment = run.first + run.period + offset  # of the second repeat: it has neighbours on both sides
+            kind, keys = chain.core(segment)
+            costs, edges = aligned(kind, keys, states)
             for i, (v, key, cost) in enumerate(zip(kind.reduction.variables, keys, costs, strict=True)):
-                self.slot_of[offset, i] = key
+                slot = self._slot_of[offset, i] = numbers.setdefault(key, len(numbers))
                 self.messages[offset, i] = cost
-                self.unary[key] = self.unary.get(key, 0.0) + cost
+                if slot == len(unary):
+                    unary.append(np.zeros(len(cost)))
+                unary[slot] = unary[slot] + cost
                 if v in kind.boundary:
-                    self.hubs[key] = None
+                    self.hubs[slot] = None
             for (v, w), matrix in sorted(edges.items()):
-                self.edges.append(((offset, v), (offset, w), matrix))
+                self._ends.append(((offset, v), (offset, w)))
+                matrices.append(matrix)
+        slots = ((self._slot_of[v], self._slot_of[w]) for v, w in self._ends)
+        self.passing = Passing(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
 
     def tighten(self, clock: Clock) -> None:
-        """Raise the bound by handshakes between edges and the slots at their ends, until it is late."""
-        patience, least_gain = _ROUGH if self.chain.is_for_bound else (_PATIENCE, _LEAST_GAIN)
-        history: list[float] = []
-        for sweep in range(_SWEEPS):
-            for v, w, matrix in self.edges if sweep % 2 == 0 else reversed(self.edges):
-                self._handshake(v, w, matrix)
-            history.append(self.constant() + sum(float(self.unary[key].min()) for key in self.hubs))
-            if sweep >= patience and history[-1] - history[-1 - patience] <= least_gain * abs(history[-1]):
-                break
-            if clock.is_late:
-                break
-
-    def _handshake(self, v: _Role, w: _Role, matrix: FloatArray) -> None:
-        left_slot, right_slot = self.slot_of[v], self.slot_of[w]
-        if left_slot == right_slot:
-            taken_left = taken_right = 0.5 * self.unary[left_slot]
-        else:
-            taken_left, taken_right = self.unary[left_slot], self.unary[right_slot]
-        matrix += taken_left[:, None] + taken_right
-        left = 0.5 * LEAST(matrix, 1)
-        matrix -= left[:, None]
-        right = LEAST(matrix, 0)
-        matrix -= right
-        rest = LEAST(matrix, 1)
-        matrix -= rest[:, None]
-        self.messages[v] = self.messages[v] - taken_left + left + rest
-        self.messages[w] = self.messages[w] - taken_right + right
-        if left_slot == right_slot:
-            self.unary[left_slot] = left + rest + right
-        else:
-            self.unary[left_slot], self.unary[right_slot] = left + rest, right
+        """Raise the bound by message passing until it is late, and add to each role's message what its edges said."""
+        _raised(self.passing, *(_ROUGH if self.chain.is_for_bound else _FINE), clock)
+        for (v, w), (left, right) in zip(self._ends, self.passing.told, strict=True):
+            self.messages[v] = self.messages[v] + left
+            self.messages[w] = self.messages[w] + right
 
     def constant(self) -> float:
         """What one repeat costs at least, besides what its messages say about hubs."""
-        inner = sum(float(unary.min()) for key, unary in self.unary.items() if key not in self.hubs)
-        return inner + sum(float(matrix.min()) for *_, matrix in self.edges)
+        return self.passing.bound() - sum(float(self.passing.unary[slot].min()) for slot in self.hubs)
 
     def on_hubs(self) -> Iterator[tuple[Variable, FloatArray]]:
         """Every hub that segments of the run share, with the sum of their messages about it."""
@@ -177,7 +168,7 @@ class _Repeat:
             offset = (segment - self.run.first) % self.run.period
             instance = self.chain.instances[segment]
             for i, v in enumerate(self.chain.kind(segment).reduction.variables):
-                if self.slot_of[offset, i] in self.hubs:
+                if self._slot_of[offset, i] in self.hubs:
                     variable = instance.variables[v]
                     known = totals.get(variable)
                     added = self.messages[offset, i]

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.planner.budget import MemoryPrice, copy_bytes, value_bytes
 from shardwright.planner.graph import Graph, Variable
-from shardwright.planner.pbqp import FloatArray, IntArray, Problem, Reduction, reduce
+from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, reduce
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.solve import contradiction, solve
 
@@ -49,6 +49,7 @@ class Chain:
     is_for_bound: bool = False
     _kinds: dict[Hashable, Kind] = field(default_factory=dict)
     _problems: dict[int, Problem] = field(default_factory=dict)
+    _joins: Joins = field(default_factory=dict)
     _owner: dict[Variable, tuple[int, int]] = field(default_factory=dict)
     _run_of: dict[int, Run] = field(default_factory=dict)
     _cores: list[tuple[Kind, tuple[Key, ...]]] = field(default_factory=list)
@@ -74,7 +75,8 @@ class Chain:
             boundary = tuple(i for i, v in enumerate(instance.variables) if i >= instance.own or v in crossing)
             problem = self.problem(segment)
             found = self._kinds[key] = Kind(
-                boundary=boundary, reduction=reduce(problem, boundary, drops_dear=not self.is_for_bound)
+                boundary=boundary,
+                reduction=reduce(problem, boundary, drops_dear=not self.is_for_bound, joins=self._joins),
             )
         return found
 

@@ -13,7 +13,7 @@ from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.force import origin
-from shardwright.planner.found import Found
+from shardwright.planner.found import Found, Tried
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.ledger import planned_collectives
 from shardwright.planner.mesh_search import MeshSearch
@@ -73,32 +73,27 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
         return found
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
-    start = found.start or found
-    if start.mesh != found.mesh and search.bounds_three_axes(is_priced=found.price is not None):
-        return _bounded_on_its_mesh(search, found, bounding)
-    bound_s = _bound_s(search, bounding, start.chain, start.solved, found.price_bound_s if start is found else 0.0)
+    if found.start is not None and found.start.mesh != found.mesh:
+        return _bounded_on_its_mesh(search, found, found.start, bounding)
+    bound_s = _bound_s(search, bounding, found.chain, found.solved, found.price_bound_s)
     bound_s = max((bound_s, *(_bound_s(search, bounding, each.chain, each.solved) for each in found.relaxed)))
-    scope = _scope(search, start.chain)
-    if start is found and found.price_bound_s:
+    scope = _scope(search, found.chain)
+    if found.price_bound_s:
         scope += "; of plans that fit the memory, with all repeats of a run laid out alike"
-    if start.mesh != found.mesh:
-        scope += (
-            '; this plan divides its axes further, where bounding it would take longer than finding it: effort="best" '
-            "searches three axes outright"
-        )
-        return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
     return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
 
 
-def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
+def _bounded_on_its_mesh(search: MeshSearch, found: Found, start: Tried, bounding: Bounding) -> Found:
     """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
     cost, price = found.cost, found.price
     begun = bounding.begun_on(found.mesh) if price is None else None
     chain = begun or search.chain_to_bound(found.mesh)
     chain = chain if price is None else chain.with_price(price)
     bound_s = bounding.of(chain, search.time_limit_s()) - (price.total * search.limit_bytes if price else 0.0)
-    if bound_s <= 0:
-        return replace(found, cost=replace(cost, bound_scope="the deadline came before a bound on three axes"))
+    if bound_s <= 0:  # what is known of the plan that it was descended from has to do
+        bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()
+        scope = f"{_scope(search, start.chain)}; the deadline came before a bound on {found.mesh}"
+        return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
     scope = (
         f"{_scope(search, chain)}; repeats decide each for itself; moves of arrays of more than {EXACT_RANK} "
         "dimensions, or that an axis does not divide, are counted by what a device must receive"

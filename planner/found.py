@@ -41,8 +41,8 @@ class Found:
     """A plan on one mesh, before it is bounded and written down.
 
     promised_s: seconds a step that the search took to run beside compute, and that find nothing to run beside.
-    start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh, or
-    the start's, whose bounds hold too. price_bound_s: no plan of the chain that fits the memory takes less; price: of
+    start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh,
+    whose bounds hold too. price_bound_s: no plan of the chain that fits the memory takes less; price: of
     memory, with which that was found.
     """
 

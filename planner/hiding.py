@@ -47,9 +47,9 @@ def kept_promises(outcome: Outcome) -> Outcome:
         else:
             low = share
     assert best.found is not None
-    bounding = (best.found.start or best.found).mesh
-    relaxed = tuple(_on(each, bounding) for each in outcomes if each is not best)
-    best.found = replace(best.found, relaxed=tuple(each for each in relaxed if each is not None))
+    if best.found.start is None:  # else it is bounded by all strategies on its mesh
+        relaxed = tuple(_on(each, best.found.mesh) for each in outcomes if each is not best)
+        best.found = replace(best.found, relaxed=tuple(each for each in relaxed if each is not None))
     return best
 
 

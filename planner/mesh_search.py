@@ -42,9 +42,6 @@ TIME_LIMIT_S = 20.0
 #: the finer one.
 EXPERT_NODES = 2500
 
-#: Sizes of programs, in nodes, between which a plan on three axes is found sooner than it could be bounded.
-UNBOUNDED_NODES = (EXPERT_NODES, 20_000)
-
 #: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
 CLOSE_IF_LARGE = 1e-3
 
@@ -84,12 +81,6 @@ class MeshSearch:
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
         return is_free and options.mode == "search" and options.effort == "default"
-
-    def bounds_three_axes(self, *, is_priced: bool = False) -> bool:
-        """Whether a plan on three axes is bounded there. Not where that takes longer than all else: it takes the same
-        few seconds for any number of equal layers, where searching takes longer the more there are, and for a price of
-        memory the search is long already."""
-        return is_priced or not UNBOUNDED_NODES[0] < len(self.flow.nodes) < UNBOUNDED_NODES[1]
 
     def is_late(self) -> bool:
         """Whether the plan that is known has to do."""

@@ -111,21 +111,28 @@ class Reduction:
         return chosen
 
 
-def reduce(problem: Problem, protected: Iterable[int] = (), *, drops_dear: bool = True) -> Reduction:
+#: Two edges, by what they hold, and the edge that they become.
+Joins = dict[tuple[tuple[int, ...], bytes, bytes], FloatArray]
+
+
+def reduce(
+    problem: Problem, protected: Iterable[int] = (), *, drops_dear: bool = True, joins: Joins | None = None
+) -> Reduction:
     """Fold away all that can be without loss. Raises ValueError where no assignment is finite.
 
     protected: variables that other costs than these depend on: they stay, with every state that is possible.
     drops_dear: whether possible states go that another one makes needless. With hundreds of states a variable that
         takes most of the time, and where only a bound is wanted it saves little later.
+    joins: those made of problems like this one, to which it adds its own.
     """
     with np.errstate(invalid="ignore"):  # differences of what is both impossible
-        return _Reducer(problem, frozenset(protected), drops_dear).run()
+        return _Reducer(problem, frozenset(protected), drops_dear, {} if joins is None else joins).run()
 
 
 class _Reducer:
     """Works on copies: `near[v][w]` is the edge with v's states as rows, kept in both directions."""
 
-    def __init__(self, problem: Problem, protected: frozenset[int], drops_dear: bool) -> None:
+    def __init__(self, problem: Problem, protected: frozenset[int], drops_dear: bool, joins: Joins) -> None:
         self.protected = protected
         self.drops_dear = drops_dear
         self.costs = [cost.copy() for cost in problem.costs]
@@ -138,7 +145,7 @@ class _Reducer:
         self.alive = [True] * len(self.costs)
         self.constant = 0.0
         self._differences: dict[tuple[tuple[int, ...], bytes], FloatArray] = {}
-        self._joined: dict[tuple[tuple[int, ...], bytes, bytes], FloatArray] = {}
+        self._joined = joins
 
     def run(self) -> Reduction:
         everything = list(range(len(self.costs)))

@@ -161,20 +161,30 @@ class Search(MeshSearch):
 
     def outcome(self) -> Outcome:
         """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
-        is_as_given = self.recomputation is None and self.program.micro_batches == 1
-        begins_ahead = is_as_given and self.hidden_share == 1.0  # mostly there is no other search after it
-        finest = self._finest_mesh() if begins_ahead else None
-        if finest is not None:
-            self.bounding.begin(self.chain_to_bound(finest), self.time_limit_s())
+        finest = self._meshes_of_three() if self.descends else []
+        if len(finest) == 1:
+            self._bound_ahead(finest[0])
         tried, refusals = self._try_meshes()
         if not tried:
             late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
             raise next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
-        fastest = min(tried, key=lambda each: each.step_s)
-        if begins_ahead and finest is None and fastest.chain.runs:
-            self.bounding.begin(fastest.chain, self.time_limit_s())
         tried += self._finer(tried)
+        fastest = min(tried, key=lambda each: each.step_s)
+        if fastest.start is not None:
+            self._bound_ahead(fastest.mesh)
+        elif fastest.chain.runs and self._is_as_given:
+            self.bounding.begin(fastest.chain, self.time_limit_s())
         return Outcome(search=self, tried=tried, refusals=refusals)
+
+    @property
+    def _is_as_given(self) -> bool:
+        """Whether this is the first search of the program, and mostly the only one."""
+        return self.recomputation is None and self.program.micro_batches == 1 and self.hidden_share == 1.0
+
+    def _bound_ahead(self, mesh: Mesh) -> None:
+        """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on."""
+        if self._is_as_given and self.bounding.begun_on(mesh) is None:
+            self.bounding.begin(self.chain_to_bound(mesh), self.time_limit_s())
 
     def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
         """Look for the fastest plan that fits the memory; whether there is one.
@@ -223,11 +233,6 @@ class Search(MeshSearch):
             self.report("search", str(mesh))
         return tried, refusals
 
-    def _finest_mesh(self) -> Mesh | None:
-        """The one mesh of three axes, where there is one only and it may be descended to: bounded from the start."""
-        found = self._meshes_of_three()
-        return found[0] if self.descends and self.bounds_three_axes() and len(found) == 1 else None
-
     def _meshes_of_three(self) -> list[Mesh]:
         return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
 
@@ -249,6 +254,8 @@ class Search(MeshSearch):
         for start, mesh in pairs[: 1 if self.is_large else DESCENTS]:
             if self.is_late():
                 break
+            if self.is_large:
+                self._bound_ahead(mesh)
             self.report("search", str(mesh))
             descended = self._descended(start, mesh)
             if mesh not in found or descended.step_s < found[mesh].step_s:

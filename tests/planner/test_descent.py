@@ -9,10 +9,11 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.planner import mesh_search, plan
+from shardwright.planner import finishing, plan
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import axis_parts, descend
 from shardwright.planner.force import Forced
 from shardwright.planner.search import Search
@@ -103,9 +104,12 @@ def test_the_plan_says_what_its_bound_covers(seed: int) -> None:
     assert 0 < made.cost.lower_bound_s <= made.cost.step_s
 
 
-def test_a_plan_that_is_found_sooner_than_bounded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_search, "UNBOUNDED_NODES", (0, 10_000))
+def test_a_plan_that_a_deadline_leaves_unbounded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(chain: Chain, time_limit_s: float) -> float:
+        raise OutOfTimeError("late")
+
+    monkeypatch.setattr(finishing, "lower_bound", late)
     made = plan(large_program(97), EIGHT, PlanOptions())
-    assert "divides its axes further" in made.cost.bound_scope
+    assert "the deadline came before a bound on" in made.cost.bound_scope
     assert not made.cost.is_bounded
     assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster
