@@ -232,9 +232,21 @@ class _Lowered:
             node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)
             if wide:
                 node = self._like("convert", instruction, node, 0.5)
+            if kind == "all-gather" and self.compiler.copies_gathered and self._gathers_inner(shape, source, target):
+                node = self._like("copy", instruction, node, mark=("gathered",))
         if self.program.sizes_bytes[node] != (self.lowering.shard(shape, target)[0],):
             node = self._add(_SLICE, instruction, (node,), wanted)
         return node
+
+    def _gathers_inner(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> bool:
+        """Whether the one dimension that a move gathers lies inside others, of more than one element."""
+        changed = [
+            dim for dim, (have, wanted) in enumerate(zip(source.dims, target.dims, strict=True)) if have != wanted
+        ]
+        if len(changed) != 1:
+            return False
+        outer = zip(shape.dimensions[: changed[0]], target.dims, strict=False)
+        return any(size > self.lowering.mesh.size(axes) for size, axes in outer)
 
     def _add(self, opcode: str, instruction: Instruction, operands: tuple[int, ...], shardings: ValueSharding) -> int:
         leaves = instruction.shape.leaves

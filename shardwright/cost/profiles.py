@@ -40,6 +40,8 @@ class Compiler:
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
+    copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
+        that dimension outermost.
     computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
     hoists_loop_invariants: whether what a loop's body computes the same way every time is computed once, before it.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
@@ -55,6 +57,7 @@ class Compiler:
     products_read_bf16: bool
     merges_all_reduces: bool
     copies_dot_operands: bool
+    copies_gathered: bool
     computes_bf16_in_f32: bool
     hoists_loop_invariants: bool
     product_workspace_bytes: int

@@ -2,7 +2,8 @@
 
 `breadth-first` is XLA:CPU's default (BFScheduler in xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc,
 chosen by xla_cpu_enable_concurrency_optimized_scheduler): an instruction is queued as soon as its last
-operand has run. `program` keeps the order of the text.
+operand has run, views after kernels: XLA makes its bitcasts of reshapes once the kernels are there, so that they
+are the last of a value's readers. `program` keeps the order of the text.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def _breadth_first(kernels: Kernels, kept: Sequence[int], together: Sequence[Ste
         for source in kernels.reads[node]:
             users[source].append(node)
             waiting[node] += 1
+    for readers in users.values():
+        readers.sort(key=kernels.is_view.__getitem__)
     missing = {members: len(members) for members in together}
     queue: deque[Step] = deque((node,) for node in kept if not waiting[node])
     order: list[Step] = []

@@ -67,6 +67,26 @@ def test_breadth_first_runs_what_is_ready_before_what_becomes_so() -> None:
     assert order[:2] == ["x", "b"]
 
 
+VIEWED = """HloModule viewed, entry_computation_layout={(f32[8,8]{1,0})->(f32[8,8]{1,0}, f32[4,4]{1,0})}
+
+ENTRY main {
+  x = f32[8,8]{1,0} parameter(0)
+  made = f32[8,8]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  viewed = f32[4,16]{1,0} reshape(made)
+  kernel = f32[8,8]{1,0} dot(made, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  last = f32[4,4]{1,0} dot(viewed, viewed), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  ROOT out = (f32[8,8]{1,0}, f32[4,4]{1,0}) tuple(kernel, last)
+}
+"""
+
+
+def test_views_run_after_the_kernels_that_read_the_same() -> None:
+    program = program_of(VIEWED)
+    kernels = fuse(program, hardware_profile("cpu").compiler)
+    order = [program.instructions[node].name for (node,) in schedule(program, kernels, "breadth-first")]
+    assert order == ["x", "made", "kernel", "viewed", "last", "out"]
+
+
 def test_nodes_that_run_together_wait_for_the_last() -> None:
     program, found = fused("cpu")
     names = {instruction.name: node for node, instruction in enumerate(program.instructions)}

@@ -177,9 +177,12 @@ ENTRY main {
 """
 
 
-def hand_plan(mesh: Mesh, gathered: bool) -> MemorySummary:
-    rows, whole = TensorSharding((("x",), ())), TensorSharding.replicated(2)
-    used = whole if gathered else rows
+ROWS, COLUMNS = TensorSharding((("x",), ())), TensorSharding(((), ("x",)))
+
+
+def hand_plan(mesh: Mesh, gathered: bool, lies: TensorSharding = ROWS) -> MemorySummary:
+    whole = TensorSharding.replicated(2)
+    used = whole if gathered else lies
 
     def entry(name: str, operands: list[TensorSharding], result: TensorSharding) -> InstructionPlan:
         return InstructionPlan(
@@ -187,7 +190,7 @@ def hand_plan(mesh: Mesh, gathered: bool) -> MemorySummary:
         )
 
     instructions = [
-        InstructionPlan(computation="main", name="x", opcode="parameter", operands=(), result=(rows,)),
+        InstructionPlan(computation="main", name="x", opcode="parameter", operands=(), result=(lies,)),
         entry("dot", [used, whole], used),
         entry("tanh", [used], used),
         entry("add", [used, used], used),
@@ -197,7 +200,7 @@ def hand_plan(mesh: Mesh, gathered: bool) -> MemorySummary:
     return memory(
         module,
         instructions,
-        [variable(0, x, rows, None), variable(1, w, whole, None)],
+        [variable(0, x, lies, None), variable(1, w, whole, None)],
         [variable(0, module.entry.root.shape, used, None)],
         mesh,
     )
@@ -215,12 +218,18 @@ def test_a_gathered_operand_is_there_while_it_is_used() -> None:
     assert summary.temporaries_bytes == 64 * 32 * 4 + 64 * 16 * 4
 
 
+def test_a_product_reads_columns_that_were_gathered_from_a_copy() -> None:
+    """XLA:CPU gathers them with the columns outermost."""
+    summary = hand_plan(Mesh.of({"x": 8}), gathered=True, lies=COLUMNS)
+    assert summary.temporaries_bytes == 2 * 64 * 32 * 4
+
+
 @pytest.mark.parametrize(
     ("profile", "expected"),
     [("tpu-v5e", 64 * 16 * 4 * 9 // 8), ("cpu", 64 * 16 * 4 * 2)],  # XLA:CPU reduces everything, then slices
 )
 def test_a_reduce_scatter_takes_the_whole_result_first(profile: str, expected: int) -> None:
-    rows, columns = TensorSharding((("x",), ())), TensorSharding(((), ("x",)))
+    rows, columns = ROWS, COLUMNS
 
     def entry(name: str, opcode: str, operands: list[TensorSharding], result: TensorSharding) -> InstructionPlan:
         return InstructionPlan(
