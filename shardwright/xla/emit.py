@@ -22,7 +22,7 @@ on its way, for XLA believes the mark: one value left out is a sum scaled by the
 and reduced in one place needs no mark, unless its operands are partial already.
 
 Steps: strip the user's own shardings → collect how values lie and are used →
-insert constraints → pad → set aliases.
+insert constraints → pad → set aliases → pin layouts (`row_major`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, serve
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.partial_sums import steps_of_sum, steps_to
+from shardwright.xla.row_major import pin_row_major
 from shardwright.xla.strip import ANNOTATIONS, annotation_target, erase_annotations, strip_foreign_shardings
 
 #: HLO opcodes that leave no operation behind: their value is their operand's or an argument.
@@ -126,6 +127,7 @@ class _Emitter:
             self._insert(value)
         erase_annotations(self.annotations)
         finish_boundary(self.module, self.main, self.plan, self.attribute)
+        pin_row_major(self.module)
 
     def _shared_arguments(self) -> list[TensorSharding | None]:
         """Per argument of `main`, its second layout for readers."""

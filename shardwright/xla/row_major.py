@@ -1,0 +1,50 @@
+"""Results that XLA:CPU can compute in row-major order only, pinned to it.
+
+XLA:CPU's layout assignment lets a Fourier transform take whatever layout its readers want (an all-gather wants the
+gathered dimension first), and its run time then refuses the program: `fft_thunk.cc: IsMonotonicWithDim0Major`. A
+`LayoutConstraint` of the result, what `jax.experimental.layout.with_layout_constraint` leaves, fixes it; XLA's
+partitioner takes the call shard by shard, and where the layout is row-major anyway it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardwright.xla import private
+
+_ROW_MAJOR_ONLY = frozenset({"stablehlo.fft"})
+
+
+def pin_row_major(module: Any) -> None:
+    """Put a `LayoutConstraint` behind every operation of a StableHLO module that must not be laid out otherwise."""
+    for operation in list(_operations(module.operation)):
+        if operation.name in _ROW_MAJOR_ONLY:
+            _pin(operation.results[0])
+
+
+def _operations(root: Any) -> Iterator[Any]:
+    for region in root.regions:
+        for block in region.blocks:
+            for operation in block.operations:
+                yield operation.operation
+                yield from _operations(operation.operation)
+
+
+def _pin(value: Any) -> None:
+    ir = private.ir()
+    order = ", ".join(str(dim) for dim in reversed(range(value.type.rank)))
+    layouts = ir.ArrayAttr.get([ir.Attribute.parse(f"dense<[{order}]> : tensor<{value.type.rank}xindex>")])
+    pinned = ir.Operation.create(
+        "stablehlo.custom_call",
+        results=[value.type],
+        operands=[value],
+        attributes={
+            "call_target_name": ir.StringAttr.get("LayoutConstraint"),
+            "operand_layouts": layouts,
+            "result_layouts": layouts,
+        },
+        loc=value.owner.location,
+        ip=ir.InsertionPoint.after(value.owner),
+    )
+    value.replace_all_uses_except(pinned.results[0], [pinned])

@@ -1,0 +1,28 @@
+"""Fourier transforms, which XLA:CPU computes in row-major order only, whatever layout their readers prefer."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.client.annotate import annotate
+from shardwright.client.lowering import lower
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.planner import plan
+from tests.planner.running import xla_outputs
+
+X = (np.random.default_rng(0).normal(size=(8, 16, 4, 4)) * (1 + 1j)).astype(np.complex64)
+
+
+@pytest.mark.parametrize("pins", [{0: "data", 1: "model"}, {1: "data"}, {0: "data"}])
+def test_what_a_transform_hands_on_may_be_gathered_along_any_dimension(pins: dict[int, str]) -> None:
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.fft.fft2(annotate(jnp.fft.fft2(x) * 2, pins))
+
+    planned = plan(lower(step, X).hlo_text, Cluster.local(8), PlanOptions(mesh={"data": 4, "model": 2}))
+    (out,) = xla_outputs(planned, X)
+    np.testing.assert_allclose(out, step(X), rtol=1e-4, atol=1e-3)
+    assert planned.prove().holds
