@@ -68,15 +68,24 @@ def _encode_pins(shape: tuple[int, ...], pins: Mapping[int, Pin]) -> EncodedPins
     encoded: dict[int, str] = {}
     for dimension, pin in pins.items():
         if isinstance(dimension, bool) or not isinstance(dimension, int) or not -len(shape) <= dimension < len(shape):
-            raise AnnotationError(f"dimension {dimension!r} does not exist in an array of shape {_text(shape)}")
+            raise AnnotationError(
+                f"dimension {dimension!r} does not exist in an array of shape {_text(shape)}",
+                remedy=f"pin dimensions 0 to {len(shape) - 1}" if shape else "a scalar has nothing to pin",
+            )
         number = dimension % len(shape)
         if number in encoded:
-            raise AnnotationError(f"dimension {number} of an array of shape {_text(shape)} is pinned twice")
+            raise AnnotationError(
+                f"dimension {number} of an array of shape {_text(shape)} is pinned twice",
+                remedy=f"it is {number - len(shape)} as well: pin one of the two",
+            )
         encoded[number] = _encode_pin(pin, f"dimension {number} of an array of shape {_text(shape)}")
     named = [axis for text in encoded.values() if text not in "-*" for axis in text.split("+")]
     for axis in named:
         if named.count(axis) > 1:
-            raise AnnotationError(f"axis {axis!r} is named for two dimensions of an array of shape {_text(shape)}")
+            raise AnnotationError(
+                f"axis {axis!r} is named for two dimensions of an array of shape {_text(shape)}",
+                remedy="an axis can split one dimension of a tensor",
+            )
     return tuple(sorted(encoded.items()))
 
 

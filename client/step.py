@@ -205,7 +205,9 @@ class Step:
             hash(signature)
         except TypeError as error:
             raise OptionError(
-                f"a static argument of {self._function.name} cannot be hashed: {error}", where="static_argnums"
+                f"a static argument of {self._function.name} cannot be hashed: {error}",
+                where="static_argnums",
+                remedy="pass one that can be: a tuple for a list, a frozen dataclass for a dict",
             ) from None
         return signature, leaves, dynamic
 
@@ -341,7 +343,11 @@ class Step:
         for number in donated:
             if handles.count(id(leaves[number])) > 1:
                 name = program.lowered.argument_names[program.leaf_numbers[number]]
-                raise ArrayError(f"the donated array {name} is passed to {program.name} twice")
+                raise ArrayError(
+                    f"the donated array {name} is passed to {program.name} twice",
+                    where=name,
+                    remedy="pass a copy in one of the places, or do not donate it",
+                )
 
     def _pass_on(
         self, program: Program, leaves: Sequence[Any], donated: Sequence[int], results: Sequence[RemoteArray | None]

@@ -108,11 +108,17 @@ def _exact(
         raise OptionError(f"{option} needs mesh", where=option, remedy="pass the mesh that the arrays lie on")
     for number, axes in sorted(axes_by_number.items()):
         if not 0 <= number < len(nodes):
-            raise OptionError(f"there is no number {number}: the program has {len(nodes)}", where=option)
+            raise OptionError(
+                f"there is no number {number}: the program has {len(nodes)}",
+                where=option,
+                remedy=f"number them from 0 to {len(nodes) - 1}" if nodes else "leave it out",
+            )
         dims = {dim: DimPin(axes=tuple(split)) for dim, split in enumerate(axes)}
         rank = flow.nodes[nodes[number]].shapes[0].rank
         if len(dims) != rank:
-            raise OptionError(f"number {number} has rank {rank}, not {len(dims)}", where=option)
+            raise OptionError(
+                f"number {number} has rank {rank}, not {len(dims)}", where=option, remedy="give axes for each dimension"
+            )
         yield nodes[number], Requirement(asked_by=option, dims=dims, may_pad=True)
 
 

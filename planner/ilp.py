@@ -88,7 +88,11 @@ def solve(
     solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap)
     status = program.solve(solver)
     if status == pulp.LpStatusInfeasible:
-        raise PlanError("no combination of strategies satisfies all pins and forced shardings")
+        raise PlanError(
+            "no combination of strategies satisfies all pins and forced shardings",
+            where="annotations, force",
+            remedy="leave out pins until a plan is found: the last one left out contradicts others",
+        )
     bound = float(program.solverModel.getInfo().mip_dual_bound) / scale
     found = _states(x)
     if found is not None and problem.value(found) <= value:

@@ -75,7 +75,9 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
         found = tuple(mesh for mesh in meshes if sum(axis.size > 1 for axis in mesh.axes) > 1)
         if not found:
             raise OptionError(
-                f"{cluster.device_count} devices have no two factors for a {options.force} strategy", where="force"
+                f"{cluster.device_count} devices have no two factors for a {options.force} strategy",
+                where="force",
+                remedy="take a strategy over all devices (data, tensor, zero1, fsdp), or another number of devices",
             )
         return found
     if options.force == "expert":

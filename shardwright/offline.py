@@ -64,5 +64,7 @@ def _cluster(cluster: Any) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, bool):
-        raise OptionError(f"{cluster!r} is no cluster", where="cluster")
+        raise OptionError(
+            f"{cluster!r} is no cluster", where="cluster", remedy="pass a Cluster, a file or a number of devices"
+        )
     return Cluster.local(cluster) if isinstance(cluster, int) else Cluster.load(cluster)

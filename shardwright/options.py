@@ -117,7 +117,9 @@ def check_limits(options: PlanOptions) -> None:
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0):
         raise OptionError(f"a budget of {budget!r} bytes", where="memory_budget", remedy="give bytes, more than 0")
     if budget is not None and fraction is not None:
-        raise OptionError("a budget in bytes and one as a part of the memory", where="memory_budget")
+        raise OptionError(
+            "a budget in bytes and one as a part of the memory", where="memory_budget", remedy="give one of them"
+        )
 
 
 def _one_of(option: str, value: Any, known: Sequence[str]) -> None:
@@ -158,9 +160,11 @@ def _mesh(mesh: Mesh) -> dict[str, int] | None:
         raise OptionError(f"a mesh of {len(mesh)} axes", where="mesh", remedy="use one, two or three axes")
     for name, size in sizes.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise OptionError(f"mesh axis name {name!r} is not an identifier", where="mesh")
+            raise OptionError(
+                f"mesh axis name {name!r} is not an identifier", where="mesh", remedy='write one such as "data"'
+            )
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise OptionError(f"mesh axis {name!r} has size {size!r}; sizes are integers from 1", where="mesh")
+            raise OptionError(f"mesh axis {name!r} has size {size!r}", where="mesh", remedy="give integers from 1")
     return sizes
 
 

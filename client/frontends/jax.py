@@ -35,6 +35,9 @@ _ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
 _DONOR = re.compile(r"\((\d+),")
 
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySpec:
     """Type of one argument or result as JAX sees it; `dtype` may be a PRNG key's.
@@ -151,14 +154,20 @@ class JaxFunction:
         static_argnums: int | Sequence[int] = (),
     ) -> None:
         if not callable(fn):
-            raise OptionError(f"parallelize() takes a function, not {type(fn).__name__}", where="fn")
+            raise OptionError(
+                f"fn is to be a function, not {type(fn).__name__}", where="fn", remedy="pass the step itself, uncalled"
+            )
         self.fn = fn
         self.name: str = getattr(fn, "__name__", None) or type(fn).__name__
         self._signature = _signature_of(fn)
         self.static_argnums = self._positions(static_argnums, "static_argnums")
         self.donate_argnums = self._positions(donate_argnums, "donate_argnums")
         if both := set(self.static_argnums) & set(self.donate_argnums):
-            raise OptionError(f"argument {min(both)} is both static and donated", where="donate_argnums")
+            raise OptionError(
+                f"argument {min(both)} is both static and donated",
+                where="donate_argnums",
+                remedy="leave it out of one: a static argument is no array",
+            )
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[int, Any], ...], Any]:
         """(static arguments, the pytree of all others) of one call."""
@@ -290,10 +299,19 @@ class JaxFunction:
     def _positions(self, numbers: int | Sequence[int], where: str) -> tuple[int, ...]:
         listed = (numbers,) if isinstance(numbers, int) else tuple(numbers)
         if not all(isinstance(number, int) and not isinstance(number, bool) for number in listed):
-            raise OptionError(f"{listed!r} are not argument numbers", where=where)
-        count = len(self._signature.parameters) if self._signature else 0
-        if any(number < -count for number in listed):
-            raise OptionError(f"{self.name} has {count} parameters, so {min(listed)} names none", where=where)
+            raise OptionError(
+                f"{listed!r} are not argument numbers", where=where, remedy="write integers, such as (0, 1)"
+            )
+        kinds = [parameter.kind for parameter in self._signature.parameters.values()] if self._signature else []
+        count = len([kind for kind in kinds if kind in _POSITIONAL])
+        has_most = self._signature is not None and inspect.Parameter.VAR_POSITIONAL not in kinds
+        for number in listed:
+            if number < -count or (has_most and number >= count):
+                raise OptionError(
+                    f"{self.name} has {count} positional parameters, so {number} names none",
+                    where=where,
+                    remedy=f"number them from 0 to {count - 1}" if count else "leave it out",
+                )
         return tuple(sorted({number % count if number < 0 else number for number in listed}))
 
 

@@ -385,6 +385,7 @@ class _Search:
                 f"no pipeline can be planned: {len(self.coarse.parts)} parts of the model, "
                 f"{self.cluster.device_count} devices",
                 where="stages",
+                remedy="ask for fewer stages, or plan with stages=1",
             )
         last = self._left_out[-1]
         tried = f"{last.stages} stages on {last.mesh}, {last.micro_batches} micro-batches"
@@ -394,4 +395,8 @@ class _Search:
                 where="stages",
                 remedy="use more devices, or more and smaller micro-batches",
             )
-        return PlanError(f"no pipeline can be planned: with {tried}, {last.note}", where="stages")
+        return PlanError(
+            f"no pipeline can be planned: with {tried}, {last.note}",
+            where="stages",
+            remedy="ask for other stages or micro-batches, or plan with stages=1",
+        )

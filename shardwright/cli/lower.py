@@ -7,13 +7,16 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_cluster_option, cluster_of
 from shardwright.cli.output import EXIT_OK, STANDARD_STREAM, add_command, note, print_json, write_text
 from shardwright.cluster import PLATFORMS
-from shardwright.errors import OptionError, UnsupportedProgramError
+from shardwright.errors import OptionError, ShardwrightError, UnsupportedProgramError
+from shardwright.hlo.source import LIBRARY_FOLDERS
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArrayType, LoweredProgram
@@ -56,12 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")
     function = load_function(arguments.function, "FUNCTION")
-    example = example_of(arguments.args, arguments.example)
+    with _raised_as_message(arguments.example, is_debug=arguments.debug):
+        example = example_of(arguments.args, arguments.example)
     donated = numbers_of(arguments.donate)
 
     from shardwright.client.lowering import lower
 
-    program = lower(function, *example, donate_argnums=donated, platform=platform)
+    with _raised_as_message(arguments.function, is_debug=arguments.debug):
+        program = lower(function, *example, donate_argnums=donated, platform=platform)
     if arguments.json:
         print_json(_summary(program, arguments.function, platform))
         return EXIT_OK
@@ -69,6 +74,39 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out != STANDARD_STREAM:
         note(f"HLO text: {arguments.out}")
     return EXIT_OK
+
+
+@contextmanager
+def _raised_as_message(name: str, *, is_debug: bool) -> Iterator[None]:
+    """What the user's function raises, whatever it is, as an OptionError: on which line of theirs, how to see the rest.
+
+    is_debug: as it is instead.
+    """
+    try:
+        yield
+    except ShardwrightError:
+        raise
+    except Exception as error:
+        if is_debug:
+            raise
+        what, _, _ = str(error).strip().partition("\n")
+        raise OptionError(
+            f"{name} raised {type(error).__name__}: {what}",
+            where=_users_line(error) or "FUNCTION",
+            remedy="mend the function or the types of its arguments; --debug shows the traceback",
+        ) from None
+
+
+def _users_line(error: Exception) -> str:
+    """`model.py:3`, the innermost line of what we called that is in no library; empty where the call itself failed."""
+    from shardwright.client.frontends import jax as front_end
+
+    frames = traceback.extract_tb(error.__traceback__)
+    called_at = max(
+        (i for i, frame in enumerate(frames) if frame.filename in (__file__, front_end.__file__)), default=0
+    )
+    theirs = [each for each in frames[called_at + 1 :] if not any(part in each.filename for part in LIBRARY_FOLDERS)]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
 
 
 def _summary(program: LoweredProgram, name: str, platform: str) -> dict[str, Any]:
@@ -120,8 +158,9 @@ def example_of(types: str | None, example: str | None) -> tuple[Any, ...]:
 def _abstract_array(text: str) -> Any:
     """`f32[8,16]` as a jax.ShapeDtypeStruct."""
     from jax import ShapeDtypeStruct
+    from jax.dtypes import canonicalize_dtype
 
-    from shardwright.dtypes import to_dtype
+    from shardwright.dtypes import to_dtype, to_element_type
 
     match = re.fullmatch(r"([a-z]\w*)\[((?:\d+(?:,\d+)*)?)\]", text)
     remedy = "write types as HLO does: f32[8,16] s32[]"
@@ -131,6 +170,9 @@ def _abstract_array(text: str) -> Any:
         dtype = to_dtype(match[1])
     except UnsupportedProgramError:
         raise OptionError(f"{match[1]!r} is not an element type", where="--args", remedy=remedy) from None
+    if (computed := canonicalize_dtype(dtype)) != dtype:
+        problem = f"JAX would compute {match[1]} as {to_element_type(computed)}"
+        raise OptionError(problem, where="--args", remedy="set JAX_ENABLE_X64=1, or write the narrower type")
     return ShapeDtypeStruct(tuple(int(size) for size in match[2].split(",") if size), dtype)  # type: ignore[no-untyped-call]
 
 

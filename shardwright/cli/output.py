@@ -8,9 +8,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardwright.errors import OptionError, ShardwrightError
+from shardwright.errors import OptionError, PlanError, ShardwrightError
+
+if TYPE_CHECKING:
+    from shardwright.pipelines import PipelinePlan
+    from shardwright.plans import Plan
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -81,6 +85,21 @@ def read_text(path: str) -> str:
     except OSError as error:
         remedy = "check the path, or give - for standard input"
         raise OptionError(f"cannot be read ({error.strerror})", where=path, remedy=remedy) from None
+
+
+def read_plan(path: str, hlo_text: str | None = None) -> Plan | PipelinePlan:
+    """The plan in a file, or on standard input for `-`; hlo_text: the program that it must be of.
+
+    Raises OptionError or PlanError naming the path.
+    """
+    from shardwright.pipelines import plan_from_json
+
+    try:
+        return plan_from_json(read_text(path), hlo_text=hlo_text)
+    except PlanError as error:
+        where = f"{path}: {error.where}" if error.where else path
+        remedy = error.remedy or "give a file that `shardwright plan --out` wrote"
+        raise PlanError(error.message, where=where, remedy=remedy) from None
 
 
 def write_text(path: str, text: str) -> None:

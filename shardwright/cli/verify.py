@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 from typing import TYPE_CHECKING
 
-from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_text
+from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_plan, read_text
 from shardwright.errors import OptionError
 
 if TYPE_CHECKING:
@@ -52,14 +53,16 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.tolerance < 0:
-        raise OptionError(f"{arguments.tolerance} is below 0", where="--tolerance", remedy="write a part, such as 0.02")
+    if not 0 <= arguments.tolerance < math.inf:
+        raise OptionError(f"{arguments.tolerance} is no part", where="--tolerance", remedy="write one, such as 0.02")
+    if arguments.deadline is not None and not 0 < arguments.deadline < math.inf:
+        raise OptionError(f"a deadline of {arguments.deadline}", where="--deadline", remedy="give seconds, more than 0")
 
-    from shardwright.pipelines import PipelinePlan, plan_from_json
+    from shardwright.pipelines import PipelinePlan
     from shardwright.report.collectives import proof_as_dict
 
     hlo_text = read_text(arguments.hlo) if arguments.hlo else None
-    plan = plan_from_json(read_text(arguments.file), hlo_text=hlo_text)
+    plan = read_plan(arguments.file, hlo_text)
     if isinstance(plan, PipelinePlan):
         proofs = {program.name: _prove(program.plan, arguments) for program in plan.programs}
         holds = all(proof.holds for proof in proofs.values())

@@ -111,7 +111,11 @@ def near_matches(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
-def fail(text: str, position: int, message: str, *, remedy: str = "") -> NoReturn:
+#: What to do about a text that cannot be read, where nothing more helpful is known.
+AS_PRINTED = "give the whole text of a module, as XLA prints it"
+
+
+def fail(text: str, position: int, message: str, *, remedy: str = AS_PRINTED) -> NoReturn:
     """Raise HloSyntaxError at an offset of `text`, showing the line with a caret."""
     position = min(max(position, 0), len(text))
     start = text.rfind("\n", 0, position) + 1

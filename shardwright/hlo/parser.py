@@ -28,6 +28,7 @@ from shardwright.hlo.attributes import COMPUTATION_ATTRIBUTES
 from shardwright.hlo.checks import problem
 from shardwright.hlo.ir import Attribute, Computation, Instruction, Module
 from shardwright.hlo.lexical import (
+    AS_PRINTED,
     NAME,
     STRING,
     WORD_CHARACTER,
@@ -99,7 +100,7 @@ class _Parser:
         self.line = 1
         self.line_offset = 0
 
-    def fail(self, position: int, message: str, *, remedy: str = "") -> NoReturn:
+    def fail(self, position: int, message: str, *, remedy: str = AS_PRINTED) -> NoReturn:
         fail(self.original, position, message, remedy=remedy)
 
     # --- module ---------------------------------------------------------------------------------

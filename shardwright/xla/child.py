@@ -87,7 +87,7 @@ class CompileChild:
                 if left is not None and (left <= 0 or not selector.select(left)):
                     raise DeadlineError(
                         "the compilation did not finish within its deadline",
-                        remedy="give it longer, or ask for inspect='partition-pass'",
+                        remedy="give it longer; to read the partitioned program takes less than to compile it",
                     )
                 chunk = os.read(descriptor, 1 << 20)
                 if not chunk:

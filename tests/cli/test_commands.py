@@ -266,3 +266,32 @@ def test_serve_runs_a_server_without_a_cluster_file() -> None:
             assert session.info.device_count == 2
         server.terminate()
     assert server.returncode == 0
+
+
+WRONG = [
+    (["plan", "cut.hlo", "--cluster", "8"], "cut.hlo:", "give the whole text of a module, as XLA prints it"),
+    (["plan", "step.hlo", "--cluster", "-1"], "-1 is no number of devices", "give a whole number from 1"),
+    (["plan", "step.hlo", "--cluster", "8", "--mesh", "0x8"], "has size 0", "give integers from 1"),
+    (["explain", "list.json"], "list.json: plan: expected an object", "`shardwright plan --out` wrote"),
+    (["verify", "step.hlo", "--hlo", "step.hlo"], "step.hlo: plan: not JSON", "what Plan.to_json wrote"),
+    (["verify", "list.json", "--tolerance", "nan"], "nan is no part", "such as 0.02"),
+    (["verify", "list.json", "--deadline", "0"], "a deadline of 0.0", "more than 0"),
+    (["lower", "usermodel:step", "--args", "f32[2]"], "usermodel:step raised TypeError", "--debug"),
+    (["lower", "usermodel:step", "--args", "f32[2,3] f32[4,5]"], "usermodel.py:5: usermodel:step raised", "--debug"),
+    (["lower", "usermodel:step", "--example", "usermodel:step"], "usermodel:step raised TypeError", "--debug"),
+    (["lower", "usermodel:step", "--args", "f64[8,8] f32[8,8]"], "would compute f64 as f32", "JAX_ENABLE_X64"),
+    (["lower", "usermodel:step", "--args", "f32[8,8] f32[8,8]", "--donate", "2"], "so 2 names none", "from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("command", "what", "remedy"), WRONG, ids=[" ".join(command) for command, _, _ in WRONG])
+def test_wrong_input_is_told_what_where_and_what_to_do(
+    step_hlo: Path, capsys: pytest.CaptureFixture[str], command: list[str], what: str, remedy: str
+) -> None:
+    Path("cut.hlo").write_text(step_hlo.read_text()[:700])
+    Path("list.json").write_text("[]")
+    capsys.readouterr()
+    assert main(command) == 1
+    message, _, remedies = capsys.readouterr().err.partition("\n  remedy: ")
+    assert what in message
+    assert remedy in remedies
