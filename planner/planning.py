@@ -21,8 +21,8 @@ from shardwright.progress import PlanProgress
 #: so short a step returns after thousands of them.
 WORTH_S = 0.02
 
-#: Devices from which on one program for all of them is only planned on one mesh, nodes × devices of a node, as it
-#: stands, before a pipeline is looked for: the whole search on so many takes minutes.
+#: Devices of several nodes from which on one program for all of them is only planned on one mesh, nodes × devices of a
+#: node, as it stands, before a pipeline is looked for: the whole search of a program worth one takes minutes.
 VAST_DEVICES = 256
 
 Listener = Callable[[PlanProgress], None]
@@ -55,26 +55,48 @@ def _planned(
     if options.stages is not None and options.stages > 1:
         searched = searched_pipeline(hlo_text, cluster, options, progress=progress)
         return pipeline_of(hlo_text, cluster, options, searched, progress=progress)
+    narrowed = whole_options(cluster, options)
     try:
-        whole = plan_whole(hlo_text, cluster, whole_options(cluster, options), progress=progress, trails=trails)
+        whole = plan_whole(hlo_text, cluster, narrowed, progress=progress, trails=trails)
     except MemoryBudgetError as error:
         if not _may_pipeline(cluster, options):
             raise
         return _where_nothing_else_fits(hlo_text, cluster, options, error, progress)
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
-        return whole
+        return whole if narrowed is options else _widened(hlo_text, cluster, options, whole, progress, trails)
+    if narrowed is not options:
+        whole = _noted(whole, f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all")
     return _faster(hlo_text, cluster, options, whole, progress)
 
 
 def whole_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
-    """What is asked of the plan of one program."""
+    """What is asked of the plan of one program ahead of pipelines."""
     each = {node.device_count for node in cluster.workers}
-    is_vast = cluster.device_count >= VAST_DEVICES and len(each) == 1 and options.effort == "default"
+    is_vast = cluster.device_count >= VAST_DEVICES and len(cluster.workers) > 1 and len(each) == 1
+    is_vast = is_vast and options.effort == "default"
     if not (is_vast and _may_pipeline(cluster, options)):
         return options
     size = each.pop()
     mesh = {"data": cluster.device_count // size, "model": size}
     return replace(options, mesh=mesh, remat="none", micro_batches=options.micro_batches or 1)
+
+
+def _widened(
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    narrow: Plan,
+    progress: Listener | None,
+    trails: Trails | None,
+) -> Plan:
+    """The plan of one program after all, where no pipeline is looked for: on every mesh, in the time that is left."""
+    if options.deadline_s is not None:
+        left_s = options.deadline_s - narrow.planning_s
+        if left_s <= 0:
+            return narrow
+        options = replace(options, deadline_s=left_s)
+    whole = plan_whole(hlo_text, cluster, options, progress=progress, trails=trails)
+    return min(narrow, whole, key=lambda plan: plan.cost.step_s)
 
 
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:

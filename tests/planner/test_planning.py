@@ -46,6 +46,16 @@ def test_nodes_far_apart_become_stages_where_that_is_faster(monkeypatch):
     assert any("pipeline" in note for note in with_price.notes)
 
 
+def test_on_very_many_devices_short_steps_are_planned_on_every_mesh_and_others_say_that_they_are_not(monkeypatch):
+    monkeypatch.setattr(planning, "VAST_DEVICES", 4)
+    short = sw.plan(MLP, TWO_NODES, cache=False)
+    assert len({str(candidate.mesh) for candidate in short.candidates if candidate.name == "search"}) > 1
+    monkeypatch.setattr(planning, "WORTH_S", 0.0)
+    monkeypatch.setattr(planning, "_faster", lambda text, cluster, options, whole, progress: whole)  # no pipeline is
+    long = sw.plan(MLP, TWO_NODES, cache=False)
+    assert any("is planned on data=2 × model=2 only" in note for note in long.notes)
+
+
 @pytest.mark.parametrize(("bandwidth_gb_per_s", "kind"), [(1.0, PipelinePlan), (300.0, Plan)])
 def test_a_pipeline_is_chosen_where_nodes_are_far_apart(bandwidth_gb_per_s, kind):
     """Four layers of 4096 × 16384: their gradients take longer over a slow network than activations do."""

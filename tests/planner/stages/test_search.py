@@ -248,6 +248,7 @@ def test_one_program_on_very_many_devices_is_planned_on_one_mesh() -> None:
     found = whole_options(many, PlanOptions())
     assert (found.mesh, found.remat, found.micro_batches) == ({"data": 32, "model": 8}, "none", 1)
     assert whole_options(few, PlanOptions()) == PlanOptions()
+    assert whole_options(Cluster.local(512), PlanOptions()) == PlanOptions()  # no pipeline is looked for on one node
     for asked in (PlanOptions(stages=1), PlanOptions(effort="best"), PlanOptions(mesh={"data": 256})):
         assert whole_options(many, asked) is asked
 
