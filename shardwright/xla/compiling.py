@@ -92,6 +92,7 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
 def partitioned_hlo(stablehlo: str, device_count: int) -> str:
     """HLO text of StableHLO with Shardy marks as XLA's partitioner leaves it, while XLA goes on in a thread.
 
+    For one device there is nothing to partition: the program compiled to the end is read.
     Raises CompilationError where XLA refuses the program.
     """
     folder = tempfile.mkdtemp(prefix="shardwright-xla-")
@@ -103,10 +104,11 @@ def partitioned_hlo(stablehlo: str, device_count: int) -> str:
 
 def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
     failures: list[Exception] = []
+    compiled: list[Any] = []
 
     def work() -> None:
         try:
-            _compile(stablehlo, devices, folder)
+            compiled.append(_compile(stablehlo, devices, folder))
         except Exception as error:
             failures.append(error)
 
@@ -121,6 +123,8 @@ def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
     if failures:
         raise failures[0]
     text = _newest(folder, _PARTITIONED)
+    if text is None and len(devices) == 1:
+        text = private.compiled_hlo(compiled[0])
     if text is None:
         raise CompilationError("XLA dumped no partitioned program", remedy="run `shardwright doctor`")
     return text

@@ -161,3 +161,11 @@ def test_the_childs_environment(monkeypatch):
         "--xla_force_host_platform_device_count=16",
     ]
     assert "device_count" not in child_environment(16, "cuda")["XLA_FLAGS"]
+
+
+def test_a_program_for_one_device_is_read_though_nothing_partitions_it():
+    whole = sharding((None, None))
+    alone = plan(HLO, {"x": 1}, {}, {}, [entry(DOT, [whole, whole], whole, opcode="dot")])
+    proof = alone.prove()
+    assert proof.holds
+    assert proof.lines == ()
