@@ -20,6 +20,7 @@ import numpy as np
 
 from shardwright.planner.chain import Chain, Key, aligned
 from shardwright.planner.clock import Clock
+from shardwright.planner.dual import tighten
 from shardwright.planner.graph import Variable
 from shardwright.planner.passing import Passing
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem, reduce
@@ -52,6 +53,14 @@ def lower_bound(chain: Chain, time_limit_s: float) -> float:
                 known = shared.get(variable)
                 shared[variable] = messages if known is None else known + messages
     return total + _rest(chain, states, shared, total, time_limit_s)
+
+
+def best_alike(chain: Chain) -> dict[Variable, int]:
+    """The best states that message passing reads off a chain whose repeats decide alike."""
+    problem, variables, states = chain.rolled()
+    reduction = reduce(problem, drops_dear=False)
+    found = reduction.complete(tighten(reduction.core, _CLOSE, chain.graph.clock).states)
+    return chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()})
 
 
 def _is_inside(chain: Chain, run: Run, variable: Variable) -> bool:

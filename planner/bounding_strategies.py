@@ -3,7 +3,6 @@
 On three axes an instruction has hundreds of strategies, of which a bound needs no more than how each lies and how long
 it takes. What `strategies.enumerate_strategies` says one by one is worked out here for all of them; the tests hold one
 against the other. An array's sharding is a *code* (`_Layouts`), and seconds are asked for once for equal shards.
-`Strategy.choices` are left out.
 """
 
 from __future__ import annotations
@@ -102,6 +101,7 @@ class BoundingBuilder(StrategyBuilder):
             results=[code[rows] for code in results],
             local=[code[rows] for code in local],
             partial=over[rows],
+            choices=[tuple(choices[number] for number in row) for row in taken[:, rows].T.tolist()],
         )
 
     def _divided(self, factors: Sequence[Factor | None], taken: IntArray) -> BoolArray:
@@ -121,9 +121,12 @@ class BoundingBuilder(StrategyBuilder):
         used, given = _columns(operands, made.count).tolist(), _columns(results, made.count).tolist()
         return tuple(
             Strategy(
-                operands=tuple(lies[i] for i in a), results=tuple(lies[i] for i in b), partial=tuple(partial[bits])
+                operands=tuple(lies[i] for i in a),
+                results=tuple(lies[i] for i in b),
+                partial=tuple(partial[bits]),
+                choices=choices,
             )
-            for a, b, bits in zip(used, given, made.partial.tolist(), strict=True)
+            for a, b, bits, choices in zip(used, given, made.partial.tolist(), made.choices, strict=True)
         )
 
     def _compute_s(
@@ -157,12 +160,13 @@ class BoundingBuilder(StrategyBuilder):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Combined:
     """Strategies as codes, per array leaf: operands and results as in `Strategy`, local: results before anything is
-    reduced. partial: axes whose partial results an all-reduce combines, as bits."""
+    reduced. partial: axes whose partial results an all-reduce combines, as bits. choices: of each axis."""
 
     operands: list[IntArray]
     results: list[IntArray]
     local: list[IntArray]
     partial: IntArray
+    choices: list[tuple[Choice, ...]]
 
     @property
     def count(self) -> int:

@@ -10,13 +10,13 @@ bounded by all strategies on its mesh (`MeshSearch.chain_to_bound`); `effort="be
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph, Variable
-from shardwright.planner.segments import Instance
+from shardwright.planner.segments import Instance, Run
 from shardwright.planner.strategies import Near, Strategy
 from shardwright.plans import Mesh, TensorSharding
 
@@ -26,29 +26,41 @@ LEAST_GAIN = 1e-3
 CLOSE = 1e-3
 
 
-def descend(
-    coarse: Chain, states: Mapping[Variable, int], fine: Graph, *, time_limit_s: float, most_rounds: int | None = None
-) -> tuple[Chain, SolvedChain]:
-    """The best plan found on the mesh of `fine` from a plan on one that it refines, and the neighbourhood it is in.
-
-    coarse / states: that plan. fine: the same program on the finer mesh. time_limit_s: for the integer programs of one
-    round. most_rounds: None goes on until no axis gains. The first axis that is set free is part of a divided one.
-    Raises PlanError where not even the plan itself can be had there.
-    """
-    parts = axis_parts(coarse.graph.prices.mesh, fine.prices.mesh)
+def lifted(coarse: Chain, states: Mapping[Variable, int], mesh: Mesh) -> tuple[dict[Variable, Strategy], list[str]]:
+    """A plan as one on a mesh that refines its own, and the axes of that in the order in which they are best set free:
+    parts of a divided one first."""
+    parts = axis_parts(coarse.graph.prices.mesh, mesh)
     lift = _Lift(parts)
     at = {variable: lift(coarse.graph.set_of(variable).strategies[state]) for variable, state in states.items()}
-    axes = [part for names in sorted(parts.values(), key=len, reverse=True) for part in names]
+    return at, [part for names in sorted(parts.values(), key=len, reverse=True) for part in names]
+
+
+def descend(
+    chain: Chain,
+    at: Mapping[Variable, Strategy],
+    fine: Graph,
+    axes: Sequence[str],
+    *,
+    time_limit_s: float,
+    most_rounds: int | None = None,
+) -> tuple[Chain, SolvedChain]:
+    """The best plan found on the mesh of `fine` from one that is `at` there, and the neighbourhood it is in.
+
+    chain: segments of the same program on any mesh. fine: the same program on its mesh. axes: set free in turn.
+    time_limit_s: for the integer programs of one round. most_rounds: None goes on until no axis gains.
+    Raises PlanError where not even the plan itself can be had there.
+    """
+    instances, runs = chain.instances, chain.runs
     best: tuple[Chain, SolvedChain] | None = None
     idle = 0  # rounds since one that gained
     for name in islice(cycle(axes), most_rounds):
-        chain = _around(coarse, fine, at, frozenset({name}))
-        solved = chain.solve(time_limit_s, close=CLOSE)
+        near = _around(instances, runs, fine, at, frozenset({name}))
+        solved = near.solve(time_limit_s, close=CLOSE)
         gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
         idle = 0 if gains else idle + 1
         if gains:
-            best = chain, solved
-            at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in solved.states.items()}
+            best = near, solved
+            at = {variable: near.graph.set_of(variable).strategies[state] for variable, state in solved.states.items()}
         if idle >= len(axes) - 1 or fine.clock.is_late:
             break
     assert best is not None, "a mesh that refines another one has axes"
@@ -105,7 +117,13 @@ class _Lift:
         return tuple(part for axis in names for part in self._parts[axis])
 
 
-def _around(coarse: Chain, fine: Graph, at: Mapping[Variable, Strategy], free: frozenset[str]) -> Chain:
+def _around(
+    instances: Sequence[Instance],
+    runs: Sequence[Run],
+    fine: Graph,
+    at: Mapping[Variable, Strategy],
+    free: frozenset[str],
+) -> Chain:
     """The chain of the plans near `at`. Segments are of one kind where the same is left to them."""
     numbers: dict[int, tuple[int, Near]] = {}  # by the strategy's identity: those of one set are few
     equal: dict[Hashable, tuple[int, Near]] = {}
@@ -120,6 +138,6 @@ def _around(coarse: Chain, fine: Graph, at: Mapping[Variable, Strategy], free: f
         what = tuple(numbers[id(at[variable])][0] for variable in instance.variables)
         return kinds.setdefault((instance.kind, what), len(kinds))
 
-    instances = tuple(replace(instance, kind=kind(instance)) for instance in coarse.instances)
+    alike = tuple(replace(instance, kind=kind(instance)) for instance in instances)
     graph = replace(fine, near=near, _sets={}, _least_s={})
-    return Chain(graph=graph, instances=instances, runs=coarse.runs)
+    return Chain(graph=graph, instances=alike, runs=runs)

@@ -12,6 +12,7 @@ from shardwright.planner.bound import lower_bound
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.closing import closed
 from shardwright.planner.force import origin
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.least_moves import EXACT_RANK
@@ -99,7 +100,8 @@ def _bounded_on_its_mesh(search: MeshSearch, found: Found, start: Tried, boundin
         "dimensions, or that an axis does not divide, are counted by what a device must receive"
     )
     scope += "; of plans that fit the memory" if price else ""
-    return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+    made = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+    return closed(search, made) if price is None else made
 
 
 def _bound_s(

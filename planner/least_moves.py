@@ -15,9 +15,11 @@ No collective takes fewer bytes than its members must receive, so no price here 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, collective_time_s
@@ -43,24 +45,50 @@ _SUM, _IDLE = -1, -2
 
 
 class LeastPrices(Prices):
-    """Prices of one mesh; those of uneven moves, and of more than `exact_rank` dimensions, are bounds."""
+    """Prices of one mesh; those of moves of more than `exact_rank` dimensions are bounds, and those of uneven ones,
+    unless it `follows_uneven`."""
 
-    def __init__(self, mesh: Mesh, cluster: Cluster, profile: HardwareProfile, exact_rank: int = EXACT_RANK) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        cluster: Cluster,
+        profile: HardwareProfile,
+        exact_rank: int = EXACT_RANK,
+        *,
+        follows_uneven: bool = False,
+    ) -> None:
         super().__init__(mesh, cluster, profile)
         self.exact_rank = exact_rank
-        self._least: dict[tuple[int, int, bytes, bytes], FloatArray] = {}
+        self.follows_uneven = follows_uneven
+        self._least: dict[Hashable, FloatArray] = {}
+        self._even_of: dict[tuple[tuple[int, ...], bytes], NDArray[np.bool_]] = {}
         self._lines = _Lines(self)
 
     def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
         """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), or less."""
-        is_even = self._is_even(shape, sources) and self._is_even(shape, targets)
-        if is_even and shape.rank <= self.exact_rank:
+        even_sources, even_targets = self._even_ids(shape, sources), self._even_ids(shape, targets)
+        is_even = bool(even_sources.all() and even_targets.all())
+        is_exact = shape.rank <= self.exact_rank
+        if is_exact and (is_even or self.follows_uneven):
             return super().reshard_matrix(shape, sources, targets, count)
-        key = (shape.rank, shape.size_bytes * (1 if is_even else -1), sources.tobytes(), targets.tobytes())
+        key = (shape.dimensions if is_exact else shape.rank, shape.size_bytes, is_even, *map(bytes, (sources, targets)))
         found = self._least.get(key)
         if found is None:
-            found = self._least[key] = self._least_s(shape, sources, targets, is_even=is_even)
+            found = self._least_s(shape, sources, targets, is_even=is_even)
+            if is_exact:  # as many moves as arrays have that every axis divides: they are followed for those anyway
+                pairs = np.ix_(even_sources, even_targets)
+                found[pairs] = super().reshard_matrix(shape, sources[even_sources], targets[even_targets], 1.0)
+            self._least[key] = found
         return times(found, count)
+
+    def _even_ids(self, shape: ArrayShape, ids: IntArray) -> NDArray[np.bool_]:
+        """Which shardings split an array into equal shards."""
+        key = (shape.dimensions, ids.tobytes())
+        found = self._even_of.get(key)
+        if found is None:
+            even = [self.shardings[i].is_even(shape.dimensions, self.mesh) for i in ids.tolist()]
+            found = self._even_of[key] = np.array(even, np.bool_)
+        return found
 
     def _least_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, *, is_even: bool) -> FloatArray:
         have, want = self._roles(sources)[:, None, :], self._roles(targets)[None, :, :]

@@ -21,7 +21,7 @@ from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.force import Forced, check_force
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.graph import Graph, free_nodes, with_views
-from shardwright.planner.least_moves import EXACT_RANK, LeastPrices
+from shardwright.planner.least_moves import LeastPrices
 from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.pins import Requirement, allowed, called
@@ -177,12 +177,17 @@ class MeshSearch:
         chain.graph.preference = Preference(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
         return chain
 
-    def chain_to_bound(self, mesh: Mesh, exact_rank: int = EXACT_RANK) -> Chain:
+    def finer(self, chain: Chain, mesh: Mesh) -> Graph:
+        """The graph of a chain on another mesh: where plans are descended to."""
+        prices = Prices(mesh, self.cluster, self.profile)
+        return replace(chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={})
+
+    def chain_to_bound(self, mesh: Mesh, *, follows_uneven: bool = False) -> Chain:
         """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
 
-        exact_rank: as `LeastPrices` takes it.
+        follows_uneven: as `LeastPrices` takes it.
         """
-        prices = LeastPrices(mesh, self.cluster, self.profile, exact_rank)
+        prices = LeastPrices(mesh, self.cluster, self.profile, follows_uneven=follows_uneven)
         builder = BoundingBuilder(prices, pads=self.options.rewrites != "none")
         return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
 

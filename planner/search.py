@@ -14,7 +14,7 @@ from shardwright.hlo import Module
 from shardwright.planner.again import Route, planned_again, trail_of
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.descent import descend
+from shardwright.planner.descent import descend, lifted
 from shardwright.planner.experts import expert_candidates, faster_than, first_plan
 from shardwright.planner.finishing import Bounding, assembled, bounded
 from shardwright.planner.fitting import fitted
@@ -23,7 +23,6 @@ from shardwright.planner.found import LEAST_GAIN, Found, Known, Outcome, Tried
 from shardwright.planner.hiding import kept_promises
 from shardwright.planner.mesh_search import Listener, MeshSearch
 from shardwright.planner.meshes import meshes_to_search, refines
-from shardwright.planner.prices import Prices
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.relief import relieved
 from shardwright.planner.rewrites import without_idle_views
@@ -264,12 +263,10 @@ class Search(MeshSearch):
         return list(found.values())
 
     def _descended(self, start: Tried, mesh: Mesh) -> Tried:
-        prices = Prices(mesh, self.cluster, self.profile)
-        fine = replace(start.chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={})
+        at, axes = lifted(start.chain, start.solved.states, mesh)
         rounds = ROUNDS_IF_LARGE if self.is_large else None
-        chain, solved = descend(
-            start.chain, start.solved.states, fine, time_limit_s=self.time_limit_s(), most_rounds=rounds
-        )
+        fine = self.finer(start.chain, mesh)
+        chain, solved = descend(start.chain, at, fine, axes, time_limit_s=self.time_limit_s(), most_rounds=rounds)
         free_s = start.step_s - start.solved.value
         return replace(start, mesh=mesh, step_s=solved.value + free_s, chain=chain, solved=solved, start=start)
 

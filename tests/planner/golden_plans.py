@@ -50,10 +50,9 @@ def plan_of(model: str) -> Plan:
     return sw.plan(text, Cluster.from_json(cluster_json(DEVICES, "a100")), cache=False, **options)
 
 
-def golden_text(model: str) -> str:
+def golden_text(model: str, plan: Plan) -> str:
     """What is kept of a model's plan: prices, layouts, collectives by cause, segments. No names of instructions
     and no source lines, which change when nothing does."""
-    plan = plan_of(model)
     size, changes, _ = CASES[model]
     smaller = ", ".join(f"{name}={value}" for name, value in changes.items())
     wire = sum(each.wire_bytes * each.count for each in plan.collectives)
@@ -108,7 +107,7 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print the texts, write nothing")
     arguments = parser.parse_args()
     for model in arguments.models or CASES:
-        text = golden_text(model)
+        text = golden_text(model, plan_of(model))
         if arguments.print:
             print(text, end="")
         else:

@@ -9,14 +9,16 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.planner import finishing, plan
+from shardwright.planner import closing, finishing, plan
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import MemoryPrice
-from shardwright.planner.chain import Chain
+from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.descent import axis_parts, descend
+from shardwright.planner.descent import axis_parts, descend, lifted
 from shardwright.planner.force import Forced
+from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.search import Search
+from shardwright.planner.strategies import Strategy
 from shardwright.plans import Mesh
 from tests.planner.test_exact import random_program
 
@@ -28,9 +30,10 @@ FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
 SLACK = 2e-3
 
 
-def large_program(seed: int) -> str:
-    """A random program with dimensions of 1024 to 4096, worth splitting over 8 devices."""
-    size = {"4": "4096", "8": "2048", "16": "1024"}
+def large_program(seed: int, eight: int = 2048) -> str:
+    """A random program with dimensions of 1024 to 4096, worth splitting over 8 devices. eight: what the ones of eight
+    elements become."""
+    size = {"4": "4096", "8": str(eight), "16": "1024"}
     return re.sub(r"\[(\d+),(\d+)\]", lambda shape: f"[{size[shape[1]]},{size[shape[2]]}]", random_program(seed))
 
 
@@ -39,6 +42,11 @@ def chains(seed: int) -> tuple[Chain, Chain]:
     search = Search(large_program(seed), EIGHT, PlanOptions())
     coarse, fine = (search.chain(mesh, Forced(), frozenset()) for mesh in (COARSE, FINE))
     return coarse, fine
+
+
+def lifted_from(coarse: Chain, start: SolvedChain, fine: Chain) -> tuple[dict[Variable, Strategy], Graph, list[str]]:
+    at, axes = lifted(coarse, start.states, fine.graph.prices.mesh)
+    return at, fine.graph, axes
 
 
 def test_axes_are_split_into_neighbours() -> None:
@@ -51,7 +59,7 @@ def test_between_the_plan_that_it_starts_from_and_the_best_one(seed: int) -> Non
     """The same plan costs as much on the finer mesh; the best one there is found by searching it outright."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    near, found = descend(coarse, start.states, fine.graph, time_limit_s=20.0)
+    near, found = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value <= found.value * (1 + SLACK)
     assert found.value <= start.value * (1 + SLACK)
     chosen = {v: near.graph.set_of(v).strategies[state] for v, state in found.states.items()}
@@ -66,7 +74,7 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     """Programs whose best plan on three axes beats every one on two: the descent ends there."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    _, found = descend(coarse, start.states, fine.graph, time_limit_s=20.0)
+    _, found = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value < start.value * (1 - SLACK)
     assert found.value <= best.value * (1 + SLACK)
 
@@ -78,6 +86,27 @@ def test_the_bound_on_three_axes_is_under_the_best_plan_there(seed: int) -> None
     best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
     bound_s = lower_bound(search.chain_to_bound(FINE), 20.0)
     assert best.value * 0.9 <= bound_s <= best.value
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_with_uneven_moves_followed_it_is_closer_and_still_under(seed: int) -> None:
+    search = Search(large_program(seed, eight=2047), EIGHT, PlanOptions())
+    best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
+    rough_s = lower_bound(search.chain_to_bound(FINE), 20.0)
+    fine_s = lower_bound(search.chain_to_bound(FINE, follows_uneven=True), 20.0)
+    assert rough_s * (1 - SLACK) <= fine_s <= best.value
+
+
+@pytest.mark.parametrize(("seed", "eight"), [(97, 2048), (98, 2048), (14, 2047), (39, 2047), (97, 2047), (100, 2047)])
+def test_closing_a_gap_makes_no_plan_worse(seed: int, eight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = large_program(seed, eight)
+    before = plan(text, EIGHT, PlanOptions())
+    monkeypatch.setattr(closing, "MOST_OPEN", -1.0)
+    after = plan(text, EIGHT, PlanOptions())
+    assert after.mesh == before.mesh
+    assert after.cost.step_s <= before.cost.step_s
+    assert before.cost.lower_bound_s * (1 - SLACK) <= after.cost.lower_bound_s <= after.cost.step_s
+    assert len(before.mesh.axes) < 3 or after.cost.gap <= 0.01
 
 
 @pytest.mark.parametrize("seed", range(12))

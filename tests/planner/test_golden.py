@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from benchmarks.planner.models.registry import MODELS
-from tests.planner.golden_plans import CASES, FOLDER, golden_text
+from tests.planner.golden_plans import CASES, FOLDER, golden_text, plan_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -35,7 +35,10 @@ def test_every_benchmark_model_has_a_golden_plan() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", CASES)
 def test_the_plan_is_the_golden_one(model: str) -> None:
-    assert golden_text(model) == golden(model), "if the change is meant: make golden, and say why in the commit"
+    plan = plan_of(model)
+    assert plan.cost.is_bounded
+    assert plan.cost.gap <= 0.01
+    assert golden_text(model, plan) == golden(model), "if the change is meant: make golden, and say why in the commit"
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,10 +18,13 @@ from shardwright.plans import Mesh
 from tests.planner.test_meshes import cluster
 
 
-def both(nodes: Cluster, mesh: Mesh, shape: ArrayShape) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds between all layouts of an array, partial sums included: at least, and as XLA moves it."""
+def both(nodes: Cluster, mesh: Mesh, shape: ArrayShape, **exact: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds between all layouts of an array, partial sums included: at least, and as XLA moves it.
+
+    exact: which moves are to be followed; none of many dimensions else.
+    """
     profile = hardware_profile("a100")
-    least, real = LeastPrices(mesh, nodes, profile, exact_rank=0), Prices(mesh, nodes, profile)
+    least, real = LeastPrices(mesh, nodes, profile, **{"exact_rank": 0, **exact}), Prices(mesh, nodes, profile)
     found = []
     for prices in (least, real):
         ids = [prices.identify(each) for each in shardings_of(shape, mesh, partial=True, may_split=divides_or_pays)]
@@ -45,3 +50,21 @@ def test_what_one_collective_does_costs_as_much() -> None:
     assert np.array_equal(np.isfinite(least), np.isfinite(real))
     assert np.mean(least[finite] > 0.999 * real[finite]) > 0.3
     assert np.all(least[finite] > 0)
+
+
+def test_even_moves_are_followed_beside_uneven_ones() -> None:
+    mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (1024, 27))
+    rough, real = both(cluster(8), mesh, shape)
+    least, _ = both(cluster(8), mesh, shape, exact_rank=2)
+    layouts = list(shardings_of(shape, mesh, partial=True, may_split=divides_or_pays))
+    even = np.array([each.is_even(shape.dimensions, mesh) for each in layouts])
+    assert 0 < even.sum() < len(even)
+    assert np.array_equal(least[np.ix_(even, even)], real[np.ix_(even, even)])
+    assert np.any(rough[np.ix_(even, even)] < real[np.ix_(even, even)])
+    assert np.all(least <= real * (1 + 1e-9))
+
+
+def test_uneven_moves_are_followed_where_that_is_asked_for() -> None:
+    mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (1024, 27))
+    least, real = both(cluster(8), mesh, shape, exact_rank=2, follows_uneven=True)
+    assert np.array_equal(least, real)
