@@ -3,8 +3,8 @@
 Cuts the distinct instructions out of training steps and of single operations (tests/planner/rules/rule_programs.py),
 gives their factors to mesh axes in every way, compiles, runs and compares (tests/planner/rules/rule_validator.py).
 Prints what is wrong, what XLA realises with other collectives than the factors promise and, with --missing, splits
-that XLA realises but no rule offers. Exit code 1 where anything is wrong. All of it takes about an hour on two cores;
---sample takes a part, the same every time.
+that XLA realises but no rule offers. Exit code 1 where anything is wrong. All of it takes about a quarter of an hour of
+CPU; --sample takes a part, the same every time.
 
     python benchmarks/validate_rules.py                                  # operations and models on all meshes
     python benchmarks/validate_rules.py --mesh 2x2 --only convolution    # names that contain a word
@@ -78,7 +78,8 @@ def _judge(mesh: str, trials: list[Trial], options: argparse.Namespace) -> dict[
     """Judge the trials of one mesh, print what stands out, and count."""
     possible = len(trials)
     if options.sample and options.sample < possible:
-        trials = random.Random(0).sample(trials, options.sample)
+        drawn = random.Random(options.seed).sample(range(possible), options.sample)
+        trials = [trials[number] for number in sorted(drawn)]  # those of one case stay together
     began = time.perf_counter()
     verdicts = judge_isolated(trials)
     print(f"mesh {mesh}: {len(trials)} of {possible} trials in {time.perf_counter() - began:.0f} s", flush=True)
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--uneven", action="store_true", help="factors that their axes do not divide, instead")
     parser.add_argument("--missing", action="store_true", help="look for splits that no rule offers (one axis)")
     parser.add_argument("--sample", type=int, default=0, help="at most so many trials a mesh")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--json", help="write the counts to this file")
     parser.add_argument("--table", action="store_true", help="print what is known of every opcode")
     return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rule_cases import Trial, trial_shardings
+from rule_cases import Case, Trial, trial_shardings
 
 from shardwright.hlo import Attribute, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.plans import (
@@ -25,6 +25,7 @@ from tests.planner.trial_parts import copied_regions, trials_module
 class Bundle:
     """A module under construction: trial k is instruction `case.k` with parameters of its own.
 
+    parameter_trials / output_trials: whose each parameter and each output is, in order.
     definite: numbers of the parameters that must be positive definite matrices.
     """
 
@@ -35,9 +36,18 @@ class Bundle:
     outputs: list[Instruction] = field(default_factory=list)
     parameter_shardings: list[TensorSharding] = field(default_factory=list)
     output_shardings: list[TensorSharding] = field(default_factory=list)
+    parameter_trials: list[int] = field(default_factory=list)
     output_trials: list[int] = field(default_factory=list)
     plans: list[InstructionPlan] = field(default_factory=list)
     definite: list[int] = field(default_factory=list)
+
+    @classmethod
+    def whole(cls, cases: Sequence[Case]) -> Bundle:
+        """Each case once, split by nothing."""
+        bundle = cls(Mesh.of({"single": 1}))
+        for number, case in enumerate(cases):
+            bundle.add(number, Trial(case, {}, bundle.mesh))
+        return bundle
 
     def add(self, number: int, trial: Trial) -> None:
         original = trial.case.instruction
@@ -47,7 +57,7 @@ class Bundle:
             count = len(operand.shape.leaves)
             shardings = operand_shardings[leaf : leaf + count]
             leaf += count
-            operands.append(self._operand(f"p{number}_{position}", operand, shardings[0]))
+            operands.append(self._operand(number, position, operand, shardings[0]))
             values.append(shardings)
         if original.opcode == "cholesky" or "potrf" in original.get("custom_call_target", ""):
             self.definite.append(operands[0].index)
@@ -67,12 +77,14 @@ class Bundle:
             )
         )  # fmt: skip
 
-    def _operand(self, name: str, operand: Instruction, sharding: TensorSharding) -> Instruction:
+    def _operand(self, number: int, position: int, operand: Instruction, sharding: TensorSharding) -> Instruction:
+        name = f"p{number}_{position}"
         if operand.opcode == "constant" and not operand.shape.leaves[0].dimensions:
             copy = Instruction(name=name, opcode="constant", shape=operand.shape, payload=operand.payload)
         else:
             copy = Instruction(name=name, opcode="parameter", shape=operand.shape, index=len(self.parameters))
             self.parameters.append(copy)
+            self.parameter_trials.append(number)
             self.parameter_shardings.append(sharding)
         self.entry.append(copy)
         return copy

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 from rule_bundle import Bundle
-from rule_cases import Trial, shares, trial_shardings
+from rule_cases import Case, Trial, shares, trial_shardings
 
 from shardwright.dtypes import to_dtype
 from shardwright.hlo import ArrayShape
@@ -86,7 +86,10 @@ class Verdict:
 
 
 def promised(trial: Trial) -> list[Moved]:
-    """The borders that neighbours exchange, by the halos of the trial's factors, and gathered partial results."""
+    """The borders that neighbours exchange, by the halos of the trial's factors, and gathered partial results.
+
+    XLA gathers along one reduced dimension after the other, the last first, what it has gathered before again.
+    """
     taken = shares(trial.assignment, trial.mesh)
     halos = [(halo, taken[f]) for f in trial.case.factors if f in taken for halo in f.halo]
     found: list[Moved] = []
@@ -96,8 +99,10 @@ def promised(trial: Trial) -> list[Moved]:
             [each for each in halos if each[0].operand == number], _shard_bytes(leaf, sharding, trial.mesh)
         )
         found += [Moved("collective-permute", size_bytes) for size_bytes in sent]
-    gathered = prod(parts for factor, parts in taken.items() if factor.reduction == "gather")
-    if gathered > 1:
+    gathered = 1
+    combined = [factor for factor in taken if factor.reduction == "gather"]
+    for factor in sorted(combined, key=lambda factor: factor.operands[0] or 0, reverse=True):
+        gathered *= taken[factor]
         results = zip(trial.case.instruction.shape.leaves, trial_shardings(trial, operands=False), strict=True)
         found += [Moved("all-gather", gathered * _shard_bytes(*result, trial.mesh)) for result in results]
     return found
@@ -110,22 +115,43 @@ def _shard_bytes(leaf: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
 
 # ---- compile, run, judge ---------------------------------------------------
 def judge(trials: Sequence[Trial]) -> list[Verdict]:
-    """Compile and run the trials, all of one mesh, side by side."""
+    """Compile and run the trials, all of one mesh, side by side.
+
+    Trials of one case get the same numbers, and what one device makes of them is computed once.
+    """
     bundle = Bundle(trials[0].mesh)
     for number, trial in enumerate(trials):
         bundle.add(number, trial)
     text, plan = bundle.module().to_text(), bundle.plan()
-    arguments = [_input(parameter.shape.leaves[0], seed) for seed, parameter in enumerate(bundle.parameters)]
-    for number in bundle.definite:
-        arguments[number] = arguments[number] @ arguments[number].swapaxes(-1, -2)
     with jax.enable_x64(True):
-        expected, _ = _run(private.stablehlo_of(text), arguments, None)
-        actual, compiled = _run(emit_stablehlo(text, plan), arguments, plan)
+        arguments, expected = _on_one_device(list(dict.fromkeys(trial.case for trial in trials)))
+        placed = [array for trial in trials for array in arguments[trial.case]]
+        actual, compiled = _run(emit_stablehlo(text, plan), placed, plan)
     errors = [0.0] * len(trials)
-    for number, want, got in zip(bundle.output_trials, expected, actual, strict=True):
+    wanted = [array for trial in trials for array in expected[trial.case]]
+    for number, want, got in zip(bundle.output_trials, wanted, actual, strict=True):
         errors[number] = max(errors[number], relative_error(want, got))
     collectives = _collectives(compiled, len(trials))
     return [Verdict(trial, errors[k], collectives[k]) for k, trial in enumerate(trials)]
+
+
+_Arrays = dict[Case, list[np.ndarray]]
+
+
+def _on_one_device(cases: Sequence[Case]) -> tuple[_Arrays, _Arrays]:
+    """Arguments for each case, and what one device computes of them."""
+    bundle = Bundle.whole(cases)
+    arguments = [_input(parameter.shape.leaves[0], seed) for seed, parameter in enumerate(bundle.parameters)]
+    for number in bundle.definite:
+        arguments[number] = arguments[number] @ arguments[number].swapaxes(-1, -2)
+    results, _ = _run(private.stablehlo_of(bundle.module().to_text()), arguments, None)
+    given: _Arrays = {case: [] for case in cases}
+    found: _Arrays = {case: [] for case in cases}
+    for number, array in zip(bundle.parameter_trials, arguments, strict=True):
+        given[cases[number]].append(array)
+    for number, array in zip(bundle.output_trials, results, strict=True):
+        found[cases[number]].append(array)
+    return given, found
 
 
 class UnattributedError(Exception):
@@ -177,6 +203,14 @@ def _input(shape: ArrayShape, seed: int) -> np.ndarray:
     return random.normal(size=shape.dimensions).astype(dtype)
 
 
+#: Collectives stay apart, so that each tells whose it is; LLVM comes after all that is judged, and optimizes nothing.
+_OVERRIDES: list[tuple[str, str | int | bool]] = [
+    ("xla_disable_hlo_passes", "cpu-all-reduce-combiner"),
+    ("xla_backend_optimization_level", 0),
+    ("xla_llvm_disable_expensive_passes", True),
+]
+
+
 def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tuple[list[np.ndarray], str]:
     count = 1 if plan is None else plan.mesh.device_count
     devices = jax.devices("cpu")[:count]
@@ -184,9 +218,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
     placements = (
         [_placement(mesh, v.sharding) for v in plan.parameters] if plan else [_placement(mesh, None)] * len(arguments)
     )
-    options = private.compile_options(
-        [device.id for device in devices], overrides=[("xla_disable_hlo_passes", "cpu-all-reduce-combiner")]
-    )
+    options = private.compile_options([device.id for device in devices], overrides=_OVERRIDES)
     executable = private.compile_and_load(stablehlo, devices, options)
     private.prepare_custom_calls(private.compiled_hlo(executable))
     if plan:
