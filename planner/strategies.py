@@ -379,7 +379,7 @@ def _strategy(
         return None
     return Strategy(
         operands=used,
-        exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(gathered, results, made, mesh)),
+        exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(taken, results, made, mesh)),
         results=made,
         partial=contracted,
         summed_first=_summed_first(taken),
@@ -440,15 +440,23 @@ def _borders(
 
 
 def _gathers(
-    axes: tuple[str, ...], results: tuple[ArrayShape, ...], made: tuple[TensorSharding, ...], mesh: Mesh
+    taken: list[tuple[str, Factor]], results: tuple[ArrayShape, ...], made: tuple[TensorSharding, ...], mesh: Mesh
 ) -> Iterator[Exchange]:
-    """The all-gather of each result's partial results over all of `axes`; the payload is what every device then has."""
-    parts = mesh.size(axes)
-    if parts == 1:
-        return
+    """The all-gathers of each result's partial results: along one reduced dimension after the other, the last first.
+
+    Nothing is reduced between, so that each gathers what the one before has.
+    """
+    axes_of: dict[int, tuple[str, ...]] = {}
+    for axis, factor in taken:
+        if factor.reduction == "gather" and (reduced := factor.operands[0]) is not None:
+            axes_of[reduced] = (*axes_of.get(reduced, ()), axis)
     for leaf, sharding in zip(results, made, strict=True):
-        shard = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh))
-        yield Exchange(kind="all-gather", axes=axes, payload_bytes=parts * shard.size_bytes)
+        gathered = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
+        for reduced in sorted(axes_of, reverse=True):
+            axes = axes_of[reduced]
+            if mesh.size(axes) > 1:
+                gathered *= mesh.size(axes)
+                yield Exchange(kind="all-gather", axes=axes, payload_bytes=gathered)
 
 
 def _split(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from shardwright.hlo import Computation, Instruction
+from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rules.base import OpRule, factor, operand_leaves, rule, strategy_rule
 from shardwright.planner.rules.halo import Halo
 from shardwright.planner.rules.windows import Span, span, window_halo
@@ -10,19 +13,23 @@ from shardwright.planner.rules.windows import Span, span, window_halo
 #: Region roots that combine partial results, and what an all-reduce calls them.
 REDUCTIONS = ("add", "and", "maximum", "minimum", "multiply", "or")
 
-#: Initial values that may be counted more than once; for the other reductions any may.
-_NEUTRAL = {"add": 0, "multiply": 1}
+
+def reductions_of(region: Computation) -> tuple[str, ...] | None:
+    """What a region `(a…, b…) -> a ∘ b, …` computes of each array by itself, or None where it is anything else."""
+    results = region.root.operands if region.root.opcode == "tuple" else (region.root,)
+    count = len(results)
+    if len(region.parameters) != 2 * count:
+        return None
+    for result, left, right in zip(results, region.parameters[:count], region.parameters[count:], strict=True):
+        if result.opcode not in REDUCTIONS or list(result.operands) not in ([left, right], [right, left]):
+            return None
+    return tuple(result.opcode for result in results)
 
 
 def reduction_of(region: Computation) -> str | None:
     """What a scalar region `(a, b) -> a ∘ b` computes, or None where it is anything else."""
-    root = region.root
-    if root.opcode not in REDUCTIONS or len(region.parameters) != 2:
-        return None
-    arguments = list(root.operands)
-    if arguments in (list(region.parameters), list(reversed(region.parameters))):
-        return root.opcode
-    return None
+    found = reductions_of(region)
+    return found[0] if found is not None and len(found) == 1 else None
 
 
 #: Opcodes of a region that only chooses among its arguments.
@@ -38,7 +45,7 @@ def _chooses(region: Computation) -> bool:
 def reduce(instruction: Instruction) -> OpRule:
     """`i j -> i`: kept dimensions, and reduced ones where the region is a plain reduction.
 
-    A reduce of several arrays at once (argmax) has no all-reduce: XLA gathers the devices' partial results.
+    A reduce of several arrays at once (argmax, two sums) has no all-reduce: XLA gathers the devices' partial results.
     """
     count = len(instruction.operands) // 2
     arrays = range(count)
@@ -49,42 +56,65 @@ def reduce(instruction: Instruction) -> OpRule:
         factor(instruction, f"d{dim}", dict.fromkeys(arrays, dim), dict.fromkeys(arrays, position))
         for position, dim in enumerate(kept)
     ]
-    region = instruction.called["to_apply"][0]
-    if count > 1 and _chooses(region):
-        gathered = (
-            factor(instruction, f"r{dim}", dict.fromkeys(arrays, dim), {}, reduction="gather") for dim in reduced
-        )
-        return rule([*factors, *gathered])
-    reduction = reduction_of(region) if count == 1 else None
-    why_whole = _why_whole(instruction, reduction)
+    why_whole = _why_whole(instruction)
     if why_whole:
         return rule(factors, f"{why_whole}: reduced dimensions stay whole")
-    factors += [factor(instruction, f"r{dim}", {0: dim}, {}, reduction=reduction) for dim in reduced]
-    return rule(factors)
+    reduction = reduction_of(instruction.called["to_apply"][0]) or "gather"
+    return rule(
+        [
+            *factors,
+            *(factor(instruction, f"r{dim}", dict.fromkeys(arrays, dim), {}, reduction=reduction) for dim in reduced),
+        ]
+    )
 
 
-def _why_whole(instruction: Instruction, reduction: str | None) -> str:
+def _why_whole(instruction: Instruction) -> str:
     """Why reduced dimensions may not be split; empty where they may.
 
-    XLA starts every device's partial reduction from the initial value, so that a sum from 5 over n devices
-    ends 5 (n - 1) too high, and it has all-reduces of `and` and `or` for booleans only.
+    XLA takes initial values for neutral elements: every device starts its partial reduction from them, so that a
+    sum from 5 over n devices ends 5 (n - 1) too high, and leaves them out where a device has one element to reduce.
+    It has all-reduces of `and` and `or` for booleans only.
     """
-    if reduction is None:
-        return "its region has no all-reduce"
-    if reduction in ("and", "or") and operand_leaves(instruction)[0].element_type != "pred":
+    count = len(instruction.operands) // 2
+    region = instruction.called["to_apply"][0]
+    reductions = reductions_of(region)
+    if reductions is None:
+        return "" if count > 1 and _chooses(region) else "its region has no all-reduce"
+    if count == 1 and reductions[0] in ("and", "or") and operand_leaves(instruction)[0].element_type != "pred":
         return "bitwise reductions have no all-reduce"
-    if reduction in _NEUTRAL and not _is_constant(instruction.operands[1], _NEUTRAL[reduction]):
-        return f"its initial value is not known to be {_NEUTRAL[reduction]}"
+    for reduction, value in zip(reductions, instruction.operands[count:], strict=True):
+        neutral = _neutral(reduction, value.shape.leaves[0].element_type)
+        if not _is_constant(value, neutral):
+            return f"its initial value is not known to be {neutral}"
     return ""
 
 
-def _is_constant(value: Instruction, wanted: int) -> bool:
+def _neutral(reduction: str, element_type: str) -> float:
+    """What changes nothing: `neutral ∘ a = a`."""
+    if reduction in ("add", "multiply", "or"):
+        return 1 if reduction == "multiply" else 0
+    if element_type != "pred" and element_type[0] not in "su":
+        return -inf if reduction == "maximum" else inf
+    bits = 1 if element_type == "pred" else ELEMENT_BITS[element_type]
+    lowest = -(2 ** (bits - 1)) if element_type[0] == "s" else 0
+    if reduction == "and":
+        return -1 if lowest else 2**bits - 1
+    return lowest if reduction == "maximum" else lowest + 2**bits - 1
+
+
+_BOOLEANS = {"false": 0, "true": 1}
+
+
+def _is_constant(value: Instruction, wanted: float) -> bool:
     if value.opcode != "constant":
         return False
+    literal = value.payload.replace(" ", "")
+    if literal in _BOOLEANS:
+        return _BOOLEANS[literal] == wanted
     try:
-        return float(value.payload) == wanted
+        return (int(literal) if literal.lstrip("-").isdigit() else float(literal)) == wanted
     except ValueError:  # a complex literal
-        return value.payload.replace(" ", "") == f"({wanted},0)"
+        return literal == f"({wanted},0)"
 
 
 @strategy_rule("reduce-window")

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -288,6 +289,12 @@ def _products() -> dict[str, Program]:
     }
 
 
+def _larger(a: Any, b: Any) -> Any:
+    """Of two (number, place), that with the larger number."""
+    is_a = a[0] >= b[0]
+    return lax.select(is_a, a[0], b[0]), lax.select(is_a, a[1], b[1])
+
+
 def _reductions() -> dict[str, Program]:
     x = f32(4, 8, 12)
     one = partial(lax.reduce, dimensions=(1,))
@@ -304,6 +311,24 @@ def _reductions() -> dict[str, Program]:
         "reduce_from_half_max": (lambda x: one(x, 0.5, computation=lax.max), (x,)),
         "reduce_times_two": (lambda x: one(x, 2.0, computation=lax.mul), (x,)),
         "reduce_from_argument": (lambda x, i: lax.reduce(x, i, lax.add, (0,)), (x, f32())),
+        "reduce_two_sums": (
+            lambda x, y: lax.reduce((x, y), (0.0, 0.0), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,)),
+            (x, x),
+        ),
+        "reduce_sum_and_largest": (
+            lambda x, y: lax.reduce(
+                (x, y), (0.0, np.int32(-(2**31))), lambda a, b: (a[0] + b[0], lax.max(a[1], b[1])), (0, 2)
+            ),
+            (x, s32(4, 8, 12)),
+        ),
+        "reduce_two_sums_from_one": (
+            lambda x, y: lax.reduce((x, y), (0.0, 1.0), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,)),
+            (x, x),
+        ),
+        "reduce_first_above_half": (
+            lambda x, y: lax.reduce((x, y), (0.5, np.int32(-1)), _larger, (1,)),
+            (x, s32(4, 8, 12)),
+        ),
         "reduce_odd_region": (lambda x: one(x, 0.0, computation=lambda a, b: a + b * b), (x,)),
         "argmax": (lambda x: jnp.argmax(x, 1), (x,)),
         "argmin_all": (jnp.argmin, (f32(4, 8),)),

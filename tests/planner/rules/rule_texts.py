@@ -39,6 +39,7 @@ TEXTS = {
     "fourier_batch": _module("c64[4,8,16] fft(p0), fft_type=FFT, fft_length={16}", "c64[4,8,16]"),
     "fourier_real": _module("c64[4,8,9] fft(p0), fft_type=RFFT, fft_length={16}", "f32[4,8,16]"),
     "largest": _module("(f32[4,8,4], s32[4,8,4]) topk(p0), k=4, largest=true", "f32[4,8,16]"),
+    "largest_call": _module('(f32[8,4], s32[8,4]) custom-call(p0), custom_call_target="TopK"', "f32[8,16]"),
     "prefix": _module(
         "f32[4,8] reduce-window(p0, p1), window={size=1x8 pad=0_0x7_0}, to_apply=add", "f32[4,8]", "f32[]", region=_ADD
     ),

@@ -23,12 +23,13 @@ from shardwright.plans import Mesh
 
 @dataclass(frozen=True)
 class Split:
-    """Dimensions of an instruction's operand and result leaves, split over four devices."""
+    """Dimensions of an instruction's operand and result leaves, split over four devices, and how it is reduced."""
 
     text: str
     opcode: str
     operands: tuple[int | None, ...]
     results: tuple[int | None, ...]
+    reduction: str | None = None
 
 
 def _smooth(x: jax.Array) -> jax.Array:
@@ -37,6 +38,7 @@ def _smooth(x: jax.Array) -> jax.Array:
 
 _PROGRAMS = {
     "largest windows": (jax.grad(_smooth), (f32(4, 8),)),
+    "largest above a half": (lambda x: lax.reduce(x, 0.5, lax.max, (1,)), (f32(8, 4),)),
     "dynamic slice": (lambda x, i: lax.dynamic_slice(x, (0, i), (4, 4)), (f32(4, 8), s32())),
     "dynamic update": (lambda x, y, i: lax.dynamic_update_slice(x, y, (0, i)), (f32(4, 8), f32(4, 4), s32())),
 }
@@ -55,6 +57,7 @@ GATHERED = {
 WRONG = {
     "dynamic slice": Split("dynamic slice", "dynamic-slice", (1, None, None), (1,)),
     "borders of the largest": Split("largest windows", "select-and-scatter", (1, 1, None), (1,)),
+    "initial value that counts": Split("largest above a half", "reduce", (1, None), (None,), "maximum"),
     "running sum": Split("prefix", "reduce-window", (1, None), (1,)),
 }
 
@@ -63,7 +66,7 @@ def _verdict(split: Split) -> Verdict:
     text = TEXTS.get(split.text) or hlo_text(_PROGRAMS[split.text])
     cases = cases_of({"whole": text}, without_factors=True)
     (case,) = [case for case in cases if case.instruction.opcode == split.opcode]
-    factor = Factor(name="split", size=4, operands=split.operands, results=split.results)
+    factor = Factor(name="split", size=4, operands=split.operands, results=split.results, reduction=split.reduction)
     assert not any(f.operands == split.operands and f.results == split.results for f in case.factors)
     (verdict,) = judge([Trial(case, {"x": factor}, Mesh.of({"x": 4}))])
     return verdict
@@ -74,6 +77,16 @@ def test_xla_gathers(split: Split) -> None:
     verdict = _verdict(split)
     whole = verdict.trial.case.instruction.operands[0].shape.size_bytes
     assert ("all-gather", whole) in {(moved.kind, moved.size_bytes) for moved in verdict.moved}, str(verdict)
+
+
+def test_a_top_k_call_splits_where_no_axis_is_idle() -> None:
+    (case,) = cases_of({"call": TEXTS["largest_call"]}, without_factors=True)
+    assert not case.factors
+    batch = Factor(name="batch", size=4, operands=(0,), results=(0, 0))
+    (alone,) = judge([Trial(case, {"x": batch}, Mesh.of({"x": 4}))])
+    (beside,) = judge([Trial(case, {"x": batch, "y": None}, Mesh.of({"x": 4, "y": 2}))])
+    assert not [verdict for verdict in (alone, beside) if verdict.wrong]
+    assert [verdict.collectives for verdict in (alone, beside)] == [(), ("all-gather",)]
 
 
 @pytest.mark.parametrize("split", WRONG.values(), ids=WRONG)
