@@ -27,6 +27,7 @@ from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import Requirement
 from shardwright.planner.recompute import Recomputation, rematerialized
+from shardwright.planner.rewrites.apart import reduced_apart
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
@@ -69,7 +70,7 @@ class Program:
         options, twins = self.options, dict[str, str]()
         module = self._written
         if options.rewrites != "none":
-            module = own_rows(module)
+            module = reduced_apart(own_rows(module))
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)

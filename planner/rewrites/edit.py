@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -119,6 +119,30 @@ def copy_of(instruction: Instruction, operands: Sequence[Instruction], **changes
     for name, value in changes.items():
         setattr(made, name, value)
     return made
+
+
+def expanded(
+    module: Module, found: Collection[Instruction], write: Callable[[Instruction, Instruction], Iterable[Instruction]]
+) -> Module:
+    """A copy of `module` in which others stand ahead of each instruction in `found`, wherever that is.
+
+    write: takes the instruction and its copy, changes the copy in place, and gives those that it reads now, in order.
+    """
+    made: dict[Instruction, Instruction] = {}
+    computations: dict[Computation, Computation] = {}
+    for computation in module.computations:
+        out: list[Instruction] = []
+        for old in computation:
+            called = {
+                name: tuple(computations.get(callee, callee) for callee in callees)
+                for name, callees in old.called.items()
+            }
+            made[old] = copy_of(old, [made[operand] for operand in old.operands], called=called)
+            if old in found:
+                out += write(old, made[old])
+            out.append(made[old])
+        computations[computation] = computation_of(computation, out, made[computation.root])
+    return module_of(module, list(computations.values()))
 
 
 def reshape_to(value: Instruction, dimensions: tuple[int, ...], name: str) -> Instruction:

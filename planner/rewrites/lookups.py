@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.hlo import ArrayShape, Computation, Instruction, Module
+from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rules.linear import is_zero
 
@@ -53,21 +53,7 @@ def own_rows(module: Module) -> Module:
     if not found:
         return module
     names = edit.Names(module)
-    made: dict[Instruction, Instruction] = {}
-    computations: dict[Computation, Computation] = {}
-    for computation in module.computations:
-        out: list[Instruction] = []
-        for old in computation:
-            called = {
-                name: tuple(computations.get(callee, callee) for callee in callees)
-                for name, callees in old.called.items()
-            }
-            made[old] = edit.copy_of(old, [made[operand] for operand in old.operands], called=called)
-            if old in found:
-                out += _batched(made[old], *found[old], names)
-            out.append(made[old])
-        computations[computation] = edit.computation_of(computation, out, made[computation.root])
-    return edit.module_of(module, list(computations.values()))
+    return edit.expanded(module, found, lambda old, made: _batched(made, *found[old], names))
 
 
 class _Counts:

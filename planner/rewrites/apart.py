@@ -1,0 +1,74 @@
+"""A reduce of several arrays, each by itself, is written as one reduce an array.
+
+XLA gathers the partial results of a reduce of several arrays, whatever it computes; those of one array it sums by an
+all-reduce, or leaves to be summed later. Where the region mixes the arrays (argmax), they stay together.
+"""
+
+from __future__ import annotations
+
+from shardwright.hlo import Computation, Instruction, Module, parse
+from shardwright.planner.rewrites import edit
+from shardwright.planner.rules.reduction import reductions_of
+
+
+def reduced_apart(module: Module) -> Module:
+    """`module` with one reduce for each array that its region takes by itself; the same one where there is nothing
+    to take apart. Where such a reduce was, the tuple of its results has its name.
+    """
+    found = {instruction for instruction in module.instructions() if _kinds(instruction) is not None}
+    if not found:
+        return module
+    names = edit.Names(module)
+    regions: dict[tuple[str, str], Computation] = {}
+    made = edit.expanded(module, found, lambda _, reduce: _taken_apart(reduce, names, regions))
+    used = {called for each in made.instructions() for group in each.called.values() for called in group}
+    kept = [each for each in made.computations if each.is_entry or each in used]
+    return edit.module_of(made, [*regions.values(), *kept])
+
+
+def _kinds(instruction: Instruction) -> tuple[str, ...] | None:
+    """What a reduce of several arrays computes of each."""
+    if instruction.opcode != "reduce" or len(instruction.operands) == 2:
+        return None
+    return reductions_of(instruction.called["to_apply"][0])
+
+
+def _taken_apart(
+    together: Instruction, names: edit.Names, regions: dict[tuple[str, str], Computation]
+) -> list[Instruction]:
+    """Make a tuple of a reduce; the reduces that it reads. regions: those that the module's reduces share."""
+    count = len(together.operands) // 2
+    kinds = _kinds(together)
+    assert kinds is not None
+    reduces = []
+    for number, (kind, shape) in enumerate(zip(kinds, together.shape.leaves, strict=True)):
+        key = (kind, shape.element_type)
+        if key not in regions:
+            regions[key] = _region(names.like(*key), *key)
+        called = {"to_apply": (regions[key],)}
+        reduce = edit.copy_of(
+            together,
+            (together.operands[number], together.operands[count + number]),
+            name=names.like(together.name, str(number)),
+            shape=shape,
+            attributes=together.attributes | edit.calling(called),
+            called=called,
+            is_root=False,
+        )
+        reduces.append(edit.consistent(reduce))
+    together.opcode, together.operands, together.called = "tuple", tuple(reduces), {}
+    together.attributes = {n: a for n, a in together.attributes.items() if n not in ("dimensions", "to_apply")}
+    return reduces
+
+
+def _region(name: str, opcode: str, element_type: str) -> Computation:
+    region = parse(f"""HloModule region
+
+ENTRY {name} {{
+  {name}.a = {element_type}[] parameter(0)
+  {name}.b = {element_type}[] parameter(1)
+  ROOT {name}.both = {element_type}[] {opcode}({name}.a, {name}.b)
+}}
+""").entry
+    region.is_entry = False
+    return region
