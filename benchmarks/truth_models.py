@@ -121,12 +121,21 @@ def lstm() -> str:
     return step_text(loss, params, tokens(32, 17))
 
 
-def moe() -> str:
+def moe(top: int | None = None) -> str:
+    """One expert for each token. top: that many, found by `lax.top_k`."""
     width, hidden, experts, capacity = 64, 128, 8, 64
 
+    def choice(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What each expert's answer counts, and which are asked: [groups, tokens, experts]."""
+        if top is None:
+            gates = jax.nn.softmax(logits)
+            return gates, jax.nn.one_hot(gates.argmax(-1), experts)
+        best, which = jax.lax.top_k(logits, top)
+        chosen = jax.nn.one_hot(which, experts)
+        return jnp.einsum("gsk,gske->gse", jax.nn.softmax(best), chosen), chosen.sum(-2)
+
     def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        gates = jax.nn.softmax(x @ params["router"])
-        chosen = jax.nn.one_hot(gates.argmax(-1), experts)
+        gates, chosen = choice(x @ params["router"])
         place = jnp.cumsum(chosen, axis=1) * chosen
         dispatch = jax.nn.one_hot(place.astype(jnp.int32) - 1, capacity) * chosen[..., None]
         inside = jnp.einsum("gsec,gsm->egcm", dispatch, x)
@@ -228,6 +237,7 @@ MODELS: dict[str, Callable[[], str]] = {
     "cnn": cnn,
     "lstm": lstm,
     "moe": moe,
+    "moe-top-2": partial(moe, top=2),
     "llama": llama,
     "gpt2": gpt2,
     "gpt2-6-heads": partial(gpt2, heads=6, width=96),

@@ -29,6 +29,7 @@ from shardwright.planner.pins import Requirement
 from shardwright.planner.recompute import Recomputation, rematerialized
 from shardwright.planner.rewrites.apart import reduced_apart
 from shardwright.planner.rewrites.lookups import own_rows
+from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
 from shardwright.planner.written_shardings import marked_outputs, write_out_shardings
@@ -70,7 +71,7 @@ class Program:
         options, twins = self.options, dict[str, str]()
         module = self._written
         if options.rewrites != "none":
-            module = reduced_apart(own_rows(module))
+            module = in_rounds(reduced_apart(own_rows(module)))
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)

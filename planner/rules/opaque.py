@@ -34,4 +34,4 @@ only_replicated("XLA cannot convert block-scaled products to StableHLO", "scaled
 only_replicated("XLA's partitioner has no case for the scan opcode (JAX's scan is a while)", "scan")
 only_replicated("XLA gathers the batch, and its features as well",
                 "batch-norm-grad", "batch-norm-inference", "batch-norm-training")  # fmt: skip
-only_replicated("XLA gathers the searched array whole, its free dimensions too", "topk")
+only_replicated("XLA gathers the searched array whole, its free dimensions too; up to 8 are searched in rounds", "topk")

@@ -1,0 +1,190 @@
+"""A top-k of few elements is written as that many searches for the largest, which XLA splits.
+
+XLA gathers what a `topk` searches, along every dimension, so that a router that gives each token its two experts
+gathers the whole batch. A reduce that hands on the largest element and where it stands keeps the dimensions that it
+does not reduce, and along the searched one its partial results are gathered (`rules/reduction.py`). k of them, each
+blind to what the ones before have found, are the same top-k.
+
+The same to the bit: XLA orders floats by the total order of IEEE 754 (−NaN < −∞ < … < −0 < 0 < … < ∞ < NaN) and takes
+the first of equal ones. So do integers of the floats' bits, those of negative ones turned round, and at equal ones
+their places.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape, parse
+from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.planner.rewrites import edit
+
+#: Elements up to which a top-k is searched for in rounds, as many as routers take: each round reads the whole array.
+MOST_ROUNDS = 8
+
+_FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
+_INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"})
+
+#: The place of what was found already: behind all others, so that it is not found again, however small the rest is.
+_FOUND = 2**31 - 1
+
+
+def in_rounds(module: Module) -> Module:
+    """`module` with every top-k of few elements in rounds; the same one where there is none.
+
+    Left as they are: searches of one row, where there is nothing to split but what is searched, and element types whose
+    order is not known here. Where a top-k was, the tuple of its results has its name.
+    """
+    found = {instruction for instruction in module.instructions() if _has_rounds(instruction)}
+    if not found:
+        return module
+    names = edit.Names(module)
+    regions: dict[str, Computation] = {}
+    made = edit.expanded(module, found, lambda _, top_k: _Rounds(top_k, names, regions).write())
+    return edit.module_of(made, [*regions.values(), *made.computations])
+
+
+def _has_rounds(instruction: Instruction) -> bool:
+    if instruction.opcode != "topk" or not 1 <= instruction.get("k") <= MOST_ROUNDS:
+        return False
+    searched = instruction.operands[0].shape.leaves[0]
+    return searched.element_type in _FLOATS | _INTEGERS and prod(searched.dimensions[:-1]) > 1
+
+
+class _Rounds:
+    """Writes one top-k, and makes a tuple of it. regions: those that a module's top-ks share, by type of their keys."""
+
+    def __init__(self, top_k: Instruction, names: edit.Names, regions: dict[str, Computation]) -> None:
+        self._top_k, self._names, self._regions = top_k, names, regions
+        searched = top_k.operands[0].shape.leaves[0]
+        self._type, self._dims = searched.element_type, searched.dimensions
+        bits = ELEMENT_BITS[self._type]
+        self._key_type = f"s{bits}" if self._type in _FLOATS else self._type
+        self._lowest = 0 if self._key_type.startswith("u") else -(2 ** (bits - 1))
+        self._all_but_sign = 2 ** (bits - 1) - 1
+        self._out: list[Instruction] = []
+
+    def write(self) -> list[Instruction]:
+        """The new instructions that the tuple reads, in order."""
+        (array,) = self._top_k.operands
+        keys, places = self._keys(array), self._add("iota", "s32", self._dims, iota_dimension=str(len(self._dims) - 1))
+        lowest, found = self._constant(self._key_type, self._lowest), self._constant("s32", _FOUND)
+        largest: list[Instruction] = []
+        where: list[Instruction] = []
+        for number in range(self._top_k.get("k")):
+            if number:
+                is_found = self._add("compare", "pred", self._dims, places, self._spread(where[-1]), direction="EQ")
+                keys = self._add("select", self._key_type, self._dims, is_found, self._spread(lowest), keys)
+                places = self._add("select", "s32", self._dims, is_found, self._spread(found), places)
+            best = self._search(keys, places, lowest, found)
+            largest.append(self._element(best, 0))
+            where.append(self._element(best, 1))
+        self._top_k.operands = (self._values(self._side_by_side(largest)), self._side_by_side(where))
+        self._top_k.opcode = "tuple"
+        self._top_k.attributes = {n: a for n, a in self._top_k.attributes.items() if n not in ("k", "largest")}
+        return [edit.consistent(each) for each in self._out]
+
+    def _search(self, keys: Instruction, places: Instruction, lowest: Instruction, found: Instruction) -> Instruction:
+        """(the largest key, the first place where it stands) of each row."""
+        if self._key_type not in self._regions:
+            self._regions[self._key_type] = _larger(self._names.like("larger", self._key_type), self._key_type)
+        region = self._regions[self._key_type]
+        rows = self._dims[:-1]
+        shape = TupleShape((ArrayShape(self._key_type, rows), ArrayShape("s32", rows)))
+        reduce = self._instruction("reduce", shape, keys, places, lowest, found, dimensions=f"{{{len(rows)}}}")
+        reduce.called = {"to_apply": (region,)}
+        reduce.attributes |= edit.calling(reduce.called)
+        return reduce
+
+    def _keys(self, array: Instruction) -> Instruction:
+        """Integers in the order of the elements; in the opposite one where the smallest are looked for."""
+        keys = self._turned(array, self._key_type)
+        return keys if self._top_k.get("largest", True) else self._add("not", self._key_type, self._dims, keys)
+
+    def _values(self, keys: Instruction) -> Instruction:
+        """The elements whose keys these are."""
+        dims = keys.shape.leaves[0].dimensions
+        if not self._top_k.get("largest", True):
+            keys = self._add("not", self._key_type, dims, keys)
+        return self._turned(keys, self._type)
+
+    def _turned(self, value: Instruction, into: str) -> Instruction:
+        """Keys of elements, or elements of keys: all bits but the sign's are the other way round in negative floats."""
+        if self._type not in _FLOATS:
+            return value
+        dims = value.shape.leaves[0].dimensions
+        bits = value
+        if into == self._key_type:
+            bits = self._add("bitcast-convert", into, dims, value)
+        zero, mask = (self._spread(self._constant(self._key_type, each), dims) for each in (0, self._all_but_sign))
+        is_negative = self._add("compare", "pred", dims, bits, zero, direction="LT")
+        turned = self._add("xor", self._key_type, dims, bits, mask)
+        made = self._add("select", self._key_type, dims, is_negative, turned, bits)
+        return made if into == self._key_type else self._add("bitcast-convert", into, dims, made)
+
+    def _side_by_side(self, columns: list[Instruction]) -> Instruction:
+        """A row's elements of each round along a new last dimension."""
+        rows = self._dims[:-1]
+        element_type = columns[0].shape.leaves[0].element_type
+        parts = [self._add("reshape", element_type, (*rows, 1), column) for column in columns]
+        if len(parts) == 1:
+            return parts[0]
+        return self._add("concatenate", element_type, (*rows, len(parts)), *parts, dimensions=f"{{{len(rows)}}}")
+
+    def _spread(self, value: Instruction, dims: tuple[int, ...] | None = None) -> Instruction:
+        """A scalar, or one element a row, over all of the array, or over `dims`."""
+        leaf = value.shape.leaves[0]
+        mapped = ",".join(map(str, range(leaf.rank)))
+        return self._add("broadcast", leaf.element_type, dims or self._dims, value, dimensions=f"{{{mapped}}}")
+
+    def _element(self, pair: Instruction, index: int) -> Instruction:
+        leaf = pair.shape.leaves[index]
+        made = self._add("get-tuple-element", leaf.element_type, leaf.dimensions, pair, index=str(index))
+        made.index = index
+        return made
+
+    def _constant(self, element_type: str, value: int) -> Instruction:
+        made = self._add("constant", element_type, ())
+        made.payload = str(value)
+        return made
+
+    def _add(
+        self, opcode: str, element_type: str, dims: tuple[int, ...], *operands: Instruction, **attributes: str
+    ) -> Instruction:
+        return self._instruction(opcode, ArrayShape(element_type, dims), *operands, **attributes)
+
+    def _instruction(
+        self, opcode: str, shape: ArrayShape | TupleShape, *operands: Instruction, **attributes: str
+    ) -> Instruction:
+        """One more instruction, with the source line of the top-k."""
+        name = self._names.like(self._top_k.name, opcode)
+        made = Instruction(name, opcode, shape, operands, line=self._top_k.line)
+        made.attributes = {name: edit.attribute(name, text) for name, text in attributes.items()}
+        if "metadata" in self._top_k.attributes:
+            made.attributes["metadata"] = self._top_k.attributes["metadata"]
+        self._out.append(made)
+        return made
+
+
+def _larger(name: str, key_type: str) -> Computation:
+    """The region of a search: of two (key, place), that with the larger key, the first of equal ones."""
+    pair = f"({key_type}[], s32[])"
+    text = f"""HloModule region
+
+ENTRY {name} {{
+  {name}.a = {key_type}[] parameter(0)
+  {name}.at_a = s32[] parameter(1)
+  {name}.b = {key_type}[] parameter(2)
+  {name}.at_b = s32[] parameter(3)
+  {name}.above = pred[] compare({name}.a, {name}.b), direction=GT
+  {name}.equal = pred[] compare({name}.a, {name}.b), direction=EQ
+  {name}.ahead = pred[] compare({name}.at_a, {name}.at_b), direction=LT
+  {name}.first = pred[] and({name}.equal, {name}.ahead)
+  {name}.is_a = pred[] or({name}.above, {name}.first)
+  {name}.key = {key_type}[] select({name}.is_a, {name}.a, {name}.b)
+  {name}.at = s32[] select({name}.is_a, {name}.at_a, {name}.at_b)
+  ROOT {name}.best = {pair} tuple({name}.key, {name}.at)
+}}
+"""
+    region = parse(text).entry
+    region.is_entry = False
+    return region

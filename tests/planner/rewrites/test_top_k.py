@@ -1,0 +1,132 @@
+"""Top-k in rounds: what XLA finds, to the bit, and nothing that is searched is gathered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.hlo import parse
+from shardwright.planner import plan
+from shardwright.planner.rewrites.top_k import MOST_ROUNDS, in_rounds
+from shardwright.plans import Plan
+from tests.planner.programs import lower
+from tests.planner.rewrites.rewrite_programs import run
+
+ROWS, EXPERTS = 64, 9
+FLOATS: list[Any] = [np.float32, np.float16, ml_dtypes.bfloat16]
+INTEGERS: list[Any] = [np.int32, np.int8, np.uint8]
+
+
+def searched(dtype: Any) -> np.ndarray:
+    """Few different numbers, so that most rows hold equal ones: the extreme ones of the type among them."""
+    random = np.random.default_rng(0)
+    if dtype in INTEGERS:
+        kinds = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, 0, 1, 3], dtype)
+    else:
+        # Zeros and NaNs of either sign; all NaN in some rows.
+        kinds = np.array([0.0, -0.0, 1, -2, np.inf, -np.inf, np.nan, -np.nan], dtype)
+    found = kinds[random.integers(0, len(kinds), (ROWS, EXPERTS))]
+    found[:2] = kinds[-2:, None]
+    found[2] = kinds.min() if dtype in INTEGERS else -np.inf
+    return found
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
+def test_the_same_to_the_bit(dtype: Any, largest: bool) -> None:
+    x = searched(dtype)
+    for k in (1, 2, MOST_ROUNDS):
+        text = lower((lambda x, k=k: lax.top_k(x, k), (x,), ()))
+        text = text.replace("largest=true", f"largest={str(largest).lower()}")
+        assert "topk(" in text
+        module = in_rounds(parse(text))
+        assert not [each for each in module.instructions() if each.opcode == "topk"]
+        for expected, found in zip(run(text, [x]), run(module.to_text(), [x]), strict=True):
+            assert expected.tobytes() == found.tobytes()
+
+
+def router(params: Any, x: Any) -> Any:
+    """The mean of what two experts of each token say, and the gradients."""
+
+    def loss(params: Any) -> Any:
+        best, which = lax.top_k(jnp.tanh(x @ params["gate"]), 2)
+        said = jnp.einsum("bld,edf,blke->blkf", x, params["experts"], jax.nn.one_hot(which, 8))
+        return jnp.mean(jnp.square(jnp.einsum("blk,blkf->blf", jax.nn.softmax(best), said)))
+
+    return jax.value_and_grad(loss)(params)
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+PARAMS = {"gate": normal(1, 16, 8), "experts": normal(2, 8, 16, 4)}
+X = normal(3, 16, 6, 16)
+ROUTER = lower((router, (PARAMS, X), ()))
+
+
+def test_gradients_are_the_same() -> None:
+    arguments = [PARAMS["experts"], PARAMS["gate"], X]
+    made = in_rounds(parse(ROUTER)).to_text()
+    for expected, found in zip(run(ROUTER, arguments), run(made, arguments), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_in_a_loop() -> None:
+    def worn(x: Any) -> Any:
+        def turn(_: Any, x: Any) -> Any:
+            best, which = lax.top_k(x, 2)
+            return x.at[jnp.arange(ROWS)[:, None], which].set(best / 2)
+
+        return lax.fori_loop(0, 4, turn, x)
+
+    x = normal(4, ROWS, EXPERTS)
+    text = lower((worn, (x,), ()))
+    module = in_rounds(parse(text))
+    assert "topk(" not in module.to_text()
+    np.testing.assert_array_equal(run(module.to_text(), [x]), run(text, [x]))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: lax.top_k(x, MOST_ROUNDS + 1), (ROWS, 32)),
+        (lambda x: lax.top_k(x, 2), (1, 32)),
+        (lambda x: lax.top_k(x, 2), (32,)),
+    ],
+    ids=["many", "one row", "no rows"],
+)
+def test_others_stay(function: Any, shape: tuple[int, ...]) -> None:
+    module = parse(lower((function, (np.zeros(shape, np.float32),), ())))
+    assert in_rounds(module) is module
+
+
+def planned(rewrites: Any) -> Plan:
+    return plan(ROUTER, Cluster.local(8), PlanOptions(mesh={"data": 8}, force="data", rewrites=rewrites))
+
+
+def test_a_split_batch_is_not_gathered() -> None:
+    made, kept = planned("auto"), planned("none")
+    assert Counter(each.kind for each in made.collectives).keys() == {"all-reduce"}
+    assert "all-gather" in {each.kind for each in kept.collectives}
+    for each in (made, kept):
+        proof = each.prove()
+        assert proof.holds, proof.explain(everything=True)
+    assert made.cost.step_s < kept.cost.step_s
+
+
+def test_the_searched_dimension_splits_too() -> None:
+    """Each round gathers one key and one place a row and device: of four devices, of two rows, four bytes each."""
+    text = lower((lambda x: lax.top_k(x, 2), (jax.ShapeDtypeStruct((2, 1 << 14), jnp.float32),), ()))
+    made = plan(text, Cluster.local(4), PlanOptions(mesh={"model": 4}, force={"*": {1: "model"}}))
+    assert [(each.kind, each.payload_bytes) for each in made.collectives] == [("all-gather", 4 * 2 * 4)] * 4
+    assert made.prove().holds
