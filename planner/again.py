@@ -33,11 +33,14 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.found import LEAST_GAIN, Outcome
 from shardwright.planner.hiding import kept_promises
 from shardwright.planner.meshes import meshes_to_search, refines
+from shardwright.planner.messages import Messages, outline_of
 from shardwright.planner.relief import NOTHING, relieved
+from shardwright.planner.starts import Start
 from shardwright.planner.trails import Entry, Price, Trail, Way
 from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
+    from shardwright.planner.chain import Chain
     from shardwright.planner.found import Found, Tried
     from shardwright.planner.search import Search
 
@@ -106,6 +109,38 @@ def trail_of(search: Search, outcome: Outcome) -> Trail | None:
     ways = sorted((Way.of(each) for each in plain.tried), key=lambda way: way.step_s)
     won = next(way for way in map(Way.of, outcome.tried) if way.leads_to(found))
     return Trail(question=search.question, ways=tuple(ways), won=won, entry=outcome.entry, price=price_of(found))
+
+
+def begin(search: Search, chain: Chain) -> None:
+    """Have message passing over the program as it is begin where that of the earlier search on the same mesh, or one of
+    the same axes, ended. Where only more is asked, what costs as little as was proven then is taken at once."""
+    if not _is_plain(search):
+        return
+    mesh, trail = chain.graph.prices.mesh, search.trail
+    known = None
+    if trail is not None and search.trails is not None:
+        known = search.trails.messages(trail, mesh, outline_of(search.flow))
+    chain.start = Start() if known is None else known.start_of(chain)
+    if known is not None and trail is not None and _is_same(trail, search):
+        chain.enough_s = known.least_s * (1 + LEAST_GAIN)
+
+
+def keep_messages(search: Search, outcome: Outcome) -> None:
+    """Keep where message passing ended on each mesh, for later searches."""
+    if search.trails is None or search.question is None or outcome.plain is None:
+        return
+    outline = outline_of(search.flow)
+    for tried in outcome.plain.tried:
+        chain = tried.chain
+        if tried.start is None and chain.start is not None:
+            messages = Messages.of(chain, chain.start, tried.solved.rolled_bound)
+            search.trails.keep_messages(search.question, tried.mesh, outline, messages)
+
+
+def _is_plain(search: Search) -> bool:
+    """Whether a search is for the program as it is, and anyone may learn from it."""
+    as_given = search.recomputation is None and search.program.micro_batches == (search.options.micro_batches or 1)
+    return search.trails is not None and search.is_free and as_given
 
 
 def price_of(found: Found) -> Price:

@@ -20,6 +20,7 @@ from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, reduce
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.solve import contradiction, solve
+from shardwright.planner.starts import Place, Start, among, told
 
 #: What all repeats of a run share: (first segment of the run, offset in the period, variable); else (segment, 0,
 #: variable).
@@ -39,7 +40,9 @@ class Chain:
     """All segments of a program on one mesh; `kinds` are solved when first asked for.
 
     price: of memory. is_for_bound: whether all that is wanted is a bound (`bound`), for repeats that need not decide
-    alike.
+    alike. start: where `solve` begins, by all states of each key's variable, and then where it ended; None where no
+    other search is to learn from it. enough_s: what assignments may cost to be taken at once, where runs have bounds of
+    their own.
     """
 
     graph: Graph
@@ -47,6 +50,8 @@ class Chain:
     runs: Sequence[Run]
     price: MemoryPrice | None = None
     is_for_bound: bool = False
+    start: Start[Key] | None = None
+    enough_s: float = -np.inf
     _kinds: dict[Hashable, Kind] = field(default_factory=dict)
     _problems: dict[int, Problem] = field(default_factory=dict)
     _joins: Joins = field(default_factory=dict)
@@ -168,13 +173,35 @@ class Chain:
             problem, variables, states = self.rolled()
         except ValueError as error:
             raise contradiction(error) from None
-        solution = solve(problem, time_limit_s=time_limit_s, close=close, clock=self.graph.clock)
+        start = self.start and told(self.start, {key: [Place(i, states[key])] for key, i in variables.items()})
+        enough = self.enough_s - self.constant if self.runs else -np.inf
+        solution = solve(
+            problem, time_limit_s=time_limit_s, close=close, clock=self.graph.clock, start=start, enough=enough
+        )
+        self.start = solution.end and told(
+            solution.end,
+            {i: [Place(key, among(states[key], self.state_count(key)))] for key, i in variables.items()},
+        )
         chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
         return SolvedChain(
             states=self.unrolled(chosen),
             value=solution.value + self.constant,
             rolled_bound=solution.lower_bound + self.constant,
         )
+
+    def variable(self, key: Key) -> Variable:
+        """The variable that a key stands for; the one of the first repeat."""
+        segment, offset, position = key
+        return self.instances[segment + offset].variables[position]
+
+    def state_count(self, key: Key) -> int:
+        """How many states a key's variable has, before any are dropped."""
+        return len(self.graph.set_of(self.variable(key)))
+
+    def repeats(self, key: Key) -> int:
+        """How many variables a key stands for."""
+        run = self._run_of.get(key[0])
+        return 1 if run is None else run.repeats
 
     def owner(self, variable: Variable) -> tuple[int, int]:
         """The segment that a variable belongs to, and its position there."""

@@ -2,7 +2,8 @@
 
 Message passing (`passing`) raises a lower bound. A state that raises it above a known assignment's value is in no
 better assignment: it can go. Those that go early make what is left smaller, and the rounds cheaper. Where
-the relaxation is tight, which it mostly is on training steps, this leaves the integer program next to nothing.
+the relaxation is tight, which it mostly is on training steps, this leaves the integer program next to nothing. Begun
+where the passing over a problem much like this one ended (`starts`), it takes few rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shardwright.planner.clock import Clock
 from shardwright.planner.local_search import improve, incumbent
 from shardwright.planner.passing import Passing
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
+from shardwright.planner.starts import Start
 
 #: Rounds, of a sweep there and back, at most; and the relative gain over the last `_PATIENCE` of them below which they
 #: end. After the first and every `_DECODED`-th an assignment is read off.
@@ -27,6 +29,10 @@ _DECODED = 3
 #: Part of the states that must be left at most for the others to be dropped.
 _WORTH_DROPPING = 0.8
 
+#: What of a state's costs may be moved to begin with, as a multiple of an assignment's value: beside large numbers the
+#: last digits are lost.
+MOST_MOVED = 1e3
+
 #: Relative gap that counts as none: rounding in the last digits, over thousands of additions.
 TIGHT = 1e-9
 
@@ -37,27 +43,38 @@ class Bounded:
 
     states / value: the best assignment so far. lower_bound: no assignment is under it.
     raised: per variable, how far each of its states raises the bound; infinite where it is in no assignment that is
-    better than the best one.
+    better than the best one. end: what another search may begin with, if this one was given something to begin with.
     """
 
     states: IntArray
     value: float
     lower_bound: float
     raised: tuple[FloatArray, ...]
+    end: Start[int] | None
 
     def kept(self, value: float) -> tuple[IntArray, ...]:
         """Per variable, the states that may be part of a better assignment than one of `value`."""
         return tuple(_kept(self.raised, value, self.lower_bound))
 
 
-def tighten(problem: Problem, close: float = TIGHT, clock: Clock | None = None) -> Bounded:
+def tighten(
+    problem: Problem,
+    close: float = TIGHT,
+    clock: Clock | None = None,
+    start: Start[int] | None = None,
+    enough: float = -np.inf,
+) -> Bounded:
     """Bound `problem` and drop states. Every row and column of an edge must have a finite entry.
 
-    close: relative gap at which to stop. clock: when it is late, no further round begins.
+    close: relative gap at which to stop. clock: when it is late, no further round begins. start: where to begin; edges
+    that the problem has not are passed over. enough: where an assignment of at most that value is known, no round
+    begins.
     """
     work = _Work(problem)
-    history: list[float] = []
-    for number in range(_ROUNDS):
+    if start is not None:
+        work.begin(start)
+    history = [work.passing.bound()]
+    for number in range(_ROUNDS if work.value > enough else 0):
         bound = work.passing.round()
         history.append(bound)
         if number == 0 or number % _DECODED == _DECODED - 1:
@@ -67,7 +84,7 @@ def tighten(problem: Problem, close: float = TIGHT, clock: Clock | None = None) 
             break
         if clock is not None and clock.is_late:
             break
-    return work.bounded(history[-1])
+    return work.bounded(history[-1], has_end=start is not None)
 
 
 class _Work:
@@ -83,6 +100,13 @@ class _Work:
         self.passing = Passing(problem.costs, [(*edge, problem.edges[edge]) for edge in sorted(problem.edges)])
         self.states = incumbent(problem)
         self.value = problem.value(self.states)
+
+    def begin(self, start: Start[int]) -> None:
+        """Take the assignment that is known, if it is better, and move costs to where they lay."""
+        known = incumbent(self.problem, start.states)
+        if self.problem.value(known) < self.value:
+            self.states, self.value = known, self.problem.value(known)
+        self.passing.move(start.moved, MOST_MOVED * abs(self.value))
 
     def look(self, bound: float) -> None:
         """Read an assignment off, and drop what is in none that is better than the best one."""
@@ -104,12 +128,26 @@ class _Work:
         self.problem, self.passing = self.problem.restricted(kept), self.passing.restricted(kept)
         self.states = np.array([np.searchsorted(k, s) for k, s in zip(kept, self.states, strict=True)], np.int64)
 
-    def bounded(self, bound: float) -> Bounded:
+    def bounded(self, bound: float, *, has_end: bool) -> Bounded:
         raised = [np.full(size, np.inf) for size in self.sizes]
         for whole, left, found in zip(raised, self.left, self.passing.raised(), strict=True):
             whole[left] = found
         states = np.array([left[state] for left, state in zip(self.left, self.states, strict=True)], np.int64)
-        return Bounded(states=states, value=self.value, lower_bound=min(bound, self.value), raised=tuple(raised))
+        return Bounded(
+            states=states,
+            value=self.value,
+            lower_bound=min(bound, self.value),
+            raised=tuple(raised),
+            end=self._end() if has_end else None,
+        )
+
+    def _end(self) -> Start[int]:
+        moved = {}
+        for (v, w, _), told in zip(self.passing.edges, self.passing.told, strict=True):
+            of_v, of_w = np.full(self.sizes[v], np.nan), np.full(self.sizes[w], np.nan)
+            of_v[self.left[v]], of_w[self.left[w]] = -told[0], -told[1]
+            moved[v, w] = of_v, of_w
+        return Start(moved=moved)
 
 
 def _kept(raised: Sequence[FloatArray], value: float, bound: float) -> list[IntArray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
@@ -9,10 +11,13 @@ from shardwright.planner.pbqp import FloatArray, IntArray, Problem
 _SWEEPS = 50
 
 
-def incumbent(problem: Problem) -> IntArray:
-    """States by greedy elimination, then improved one variable at a time until no change helps."""
+def incumbent(problem: Problem, known: Mapping[int, int] | None = None) -> IntArray:
+    """States by greedy elimination, then improved one variable at a time until no change helps.
+
+    known: states of some variables, which are taken before any other.
+    """
     near = _neighbours(problem)
-    return _descend(problem, near, _greedy(problem, near))
+    return _descend(problem, near, _greedy(problem, near, known or {}))
 
 
 def improve(problem: Problem, states: IntArray) -> IntArray:
@@ -27,11 +32,13 @@ def _neighbours(problem: Problem) -> list[dict[int, FloatArray]]:
     return near
 
 
-def _greedy(problem: Problem, near: list[dict[int, FloatArray]]) -> IntArray:
+def _greedy(problem: Problem, near: list[dict[int, FloatArray]], known: Mapping[int, int]) -> IntArray:
     """Fix variables in order of their degree, each to what is best with the fixed neighbours' states and the
     others' most favourable ones."""
     states = np.full(len(problem.costs), -1, np.int64)
-    for v in sorted(range(len(problem.costs)), key=lambda v: (-len(near[v]), v)):
+    for v, state in known.items():
+        states[v] = state
+    for v in sorted(np.flatnonzero(states < 0).tolist(), key=lambda v: (-len(near[v]), v)):
         total = problem.costs[v].copy()
         for w, matrix in near[v].items():
             total += matrix[:, states[w]] if states[w] >= 0 else (matrix + problem.costs[w]).min(axis=1)

@@ -11,12 +11,16 @@ messages edge by edge (MPLP++), and each costs half.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from shardwright.planner.pbqp import LEAST, FloatArray, IntArray
+from shardwright.planner.starts import filled
+
+#: What is said of either end of an edge, state by state.
+_Ends = tuple[FloatArray, FloatArray]
 
 #: An edge: the variables at its ends, and the costs of their states.
 Edge = tuple[int, int, FloatArray]
@@ -39,10 +43,10 @@ class Passing:
     edge joins each to the next.
     """
 
-    def __init__(self, costs: Sequence[FloatArray], edges: Sequence[Edge]) -> None:
+    def __init__(self, costs: Sequence[FloatArray], edges: Sequence[Edge], told: Sequence[_Ends] | None = None) -> None:
         self.unary = [cost.copy() for cost in costs]
         self.edges: list[Edge] = [(v, w, matrix.copy()) for v, w, matrix in edges]
-        self.told = [(np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges]
+        self.told = list(told or ((np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges))
         self._before: list[list[_End]] = [[] for _ in self.unary]
         self._after: list[list[_End]] = [[] for _ in self.unary]
         for (v, w, matrix), (left, right) in zip(self.edges, self.told, strict=True):
@@ -62,6 +66,18 @@ class Passing:
         for v in reversed(range(len(self.unary))):
             self.unary[v] = _visit(self.unary[v], self._after[v], self._before[v])
         return self.bound()
+
+    def move(self, moved: Mapping[tuple[int, int], _Ends], most: float) -> None:
+        """Move costs from variables onto edges: of states of which nothing is known (NaN) as much as of the others, and
+        of none more than `most`. Edges that there are none of are passed over."""
+        for (v, w, matrix), told in zip(self.edges, self.told, strict=True):
+            if (v, w) in moved:
+                of_v, of_w = (np.clip(filled(costs), -most, most) for costs in moved[v, w])
+                self.unary[v] = self.unary[v] - of_v
+                self.unary[w] = self.unary[w] - of_w
+                np.add(matrix, of_v[:, None] + of_w, out=matrix)
+                np.subtract(told[0], of_v, out=told[0])
+                np.subtract(told[1], of_w, out=told[1])
 
     def bound(self) -> float:
         """What no assignment costs less than."""
@@ -94,7 +110,9 @@ class Passing:
     def restricted(self, kept: Sequence[IntArray]) -> Passing:
         """The same with only the states `kept` of each variable."""
         costs = [cost[states] for cost, states in zip(self.unary, kept, strict=True)]
-        return Passing(costs, [(v, w, matrix[np.ix_(kept[v], kept[w])]) for v, w, matrix in self.edges])
+        edges = [(v, w, matrix[np.ix_(kept[v], kept[w])]) for v, w, matrix in self.edges]
+        pairs = zip(self.edges, self.told, strict=True)
+        return Passing(costs, edges, [(left[kept[v]], right[kept[w]]) for (v, w, _), (left, right) in pairs])
 
 
 def _visit(cost: FloatArray, taken: Sequence[_End], given: Sequence[_End]) -> FloatArray:

@@ -11,7 +11,8 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
-from shardwright.planner.again import Route, planned_again, trail_of
+from shardwright.planner.again import Route, begin, keep_messages, planned_again, trail_of
+from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend, lifted
@@ -27,7 +28,7 @@ from shardwright.planner.recompute import Recomputation
 from shardwright.planner.relief import relieved
 from shardwright.planner.rewrites import without_idle_views
 from shardwright.planner.sparing import sparing_plan
-from shardwright.planner.trails import Question, Trails
+from shardwright.planner.trails import Question, Trail, Trails
 from shardwright.planner.verify import check_plan
 from shardwright.plans import Candidate, Mesh, Plan
 
@@ -79,6 +80,7 @@ class Search(MeshSearch):
         super().__init__(hlo, cluster, options, progress)
         self.trails = trails
         self.question = Question.of(self.program.original, cluster, options) if trails is not None else None
+        self.trail: Trail | None = None
         self.route: Route | None = None
         self.known = Known()
         self.bounding = Bounding()
@@ -99,7 +101,7 @@ class Search(MeshSearch):
         may_follow = self.options.mode == "search" and self.options.effort != "best" and self.options.remat != "full"
         if self.trails is None or self.question is None or not may_follow:
             return None
-        trail = self.trails.best_for(self.question)
+        trail = self.trail = self.trails.best_for(self.question)
         if trail is None:
             return None
         if self.options.deadline_s is not None:
@@ -115,7 +117,14 @@ class Search(MeshSearch):
             trail = trail_of(self, outcome)
             if trail is not None:
                 self.trails.keep(trail)
+                keep_messages(self, outcome)
         return outcome
+
+    def _solved(self, chain: Chain, close: float) -> SolvedChain:
+        """Following a trail, message passing begins where that of the earlier search ended, and a plan as good as any
+        that the cost model can tell from it will do."""
+        begin(self, chain)
+        return super()._solved(chain, close if self.route is None else max(close, LEAST_GAIN))
 
     def _know_a_plan(self) -> None:
         """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from shardwright.errors import PlanError
 from shardwright.planner import dual, ilp, pbqp
 from shardwright.planner.clock import Clock
 from shardwright.planner.ilp import Solution
-from shardwright.planner.pbqp import IntArray, Problem
+from shardwright.planner.pbqp import IntArray, Problem, Reduction
+from shardwright.planner.starts import Place, Start, among, told
 
 #: Cores of up to so many states are solved to optimality; larger ones until this relative gap is proven.
 EXACT_STATES = 2000
@@ -26,24 +28,61 @@ _ALL = 1.0
 MOST_ENTRIES_IF_CLOSE, MOST_ENTRIES = 40_000, 70_000
 
 
-def solve(problem: Problem, *, time_limit_s: float, close: float = 0.0, clock: Clock | None = None) -> Solution:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """States per variable, their value, and a bound that no assignment is under. end: what another search may begin
+    with, if this one was given something to begin with."""
+
+    states: IntArray
+    value: float
+    lower_bound: float
+    end: Start[int] | None
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_s: float,
+    close: float = 0.0,
+    clock: Clock | None = None,
+    start: Start[int] | None = None,
+    enough: float = -np.inf,
+) -> Solved:
     """The best states found, their value and a certified lower bound (equal where proven optimal).
 
     time_limit_s: for the integer program. close: relative gap that is good enough. clock: when it is late, what is
-    known is taken.
+    known is taken. start: where message passing begins, such as where it ended for a problem much like this one. enough:
+    what may be taken at once if it costs no more; then there is hardly a bound.
 
     Raises PlanError where no assignment is finite.
     """
     try:
         reduction = pbqp.reduce(problem)
-        core = _solve_core(reduction.core, time_limit_s, close, clock or Clock())
+        begin, enough = _of_core(start, reduction), enough - reduction.constant
+        core, end = _solve_core(reduction.core, time_limit_s, close, clock or Clock(), begin, enough)
     except ValueError as error:
         raise contradiction(error) from None
-    return Solution(
-        states=reduction.complete(core.states),
+    states = reduction.complete(core.states)
+    if end is not None:
+        end = replace(_of_problem(end, reduction, problem), states=dict(enumerate(states.tolist())))
+    return Solved(
+        states=states,
         value=reduction.constant + core.value,
         lower_bound=reduction.constant + core.lower_bound,
+        end=end,
     )
+
+
+def _of_core(start: Start[int] | None, reduction: Reduction) -> Start[int] | None:
+    """What a start for a problem says of its core."""
+    pairs = enumerate(zip(reduction.variables, reduction.states, strict=True))
+    return None if start is None else told(start, {v: [Place(number, states)] for number, (v, states) in pairs})
+
+
+def _of_problem(start: Start[int], reduction: Reduction, problem: Problem) -> Start[int]:
+    """What a start for a problem's core says of the problem."""
+    pairs = enumerate(zip(reduction.variables, reduction.states, strict=True))
+    return told(start, {number: [Place(v, among(states, len(problem.costs[v])))] for number, (v, states) in pairs})
 
 
 def contradiction(error: ValueError) -> PlanError:
@@ -51,15 +90,19 @@ def contradiction(error: ValueError) -> PlanError:
     return PlanError(f"the pins contradict each other: {error}", remedy="pin or force less")
 
 
-def _solve_core(core: Problem, time_limit_s: float, good_enough: float, clock: Clock) -> Solution:
-    """Bound the core; what may still be better than the best known assignment goes to the integer program."""
+def _solve_core(
+    core: Problem, time_limit_s: float, good_enough: float, clock: Clock, start: Start[int] | None, enough: float
+) -> tuple[Solution, Start[int] | None]:
+    """Bound the core; what may still be better than the best known assignment goes to the integer program. Where message
+    passing ended, too."""
     if not core.costs:
-        return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
+        return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0), start
     close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE)
-    bounded = dual.tighten(core, close, clock)
+    bounded = dual.tighten(core, close, clock, start, enough)
     known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
     for part in (*NEAR, _ALL) if np.isfinite(known.value) else (_ALL,):
-        if known.value - known.lower_bound <= close * abs(known.value) or (clock.is_late and np.isfinite(known.value)):
+        is_close = known.value - known.lower_bound <= close * abs(known.value) or known.value <= enough
+        if is_close or (clock.is_late and np.isfinite(known.value)):
             break
         reach = known.lower_bound + part * (known.value - known.lower_bound)
         limit_s = clock.within(time_limit_s if part == _ALL else time_limit_s / 4)
@@ -67,7 +110,7 @@ def _solve_core(core: Problem, time_limit_s: float, good_enough: float, clock: C
         if found is None:  # too many: those that remain are more
             break
         known = found
-    return known
+    return known, bounded.end
 
 
 def _among(

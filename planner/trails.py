@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -12,7 +13,8 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import Module
-from shardwright.planner.digests import cluster_digest, options_digest, outline, planner_version
+from shardwright.planner.digests import cluster_digest, hash_of, options_digest, outline, planner_version
+from shardwright.planner.messages import Messages
 from shardwright.planner.store import Store
 from shardwright.plans import Mesh
 
@@ -130,6 +132,24 @@ class Trails:
         kept = [*others, trail][-MOST_TRAILS:]
         self._store.put(_key(trail.question), json.dumps([_said(each) for each in kept]).encode())
 
+    def messages(self, trail: Trail, mesh: Mesh, outline: bytes) -> Messages | None:
+        """Where the search that left a trail ended on a mesh, or on one whose axes have the same names; None where that
+        was another program's, or cannot be read. outline: `messages.outline_of`."""
+        tried = [way.mesh for way in trail.ways if way.start is None]
+        alike = [each for each in tried if list(each.sizes) == list(mesh.sizes)]
+        for each in (mesh, *alike):
+            data = self._store.get(_messages_key(trail.question, each, outline))
+            if data is not None:
+                try:
+                    return Messages.decode(zlib.decompress(data))
+                except (ValueError, TypeError, KeyError, IndexError, zlib.error):
+                    return None
+        return None
+
+    def keep_messages(self, question: Question, mesh: Mesh, outline: bytes, messages: Messages) -> None:
+        """Keep where a search ended on a mesh, beside its trail."""
+        self._store.put(_messages_key(question, mesh, outline), zlib.compress(messages.encode(), level=1))
+
     def _rank(self, trail: Trail, question: Question) -> tuple[bool, bool, int]:
         one = trail.question
         return one.cluster == question.cluster, one.sizes == question.sizes, len(one.asked)
@@ -145,6 +165,11 @@ class Trails:
 
 def _key(question: Question) -> bytes:
     return b"trails" + question.kind
+
+
+def _messages_key(question: Question, mesh: Mesh, outline: bytes) -> bytes:
+    asked = [question.sizes, question.cluster, sorted(question.asked), list(mesh.sizes.items())]
+    return b"messages" + sha256(question.kind + hash_of(asked) + outline).digest()
 
 
 def _said(trail: Trail) -> dict[str, Any]:
