@@ -112,13 +112,14 @@ def trail_of(search: Search, outcome: Outcome) -> Trail | None:
 
 
 def begin(search: Search, chain: Chain) -> None:
-    """Have message passing over the program as it is begin where that of the earlier search on the same mesh, or one of
-    the same axes, ended. Where only more is asked, what costs as little as was proven then is taken at once."""
+    """Have message passing over the program as it is begin where that of an earlier search on the same mesh of the same
+    cluster ended: on another one prices lie too far apart for that to save rounds. Where only more is asked, what costs
+    as little as was proven then is taken at once."""
     if not _is_plain(search):
         return
     mesh, trail = chain.graph.prices.mesh, search.trail
     known = None
-    if trail is not None and search.trails is not None:
+    if trail is not None and search.trails is not None and _is_same_cluster(trail, search):
         known = search.trails.messages(trail, mesh, outline_of(search.flow))
     chain.start = Start() if known is None else known.start_of(chain)
     if known is not None and trail is not None and _is_same(trail, search):
@@ -198,6 +199,10 @@ def _is_same(trail: Trail, search: Search) -> bool:
     """Whether only more is asked than before."""
     before, now = trail.question, search.question
     return now is not None and (before.sizes, before.cluster) == (now.sizes, now.cluster)
+
+
+def _is_same_cluster(trail: Trail, search: Search) -> bool:
+    return search.question is not None and trail.question.cluster == search.question.cluster
 
 
 def _resized(mesh: Mesh, devices: int) -> Mesh | None:

@@ -22,7 +22,7 @@ from typing import Any
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import ShardwrightError
-from shardwright.hlo import Module, parse
+from shardwright.hlo import Module
 from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.planner import PlanProgress
 from shardwright.planner.dataflow import build_dataflow
@@ -30,6 +30,7 @@ from shardwright.planner.digests import cluster_digest, hash_of, options_digest,
 from shardwright.planner.labels import CannotRelabelError, Labels, Relabelling
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.planning import plan_step
+from shardwright.planner.source import Source
 from shardwright.planner.store import Store
 from shardwright.planner.trails import Trails
 from shardwright.planner.verify import check_plan
@@ -55,18 +56,19 @@ def cached_plan(
     options = options or PlanOptions()
     if store is None:
         return plan_step(hlo_text, cluster, options, progress=progress)
+    source = Source(hlo_text)
     cache = _PlanCache(store, cluster, options)
     start = time.perf_counter()
-    found = cache.recall(hlo_text)
+    found = cache.recall(source)
     if found is not None:
         elapsed_s = time.perf_counter() - start
         if progress is not None:
             step_s, bound_s = _prices(found)
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(found, planning_s=elapsed_s)
-    made = plan_step(hlo_text, cluster, options, progress=progress, trails=Trails(store))
+    made = plan_step(source, cluster, options, progress=progress, trails=Trails(store))
     if options.deadline_s is None or made.planning_s < _CUT_SHORT * options.deadline_s:
-        cache.remember(hlo_text, made)
+        cache.remember(source, made)
     return made
 
 
@@ -78,21 +80,21 @@ class _PlanCache:
         self._options = options
         self._context = planner_version() + cluster_digest(cluster) + options_digest(options)
 
-    def recall(self, text: str) -> Plan | PipelinePlan | None:
+    def recall(self, source: Source) -> Plan | PipelinePlan | None:
+        text = source.text
         direct = self._store.get(self._text_key(text))
         entry = self._entry(direct) if direct is not None else None
         if entry is not None and self._is_same(entry, text):
             return entry.plan(text)
-        module = parse(text)
-        entry = self._entry(self._program_key(module))
+        entry = self._entry(self._program_key(source.module))
         if entry is None:
             return None
         if self._is_same(entry, text):
             return entry.plan(text)
-        return self._relabelled(entry, module, text)
+        return self._relabelled(entry, source.module, text)
 
-    def remember(self, text: str, made: Plan | PipelinePlan) -> None:
-        module = parse(text)
+    def remember(self, source: Source, made: Plan | PipelinePlan) -> None:
+        text, module = source.text, source.module
         header: dict[str, Any] = {"sha256": _digest(text), "given": self._names_given()}
         if isinstance(made, Plan):
             names = [variable.name for variable in made.parameters], [variable.name for variable in made.outputs]

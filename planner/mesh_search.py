@@ -30,6 +30,7 @@ from shardwright.planner.prices import Prices
 from shardwright.planner.program import Program
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.rule_mode import propagated
+from shardwright.planner.source import Source
 from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.plans import CostSummary, Mesh
 from shardwright.progress import PlanProgress
@@ -52,7 +53,7 @@ class MeshSearch:
     """The program and its pins, read once, and what planning it on any one mesh gives."""
 
     def __init__(
-        self, hlo: str | Module, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
+        self, hlo: str | Module | Source, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
     ) -> None:
         self.clock = Clock(options.deadline_s)
         self._progress = progress

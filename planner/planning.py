@@ -13,6 +13,7 @@ from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
 from shardwright.planner.search import plan as plan_whole
+from shardwright.planner.source import Source
 from shardwright.planner.trails import Trails
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
@@ -29,14 +30,14 @@ Listener = Callable[[PlanProgress], None]
 
 
 def plan_step(
-    hlo_text: str,
+    hlo: str | Source,
     cluster: Cluster,
     options: PlanOptions | None = None,
     *,
     progress: Listener | None = None,
     trails: Trails | None = None,
 ) -> Plan | PipelinePlan:
-    """The plan of a step.
+    """The plan of a step, given as HLO text.
 
     With `options.stages` of 2 or more a pipeline, with 1 none. Without it one program on all devices, unless that does
     not fit the memory, or the cluster has several nodes and a pipeline's step is shorter. trails: of earlier searches
@@ -45,28 +46,29 @@ def plan_step(
     Raises what `search.plan` and `search_pipeline` raise.
     """
     begin_s = time.perf_counter()
-    made = _planned(hlo_text, cluster, options or PlanOptions(), progress, trails)
+    source = Source(hlo) if isinstance(hlo, str) else hlo
+    made = _planned(source, cluster, options or PlanOptions(), progress, trails)
     return replace(made, planning_s=time.perf_counter() - begin_s) if isinstance(made, PipelinePlan) else made
 
 
 def _planned(
-    hlo_text: str, cluster: Cluster, options: PlanOptions, progress: Listener | None, trails: Trails | None
+    source: Source, cluster: Cluster, options: PlanOptions, progress: Listener | None, trails: Trails | None
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
-        searched = searched_pipeline(hlo_text, cluster, options, progress=progress)
-        return pipeline_of(hlo_text, cluster, options, searched, progress=progress)
+        searched = searched_pipeline(source.text, cluster, options, progress=progress)
+        return pipeline_of(source.text, cluster, options, searched, progress=progress)
     narrowed = whole_options(cluster, options)
     try:
-        whole = plan_whole(hlo_text, cluster, narrowed, progress=progress, trails=trails)
+        whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails)
     except MemoryBudgetError as error:
         if not _may_pipeline(cluster, options):
             raise
-        return _where_nothing_else_fits(hlo_text, cluster, options, error, progress)
+        return _where_nothing_else_fits(source.text, cluster, options, error, progress)
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
-        return whole if narrowed is options else _widened(hlo_text, cluster, options, whole, progress, trails)
+        return whole if narrowed is options else _widened(source, cluster, options, whole, progress, trails)
     if narrowed is not options:
         whole = _noted(whole, f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all")
-    return _faster(hlo_text, cluster, options, whole, progress)
+    return _faster(source.text, cluster, options, whole, progress)
 
 
 def whole_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:

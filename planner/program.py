@@ -11,7 +11,7 @@ from copy import copy
 from shardwright.config import PlanOptions
 from shardwright.cost import HardwareProfile
 from shardwright.cost.liveness import Liveness, liveness
-from shardwright.hlo import Module, parse
+from shardwright.hlo import Module
 from shardwright.options import name_matches
 from shardwright.planner.annotations import VariableShardings, collect, refuse_manual
 from shardwright.planner.batch_dims import batch_dims
@@ -32,6 +32,7 @@ from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
+from shardwright.planner.source import Source
 from shardwright.planner.written_shardings import marked_outputs, write_out_shardings
 from shardwright.plans import Mesh
 
@@ -47,10 +48,11 @@ class Program:
     state: nodes of arguments kept between steps; arriving: of all others.
     """
 
-    def __init__(self, hlo: str | Module, options: PlanOptions) -> None:
+    def __init__(self, hlo: str | Module | Source, options: PlanOptions) -> None:
         self.options = options
-        self.original_text = hlo if isinstance(hlo, str) else hlo.to_text()
-        self.original = hlo if isinstance(hlo, Module) else parse(hlo)
+        source = Source(hlo) if isinstance(hlo, str) else hlo
+        self.original = source if isinstance(source, Module) else source.module
+        self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
         outputs = tuple(marked_outputs(self.original.entry.root))
         self.said = VariableShardings.of(self.original, outputs)

@@ -27,6 +27,7 @@ from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.relief import relieved
 from shardwright.planner.rewrites import without_idle_views
+from shardwright.planner.source import Source
 from shardwright.planner.sparing import sparing_plan
 from shardwright.planner.trails import Question, Trail, Trails
 from shardwright.planner.verify import check_plan
@@ -40,7 +41,7 @@ ROUNDS_IF_LARGE = 1
 
 
 def plan(
-    hlo: str | Module,
+    hlo: str | Module | Source,
     cluster: Cluster,
     options: PlanOptions | None = None,
     *,
@@ -49,7 +50,7 @@ def plan(
 ) -> Plan:
     """Plan one HLO module for a cluster.
 
-    hlo: HLO text (or a parsed module). Without `options.mesh` every factorization of the
+    hlo: HLO text, a parsed module or both. Without `options.mesh` every factorization of the
     devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
     once. `progress` is called as planning goes on. trails: of earlier searches, which this one may follow and adds to.
 
@@ -71,7 +72,7 @@ class Search(MeshSearch):
 
     def __init__(
         self,
-        hlo: str | Module,
+        hlo: str | Module | Source,
         cluster: Cluster,
         options: PlanOptions,
         progress: Listener | None = None,

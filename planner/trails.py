@@ -133,18 +133,13 @@ class Trails:
         self._store.put(_key(trail.question), json.dumps([_said(each) for each in kept]).encode())
 
     def messages(self, trail: Trail, mesh: Mesh, outline: bytes) -> Messages | None:
-        """Where the search that left a trail ended on a mesh, or on one whose axes have the same names; None where that
-        was another program's, or cannot be read. outline: `messages.outline_of`."""
-        tried = [way.mesh for way in trail.ways if way.start is None]
-        alike = [each for each in tried if list(each.sizes) == list(mesh.sizes)]
-        for each in (mesh, *alike):
-            data = self._store.get(_messages_key(trail.question, each, outline))
-            if data is not None:
-                try:
-                    return Messages.decode(zlib.decompress(data))
-                except (ValueError, TypeError, KeyError, IndexError, zlib.error):
-                    return None
-        return None
+        """Where the search that left a trail ended on a mesh; None where nothing is kept that can be read.
+        outline: `messages.outline_of` of what is planned now."""
+        data = self._store.get(_messages_key(trail.question, mesh, outline))
+        try:
+            return None if data is None else Messages.decode(zlib.decompress(data))
+        except (ValueError, TypeError, KeyError, IndexError, zlib.error):
+            return None
 
     def keep_messages(self, question: Question, mesh: Mesh, outline: bytes, messages: Messages) -> None:
         """Keep where a search ended on a mesh, beside its trail."""
