@@ -173,21 +173,29 @@ class Chain:
             problem, variables, states = self.rolled()
         except ValueError as error:
             raise contradiction(error) from None
-        start = self.start and told(self.start, {key: [Place(i, states[key])] for key, i in variables.items()})
-        enough = self.enough_s - self.constant if self.runs else -np.inf
         solution = solve(
-            problem, time_limit_s=time_limit_s, close=close, clock=self.graph.clock, start=start, enough=enough
+            problem,
+            time_limit_s=time_limit_s,
+            close=close,
+            clock=self.graph.clock,
+            start=self._begun(variables, states),
+            enough=self.enough_s - self.constant if self.runs else -np.inf,
         )
-        self.start = solution.end and told(
-            solution.end,
-            {i: [Place(key, among(states[key], self.state_count(key)))] for key, i in variables.items()},
-        )
+        if solution.end is not None:
+            places = {i: [Place(key, among(states[key], self.state_count(key)))] for key, i in variables.items()}
+            self.start = told(solution.end, places)
         chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
         return SolvedChain(
             states=self.unrolled(chosen),
             value=solution.value + self.constant,
             rolled_bound=solution.lower_bound + self.constant,
         )
+
+    def _begun(self, variables: Mapping[Key, int], states: Mapping[Key, IntArray]) -> Start[int] | None:
+        """The start, by variables of the rolled program and the states that are left to them."""
+        if self.start is None:
+            return None
+        return told(self.start, {key: [Place(i, states[key])] for key, i in variables.items()})
 
     def variable(self, key: Key) -> Variable:
         """The variable that a key stands for; the one of the first repeat."""

@@ -51,8 +51,8 @@ def solve(
     """The best states found, their value and a certified lower bound (equal where proven optimal).
 
     time_limit_s: for the integer program. close: relative gap that is good enough. clock: when it is late, what is
-    known is taken. start: where message passing begins, such as where it ended for a problem much like this one. enough:
-    what may be taken at once if it costs no more; then there is hardly a bound.
+    known is taken. start: where message passing begins, such as where it ended for a problem much like this one.
+    enough: what may be taken at once if it costs no more; then there is hardly a bound.
 
     Raises PlanError where no assignment is finite.
     """
@@ -93,8 +93,8 @@ def contradiction(error: ValueError) -> PlanError:
 def _solve_core(
     core: Problem, time_limit_s: float, good_enough: float, clock: Clock, start: Start[int] | None, enough: float
 ) -> tuple[Solution, Start[int] | None]:
-    """Bound the core; what may still be better than the best known assignment goes to the integer program. Where message
-    passing ended, too."""
+    """Bound the core; what may still be better than the best known assignment goes to the integer program. And where
+    message passing ended."""
     if not core.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0), start
     close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE)
