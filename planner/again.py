@@ -18,7 +18,10 @@ taken if it fits as it is and costs no more than the earlier one, grown as the l
 by that ratio, communication by it where it is more than one (what moves weights does not grow, what moves activations
 does at most so much). That is a judgement, and the plan's notes say so.
 
-Else everything is searched, as if there were no trail.
+Else everything is searched; what was searched on the trail is not searched twice.
+
+On the very meshes of the same cluster message passing begins where that of the earlier search ended (`messages`). Where
+only more is asked of a large program, a plan that costs as little as was proven before is taken at once.
 """
 
 from __future__ import annotations
@@ -113,16 +116,16 @@ def trail_of(search: Search, outcome: Outcome) -> Trail | None:
 
 def begin(search: Search, chain: Chain) -> None:
     """Have message passing over the program as it is begin where that of an earlier search on the same mesh of the same
-    cluster ended: on another one prices lie too far apart for that to save rounds. Where only more is asked, what costs
-    as little as was proven then is taken at once."""
-    if not _is_plain(search):
+    cluster ended: on another one prices lie too far apart for that to save rounds. Where only more is asked of a large
+    program, what costs as little as was proven then is taken at once."""
+    if search.trails is None or not (search.is_free and search.is_as_given):
         return
     mesh, trail = chain.graph.prices.mesh, search.trail
     known = None
-    if trail is not None and search.trails is not None and _is_same_cluster(trail, search):
+    if trail is not None and _is_same_cluster(trail, search):
         known = search.trails.messages(trail, mesh, outline_of(search.flow))
     chain.start = Start() if known is None else known.start_of(chain)
-    if known is not None and trail is not None and _is_same(trail, search):
+    if known is not None and trail is not None and _is_same(trail, search) and search.is_large:
         chain.enough_s = known.least_s * (1 + LEAST_GAIN)
 
 
@@ -136,12 +139,6 @@ def keep_messages(search: Search, outcome: Outcome) -> None:
         if tried.start is None and chain.start is not None:
             messages = Messages.of(chain, chain.start, tried.solved.rolled_bound)
             search.trails.keep_messages(search.question, tried.mesh, outline, messages)
-
-
-def _is_plain(search: Search) -> bool:
-    """Whether a search is for the program as it is, and anyone may learn from it."""
-    as_given = search.recomputation is None and search.program.micro_batches == (search.options.micro_batches or 1)
-    return search.trails is not None and search.is_free and as_given
 
 
 def price_of(found: Found) -> Price:

@@ -91,6 +91,7 @@ class _Work:
     """A problem with the states that are left, and the best assignment known of it.
 
     left: per variable, the original numbers of its states. states / value: that assignment, by what is left.
+    moved: per edge, by all states of its ends, what was moved onto it when last looked at: of states that went, then.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -100,6 +101,7 @@ class _Work:
         self.passing = Passing(problem.costs, [(*edge, problem.edges[edge]) for edge in sorted(problem.edges)])
         self.states = incumbent(problem)
         self.value = problem.value(self.states)
+        self.moved: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
 
     def begin(self, start: Start[int]) -> None:
         """Take the assignment that is known, if it is better, and move costs to where they lay."""
@@ -124,6 +126,7 @@ class _Work:
         return all(np.isfinite(edge.min(axis=0)).all() and np.isfinite(edge.min(axis=1)).all() for edge in edges)
 
     def _restrict(self, kept: Sequence[IntArray]) -> None:
+        self._note_moved()
         self.left = [left[states] for left, states in zip(self.left, kept, strict=True)]
         self.problem, self.passing = self.problem.restricted(kept), self.passing.restricted(kept)
         self.states = np.array([np.searchsorted(k, s) for k, s in zip(kept, self.states, strict=True)], np.int64)
@@ -141,13 +144,14 @@ class _Work:
             end=self._end() if has_end else None,
         )
 
-    def _end(self) -> Start[int]:
-        moved = {}
+    def _note_moved(self) -> None:
         for (v, w, _), told in zip(self.passing.edges, self.passing.told, strict=True):
-            of_v, of_w = np.full(self.sizes[v], np.nan), np.full(self.sizes[w], np.nan)
+            of_v, of_w = self.moved.setdefault((v, w), (np.zeros(self.sizes[v]), np.zeros(self.sizes[w])))
             of_v[self.left[v]], of_w[self.left[w]] = -told[0], -told[1]
-            moved[v, w] = of_v, of_w
-        return Start(moved=moved)
+
+    def _end(self) -> Start[int]:
+        self._note_moved()
+        return Start(moved=self.moved)
 
 
 def _kept(raised: Sequence[FloatArray], value: float, bound: float) -> list[IntArray]:

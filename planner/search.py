@@ -85,6 +85,7 @@ class Search(MeshSearch):
         self.route: Route | None = None
         self.known = Known()
         self.bounding = Bounding()
+        self.as_given: dict[Mesh, Tried] = {}
         self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
 
     def run(self) -> Plan:
@@ -122,10 +123,11 @@ class Search(MeshSearch):
         return outcome
 
     def _solved(self, chain: Chain, close: float) -> SolvedChain:
-        """Following a trail, message passing begins where that of the earlier search ended, and a plan as good as any
-        that the cost model can tell from it will do."""
+        """Message passing begins where that of the earlier search ended, if there is a trail. Following it, a plan of a
+        large program will do that the cost model can hardly tell from the fastest."""
         begin(self, chain)
-        return super()._solved(chain, close if self.route is None else max(close, LEAST_GAIN))
+        follows_far = self.route is not None and self.is_large
+        return super()._solved(chain, max(close, LEAST_GAIN) if follows_far else close)
 
     def _know_a_plan(self) -> None:
         """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
@@ -181,18 +183,18 @@ class Search(MeshSearch):
         fastest = min(tried, key=lambda each: each.step_s)
         if fastest.start is not None:
             self._bound_ahead(fastest.mesh)
-        elif fastest.chain.runs and self._is_as_given:
+        elif fastest.chain.runs and self.is_as_given:
             self.bounding.begin(fastest.chain, self.time_limit_s())
         return Outcome(search=self, tried=tried, refusals=refusals)
 
     @property
-    def _is_as_given(self) -> bool:
+    def is_as_given(self) -> bool:
         """Whether this is the first search of the program, and mostly the only one."""
         return self.recomputation is None and self.program.micro_batches == 1 and self.hidden_share == 1.0
 
     def _bound_ahead(self, mesh: Mesh) -> None:
         """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on."""
-        if self._is_as_given and self.bounding.begun_on(mesh) is None:
+        if self.is_as_given and self.bounding.begun_on(mesh) is None:
             self.bounding.begin(self.chain_to_bound(mesh), self.time_limit_s())
 
     def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
@@ -234,13 +236,22 @@ class Search(MeshSearch):
             if self.route is not None and not self.route.may_be_faster(mesh, tried):
                 continue
             try:
-                tried.append(self.on_mesh(mesh))
+                tried.append(self._tried_on(mesh))
             except (PlanError, AnnotationError) as error:
                 refusals[mesh] = error
                 continue
             self._incumbent_s = min(self._incumbent_s, tried[-1].step_s)
             self.report("search", str(mesh))
         return tried, refusals
+
+    def _tried_on(self, mesh: Mesh) -> Tried:
+        """`on_mesh`; of the program as it is once, whether a trail is followed or left."""
+        is_final = self.route is None or not self.is_large or self.descends  # else solved less closely
+        if not (self.is_as_given and is_final):
+            return self.on_mesh(mesh)
+        if mesh not in self.as_given:
+            self.as_given[mesh] = self.on_mesh(mesh)
+        return self.as_given[mesh]
 
     def _meshes_of_three(self) -> list[Mesh]:
         return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
