@@ -38,6 +38,7 @@ from shardwright.planner.hiding import kept_promises
 from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.messages import Messages, outline_of
 from shardwright.planner.relief import NOTHING, relieved
+from shardwright.planner.solve import contradiction
 from shardwright.planner.starts import Start
 from shardwright.planner.trails import Entry, Price, Trail, Way
 from shardwright.plans import Mesh
@@ -94,7 +95,8 @@ def planned_again(search: Search, trail: Trail) -> Outcome | None:
     is_fastest = _is_fastest(outcome)
     if not (is_fastest or is_explained if _is_same(trail, search) else is_fastest and is_explained):
         return None
-    outcome.notes.append(_note(trail, search))
+    begun = search.begun.get((outcome.found.start or outcome.found).mesh)
+    outcome.notes.append(_note(trail, search) + (f"; its search began with what was known of {begun}" if begun else ""))
     return outcome
 
 
@@ -116,16 +118,27 @@ def trail_of(search: Search, outcome: Outcome) -> Trail | None:
 
 def begin(search: Search, chain: Chain) -> None:
     """Have message passing over the program as it is begin where that of an earlier search on the same mesh of the same
-    cluster ended: on another one prices lie too far apart for that to save rounds. Where only more is asked of a large
-    program, what costs as little as was proven then is taken at once."""
-    if search.trails is None or not (search.is_free and search.is_as_given):
+    cluster ended: on another one prices lie too far apart for that to save rounds. `search.begun` says how much was
+    known. Where only more is asked of a large program, what costs as little as was proven then is taken at once.
+
+    Raises PlanError where the pins contradict each other.
+    """
+    trails, trail, mesh = search.trails, search.trail, chain.graph.prices.mesh
+    if trails is None or not (search.is_free and search.is_as_given):
         return
-    mesh, trail = chain.graph.prices.mesh, search.trail
-    known = None
-    if trail is not None and _is_same_cluster(trail, search):
-        known = search.trails.messages(trail, mesh, outline_of(search.flow))
-    chain.start = Start() if known is None else known.start_of(chain)
-    if known is not None and trail is not None and _is_same(trail, search) and search.is_large:
+    chain.start = Start()
+    if trail is None or not _is_same_cluster(trail, search):
+        return
+    known = trails.messages(trail, mesh, outline_of(search.flow))
+    if known is None:
+        return
+    try:
+        chain.start = known.start_of(chain)
+    except ValueError as error:
+        raise contradiction(error) from None
+    alike = sum(chain.start.states.keys() >= set(keys) for _, keys in chain.cores())
+    search.begun[mesh] = f"{alike} of {len(chain.instances)} segments"
+    if _is_same(trail, search) and search.is_large:
         chain.enough_s = known.least_s * (1 + LEAST_GAIN)
 
 

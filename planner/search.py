@@ -86,6 +86,7 @@ class Search(MeshSearch):
         self.known = Known()
         self.bounding = Bounding()
         self.as_given: dict[Mesh, Tried] = {}
+        self.begun: dict[Mesh, str] = {}
         self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
 
     def run(self) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +93,9 @@ def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str, s
     searched.clear()
     again = plan(text, cluster, trails=trails)
     assert follows(again)
+    known = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
+    assert len(known) == (cluster == CLUSTER)  # nothing is known of other devices
+    assert all(0 < int(some) <= int(each) for some, each in known)
     assert len(searched) < whole
     assert again.cost.step_s <= nothing.cost.step_s * (1 + TOLERANCE)
     if again.mesh == nothing.mesh:

@@ -7,6 +7,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.errors import PlanError
 from shardwright.planner import cache, plan, source
 from shardwright.planner.chain import Chain
 from shardwright.planner.force import Forced
@@ -105,3 +106,15 @@ def test_a_text_is_read_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "parse", counting)
     cache.cached_plan(TEXT, CLUSTER, PlanOptions(mesh=OPTIONS.mesh, stages=1), store=MemoryStore())
     assert read == [TEXT]
+
+
+def test_pins_that_contradict_each_other_are_said_as_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    trails = Trails(MemoryStore())
+    plan(TEXT, CLUSTER, OPTIONS, trails=trails)
+
+    def contradicted(messages: Messages, chain: Chain) -> None:
+        raise ValueError("no assignment is finite")
+
+    monkeypatch.setattr(Messages, "start_of", contradicted)
+    with pytest.raises(PlanError, match="contradict"):
+        plan(LARGER, CLUSTER, OPTIONS, trails=trails)
