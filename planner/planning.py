@@ -84,7 +84,7 @@ def whole_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
 
 
 def _widened(
-    hlo_text: str,
+    source: Source,
     cluster: Cluster,
     options: PlanOptions,
     narrow: Plan,
@@ -97,7 +97,7 @@ def _widened(
         if left_s <= 0:
             return narrow
         options = replace(options, deadline_s=left_s)
-    whole = plan_whole(hlo_text, cluster, options, progress=progress, trails=trails)
+    whole = plan_whole(source, cluster, options, progress=progress, trails=trails)
     return min(narrow, whole, key=lambda plan: plan.cost.step_s)
 
 
