@@ -23,15 +23,18 @@ from shardwright.hlo import parse
 from shardwright.links import Link
 from shardwright.options import DEFAULT_AXES
 from shardwright.planner import plan
+from shardwright.planner.uneven import divides, divides_or_pays
 from shardwright.report.proof import Proof, prove
 from shardwright.xla import CompileService
 
 #: Bytes a second of the links inside a node, as powers of ten: from slow Ethernet to more than any NVLink.
 LINK_POWERS = (8.0, 12.5)
 
-#: Part of the arguments that are laid out, at most; chance that an axis splits none of its dimensions.
+#: Part of the arguments that are laid out, at most; chances that an axis splits none of an argument's dimensions, and
+#: that it may split one that it does not divide.
 MOST_PART = 0.5
 WHOLE = 0.2
+UNEVEN = 0.1
 
 Dims = tuple[tuple[str, ...], ...]
 
@@ -56,15 +59,16 @@ def drawn(rng: random.Random, arguments: Sequence[tuple[int, ...]], devices: int
 
 
 def _drawn_dims(rng: random.Random, shape: tuple[int, ...], mesh: Mapping[str, int]) -> Dims:
-    """Each axis on one dimension that it divides, or on none."""
+    """Each axis on one dimension that it divides, seldom on another, or on none."""
     dims: list[tuple[str, ...]] = [()] * len(shape)
     left = list(shape)
     for axis, size in mesh.items():
-        fitting = [dim for dim, length in enumerate(left) if length % size == 0]
+        fits = divides_or_pays if rng.random() < UNEVEN else divides
+        fitting = [dim for dim, length in enumerate(left) if fits(length, [size])]
         if fitting and rng.random() > WHOLE:
             dim = rng.choice(fitting)
             dims[dim] = (*dims[dim], axis)
-            left[dim] //= size
+            left[dim] = -(-left[dim] // size)
     return tuple(dims)
 
 
