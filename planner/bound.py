@@ -36,6 +36,9 @@ _ROUGH = 2, 6e-4
 #: Relative gap at which the segments outside the runs count as bounded.
 _CLOSE = 5e-4
 
+#: The same of an assignment that is descended from.
+_CLOSE_ALIKE = 1e-3
+
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:
     """Seconds a step that no assignment of the chain's variables is under; the less, the later it is."""
@@ -59,7 +62,7 @@ def best_alike(chain: Chain) -> dict[Variable, int]:
     """The best states that message passing reads off a chain whose repeats decide alike."""
     problem, variables, states = chain.rolled()
     reduction = reduce(problem, drops_dear=False)
-    found = reduction.complete(tighten(reduction.core, _CLOSE, chain.graph.clock).states)
+    found = reduction.complete(tighten(reduction.core, _CLOSE_ALIKE, chain.graph.clock).states)
     return chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()})
 
 

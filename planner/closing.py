@@ -37,7 +37,7 @@ def closed(search: MeshSearch, found: Found) -> Found:
 
 
 def _closed(search: MeshSearch, found: Found) -> Found:
-    chain = search.chain_to_bound(found.mesh, follows_uneven=True)
+    chain = search.chain_to_bound(found.mesh, follows_most=True)
     bound_s = max(found.cost.lower_bound_s, lower_bound(chain, search.time_limit_s()))
     at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in best_alike(chain).items()}
     axes = [axis.name for axis in found.mesh.axes]

@@ -45,8 +45,11 @@ _SUM, _IDLE = -1, -2
 
 
 class LeastPrices(Prices):
-    """Prices of one mesh; those of moves of more than `exact_rank` dimensions are bounds, and those of uneven ones,
-    unless it `follows_uneven`."""
+    """Prices of one mesh; those of moves of more than `exact_rank` dimensions are bounds, and those of uneven ones.
+
+    follows_most: uneven ones too are followed up to that rank, and even ones of all ranks where the axes are of one
+    size: for axes of unequal sizes `cost.partitioner` knows no way for some of four dimensions.
+    """
 
     def __init__(
         self,
@@ -55,11 +58,12 @@ class LeastPrices(Prices):
         profile: HardwareProfile,
         exact_rank: int = EXACT_RANK,
         *,
-        follows_uneven: bool = False,
+        follows_most: bool = False,
     ) -> None:
         super().__init__(mesh, cluster, profile)
         self.exact_rank = exact_rank
-        self.follows_uneven = follows_uneven
+        self.follows_most = follows_most
+        self._follows_every_rank = follows_most and len({axis.size for axis in mesh.axes}) == 1
         self._least: dict[Hashable, FloatArray] = {}
         self._even_of: dict[tuple[tuple[int, ...], bytes], NDArray[np.bool_]] = {}
         self._lines = _Lines(self)
@@ -69,7 +73,7 @@ class LeastPrices(Prices):
         even_sources, even_targets = self._even_ids(shape, sources), self._even_ids(shape, targets)
         is_even = bool(even_sources.all() and even_targets.all())
         is_exact = shape.rank <= self.exact_rank
-        if is_exact and (is_even or self.follows_uneven):
+        if (is_exact and (is_even or self.follows_most)) or (is_even and self._follows_every_rank):
             return super().reshard_matrix(shape, sources, targets, count)
         key = (shape.dimensions if is_exact else shape.rank, shape.size_bytes, is_even, *map(bytes, (sources, targets)))
         found = self._least.get(key)

@@ -183,12 +183,12 @@ class MeshSearch:
         prices = Prices(mesh, self.cluster, self.profile)
         return replace(chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={})
 
-    def chain_to_bound(self, mesh: Mesh, *, follows_uneven: bool = False) -> Chain:
+    def chain_to_bound(self, mesh: Mesh, *, follows_most: bool = False) -> Chain:
         """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
 
-        follows_uneven: as `LeastPrices` takes it.
+        follows_most: as `LeastPrices` takes it.
         """
-        prices = LeastPrices(mesh, self.cluster, self.profile, follows_uneven=follows_uneven)
+        prices = LeastPrices(mesh, self.cluster, self.profile, follows_most=follows_most)
         builder = BoundingBuilder(prices, pads=self.options.rewrites != "none")
         return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
 

@@ -93,7 +93,7 @@ def test_with_uneven_moves_followed_it_is_closer_and_still_under(seed: int) -> N
     search = Search(large_program(seed, eight=2047), EIGHT, PlanOptions())
     best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
     rough_s = lower_bound(search.chain_to_bound(FINE), 20.0)
-    fine_s = lower_bound(search.chain_to_bound(FINE, follows_uneven=True), 20.0)
+    fine_s = lower_bound(search.chain_to_bound(FINE, follows_most=True), 20.0)
     assert rough_s * (1 - SLACK) <= fine_s <= best.value
 
 

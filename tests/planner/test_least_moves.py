@@ -66,5 +66,16 @@ def test_even_moves_are_followed_beside_uneven_ones() -> None:
 
 def test_uneven_moves_are_followed_where_that_is_asked_for() -> None:
     mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (1024, 27))
-    least, real = both(cluster(8), mesh, shape, exact_rank=2, follows_uneven=True)
+    least, real = both(cluster(8), mesh, shape, exact_rank=2, follows_most=True)
     assert np.array_equal(least, real)
+
+
+def test_where_axes_are_of_one_size_even_moves_of_any_rank_are_followed() -> None:
+    shape = ArrayShape("f32", (64, 64, 64, 64))
+    least, real = both(cluster(8), Mesh.of({"x": 2, "y": 2, "z": 2}), shape, exact_rank=3, follows_most=True)
+    assert np.array_equal(least, real)
+    mesh = Mesh.of({"x": 2, "y": 4})
+    prices = LeastPrices(mesh, cluster(8), hardware_profile("a100"), follows_most=True)
+    ids = np.array([prices.identify(each) for each in shardings_of(shape, mesh)])
+    exact = Prices.reshard_matrix(prices, shape, ids, ids, 1.0)
+    assert np.any(prices.reshard_matrix(shape, ids, ids, 1.0) < exact)
