@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, Topology, collective_time_s, compute_time_s, reshard, reshard_time_s
+from shardwright.errors import UnpartitionableError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.plans import Mesh, TensorSharding
 
@@ -180,11 +181,12 @@ class Prices:
             return 0
         if self._keeps_uneven_sum(dims, have, want):
             return _NUMBER_OF_IMPOSSIBLE
+        try:
+            followed = reshard(element_type, dims, have, want, self.mesh)
+        except UnpartitionableError:
+            return _NUMBER_OF_IMPOSSIBLE
         whole = ArrayShape(element_type, dims).size_bytes
-        moves = tuple(
-            (move.kind, move.axes, move.group_size, move.payload_bytes / whole)
-            for move in reshard(element_type, dims, have, want, self.mesh)
-        )
+        moves = tuple((move.kind, move.axes, move.group_size, move.payload_bytes / whole) for move in followed)
         return self._numbers.setdefault(moves, len(self._numbers))
 
     def _keeps_uneven_sum(self, dims: tuple[int, ...], have: TensorSharding, want: TensorSharding) -> bool:

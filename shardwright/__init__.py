@@ -32,6 +32,7 @@ from shardwright.errors import (
     ServerUnavailableError,
     SessionError,
     ShardwrightError,
+    UnpartitionableError,
     UnsupportedProgramError,
     WorkerLostError,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "Session",
     "SessionError",
     "ShardwrightError",
+    "UnpartitionableError",
     "UnsupportedProgramError",
     "WorkerLostError",
     "__version__",

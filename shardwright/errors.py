@@ -69,6 +69,12 @@ class MicroBatchError(PlanError):
     code = "micro_batch"
 
 
+class UnpartitionableError(PlanError):
+    """A resharding on which XLA's partitioner ends its process; names the array and both shardings."""
+
+    code = "unpartitionable"
+
+
 class MemoryBudgetError(PlanError):
     """No plan fits the memory of a device; says what is needed, what dominates, and what would help."""
 

@@ -16,6 +16,10 @@ from typing import NamedTuple
 from shardwright.cost.tilings import Order, Tiling, arranged, cut, reshaped
 
 
+class DividesByZero(ArithmeticError):
+    """XLA's partitioner ends its process (SIGFPE) on this resharding."""
+
+
 class Step(NamedTuple):
     """One collective over the devices that differ in `atoms`; elements: of its payload on one device."""
 
@@ -38,7 +42,10 @@ class Resharding:
         self.steps: list[Step] = [] if steps is None else steps
 
     def run(self, have: Tiling, want: Tiling, *, may_gather_all: bool = True) -> bool:
-        """Add the steps from `have` to `want`; False, and none, where all would have to be gathered but may not."""
+        """Add the steps from `have` to `want`; False, and none, where all would have to be gathered but may not.
+
+        Raises DividesByZero where XLA does.
+        """
         if have == want or have.is_replicated:
             return True
         for way in _WAYS:
@@ -130,7 +137,8 @@ class Resharding:
     def _swap(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> bool:
         """All-to-alls that move shards from the first dimension of each pair to the second; then a permute.
 
-        Pairs of even dimensions that do not meet go in one all-to-all.
+        Pairs of even dimensions that do not meet go in one all-to-all, ahead of the others: out of the order in which
+        each pair's first dimension is split enough.
         """
         together = self._together(have, want, swaps)
         if len(together) < 2:
@@ -272,6 +280,8 @@ def _moved(have: Tiling, source: int, target: int) -> tuple[Tiling, Order]:
     """The tiling after minor shards of `source` have become minor shards of `target`, and the atoms that moved."""
     parts = list(have.parts)
     tiles = have.tiles
+    if tiles[source] % tiles[target]:
+        raise DividesByZero(f"{tiles[source]} shards become {tiles[target]}")
     parts[source], moved = cut(parts[source], (tiles[target], tiles[source] // tiles[target]))
     parts[target] += moved
     return arranged(parts[:-1], parts[-1]), moved

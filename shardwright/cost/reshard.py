@@ -12,14 +12,16 @@ Checked against XLA by `benchmarks/probe_moves.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
-from shardwright.cost.partitioner import Resharding, Step, refined
+from shardwright.cost.partitioner import DividesByZero, Resharding, Step, refined
 from shardwright.cost.tilings import Order, count, tiling_of
+from shardwright.errors import UnpartitionableError
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import Mesh, TensorSharding
 
@@ -62,6 +64,7 @@ def reshard(
     Axes in `source.unreduced` and not in `target.unreduced` are reduced first.
     alike: dimensions along which all elements are equal, as a broadcast makes them: XLA permutes no shards that differ
     along those only (`BroadcastDimsForCreatedHlo` in its partitioner).
+    Raises UnpartitionableError where XLA's partitioner ends its process instead.
     """
     paths = _paths(mesh)
     have, want = paths.real(source.dims), paths.real(target.dims)
@@ -71,7 +74,13 @@ def reshard(
     if reduced:
         have, moves = _reduce(bits, shape, have, want, reduced, paths)
     if have != want:
-        moves += [_move(step, bits, paths) for step in paths.steps(shape, have, want, alike)]
+        try:
+            moves += [_move(step, bits, paths) for step in paths.steps(shape, have, want, alike)]
+        except DividesByZero as error:
+            raise UnpartitionableError(
+                f"XLA's partitioner divides by zero where it brings {element_type}{list(shape)} from {source} to {target}",
+                remedy="pin the array to a third sharding in between, one that gathers a dimension",
+            ) from error
     return tuple(moves)
 
 
@@ -84,8 +93,12 @@ def reshard_time_s(
     mesh: Mesh,
     topology: Topology,
 ) -> float:
-    """Seconds of all moves of `reshard`."""
-    return sum(move.time_s(mesh, topology) for move in reshard(element_type, shape, source, target, mesh))
+    """Seconds of all moves of `reshard`; infinity where XLA's partitioner would end its process."""
+    try:
+        moves = reshard(element_type, shape, source, target, mesh)
+    except UnpartitionableError:
+        return math.inf
+    return sum(move.time_s(mesh, topology) for move in moves)
 
 
 # ---- partial sums ----------------------------------------------------------------

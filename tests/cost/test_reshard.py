@@ -11,6 +11,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.cost import Topology, hardware_profile, reshard, reshard_time_s
+from shardwright.errors import CompilationAbortedError, UnpartitionableError
 from shardwright.plans import Mesh, TensorSharding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,26 @@ def test_every_pair_has_a_price() -> None:
             assert all(move.payload_bytes > 0 for move in moves)
             if source.is_replicated or source == target:
                 assert moves == ()
+
+
+def test_moves_on_which_xla_ends_its_process_are_refused(probe: ModuleType) -> None:
+    """Each in a program of its own; its neighbours, which differ in one dimension, go through."""
+    mesh = Mesh.of({"x": 2, "y": 4, "z": 2})
+    shape = (16, 32, 64, 32)
+    fatal = [
+        probe.Case(sharding("y", "z", "", ""), sharding("x", "", "y", "z")),
+        probe.Case(sharding("", "y", "z", "x"), sharding("z", "x", "y", "")),
+    ]
+    topology = Topology.of(Cluster.local(16), hardware_profile("cpu"))
+    for case in fatal:
+        with pytest.raises(UnpartitionableError, match="divides by zero"):
+            probe.predicted(mesh, case, shape)
+        assert reshard_time_s("f32", shape, case.source, case.target, mesh, topology) == float("inf")
+        with pytest.raises(CompilationAbortedError, match="SIGFPE"):
+            probe.realised(mesh, [case], shape)
+    near = probe.Case(sharding("y", "z", "", ""), sharding("x", "", "y", ""))
+    (real,) = probe.realised(mesh, [near], shape)
+    assert probe.agree(real, probe.predicted(mesh, near, shape), uneven=False)
 
 
 def _random_sharding(mesh: Mesh, rank: int, rng: random.Random) -> TensorSharding:
