@@ -78,7 +78,7 @@ def reshard(
             moves += [_move(step, bits, paths) for step in paths.steps(shape, have, want, alike)]
         except DividesByZero as error:
             raise UnpartitionableError(
-                f"XLA's partitioner divides by zero where it brings {element_type}{list(shape)} from {source} to {target}",
+                f"XLA's partitioner divides by zero where {element_type}{list(shape)} goes from {source} to {target}",
                 remedy="pin the array to a third sharding in between, one that gathers a dimension",
             ) from error
     return tuple(moves)
