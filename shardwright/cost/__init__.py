@@ -3,7 +3,7 @@
 from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
 from shardwright.cost.liveness import Liveness, liveness
-from shardwright.cost.memory import memory, required_bytes
+from shardwright.cost.memory import memory, memory_and_peak, required_bytes
 from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, known_profiles
 from shardwright.cost.reshard import Move, reshard, reshard_time_s
 
@@ -21,6 +21,7 @@ __all__ = [
     "known_profiles",
     "liveness",
     "memory",
+    "memory_and_peak",
     "memory_traffic_bytes",
     "required_bytes",
     "reshard",

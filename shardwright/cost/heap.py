@@ -29,13 +29,23 @@ class Interval(NamedTuple):
 
 def live_bytes(intervals: Sequence[Interval]) -> int:
     """The most bytes that are live at one time."""
+    return int(_live(intervals).max(initial=0))
+
+
+def peak_time(intervals: Sequence[Interval]) -> int:
+    """The first time at which most bytes are live. Raises ValueError where there are no intervals."""
+    return int(np.argmax(_live(intervals)))
+
+
+def _live(intervals: Sequence[Interval]) -> Ints:
+    """Bytes that are live at each time."""
     if not intervals:
-        return 0
+        return np.zeros(0, dtype=np.int64)
     sizes, starts, ends = (np.array(column, dtype=np.int64) for column in zip(*intervals, strict=True))
     change = np.zeros(int(ends.max()) + 2, dtype=np.int64)
     np.add.at(change, starts, sizes)
     np.subtract.at(change, ends + 1, sizes)
-    return int(np.cumsum(change).max())
+    return np.cumsum(change)[:-1]
 
 
 def heap_bytes(intervals: Sequence[Interval]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, prod
+from typing import NamedTuple
 
-from shardwright.cost.buffers import buffers_of
-from shardwright.cost.heap import Interval, heap_bytes
+from shardwright.cost.buffers import Buffers, buffers_of
+from shardwright.cost.heap import Interval, heap_bytes, peak_time
 from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.opcodes import PRODUCTS
@@ -18,6 +20,19 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorSharding, VariablePlan
 
 
+class Held(NamedTuple):
+    """A buffer that is live where a program takes most.
+
+    name / leaf: the instruction and array leaf whose value it holds. is_added: whether a plan or a compiler adds it, to
+    bring the value to another layout.
+    """
+
+    name: str
+    leaf: int
+    is_added: bool
+    size_bytes: int
+
+
 def memory(
     module: Module,
     instructions: Iterable[InstructionPlan],
@@ -26,18 +41,32 @@ def memory(
     mesh: Mesh,
     profile: HardwareProfile | None = None,
 ) -> MemorySummary:
-    """Predicted bytes on one device for a program planned as given.
+    """Predicted bytes on one device for a program planned as given: see `memory_and_peak`."""
+    return memory_and_peak(module, instructions, parameters, outputs, mesh, profile)[0]
+
+
+def memory_and_peak(
+    module: Module,
+    instructions: Iterable[InstructionPlan],
+    parameters: Sequence[VariablePlan],
+    outputs: Sequence[VariablePlan],
+    mesh: Mesh,
+    profile: HardwareProfile | None = None,
+) -> tuple[MemorySummary, tuple[Held, ...]]:
+    """Predicted bytes on one device for a program planned as given, and what is live where its intermediate values
+    take most.
 
     instructions: one entry per instruction of the entry computation and of the bodies of
     while, conditional and call; an instruction without an entry counts as replicated.
     profile: whose compiler to follow; the CPU's where none is given.
     """
     estimate = _Estimate(mesh, {entry.name: entry for entry in instructions}, profile or hardware_profile("cpu"))
-    return MemorySummary(
+    summary = MemorySummary(
         arguments_bytes=sum(_stored_bytes(variable, mesh) for variable in parameters),
         outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
         temporaries_bytes=estimate.peak_bytes(module.entry),
     )
+    return summary, tuple(estimate.held(module.entry))
 
 
 def temporaries_bytes(
@@ -71,11 +100,31 @@ class _Estimate:
         self._lowering = Lowering(mesh, plans, profile)
         self._profile = profile
         self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
+        self._parts: dict[tuple[Computation, bool], tuple[Program, Buffers, list[int]]] = {}
 
     def peak_bytes(self, computation: Computation) -> int:
         """Bytes of intermediate values; parameters and results are the caller's."""
         intervals, _ = self._intervals(computation)
         return heap_bytes(intervals)
+
+    def held(self, computation: Computation) -> Iterator[Held]:
+        """The buffers that are live at the time at which most bytes are."""
+        intervals, _ = self._intervals(computation)
+        if intervals:
+            yield from self._held_at(computation, peak_time(intervals), is_loop=False)
+
+    def _held_at(self, computation: Computation, time: int, *, is_loop: bool) -> Iterator[Held]:
+        program, buffers, begins = self._parts[computation, is_loop]
+        at = bisect_right(begins, time) - 1
+        for (node, leaf), size, start, end in zip(
+            buffers.owners, buffers.size_bytes, buffers.starts, buffers.ends, strict=True
+        ):
+            if size and start <= at <= end:
+                instruction = program.instructions[node]
+                yield Held(instruction.name, leaf, program.opcodes[node] != instruction.opcode, size)
+        step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs beside this one
+        for body, repeats in _bodies(program, step):
+            yield from self._held_at(body, time - begins[at], is_loop=repeats)
 
     def _intervals(self, computation: Computation, *, is_loop: bool = False) -> tuple[list[Interval], int]:
         """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes."""
@@ -100,6 +149,7 @@ class _Estimate:
                 found.append(Interval(workspace, begins[-1], begins[-1]))
             begins.append(begins[-1] + duration)
         found += [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in buffers.lifetimes()]
+        self._parts[computation, is_loop] = program, buffers, begins
         return found, begins[-1]
 
 

@@ -7,13 +7,17 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from shardwright.cost.heap import Interval, heap_bytes, live_bytes
+from shardwright.cost.heap import Interval, heap_bytes, live_bytes, peak_time
 
 
 def test_buffers_that_do_not_meet_share_memory() -> None:
     assert heap_bytes([Interval(8, 0, 1), Interval(8, 2, 3)]) == 8
     assert heap_bytes([Interval(8, 0, 2), Interval(8, 2, 3)]) == 16
     assert heap_bytes([]) == 0
+
+
+def test_the_peak_is_at_the_first_time_at_which_most_bytes_are_live() -> None:
+    assert peak_time([Interval(8, 0, 2), Interval(4, 2, 5), Interval(9, 4, 5), Interval(13, 7, 7)]) == 4
 
 
 def least_heap(intervals: list[Interval]) -> int:
