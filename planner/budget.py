@@ -9,13 +9,15 @@ also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 import numpy as np
 
 from shardwright.cost.liveness import Liveness
+from shardwright.cost.memory import Held
 from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.assemble import Decisions
@@ -28,26 +30,45 @@ from shardwright.report.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What is live at one position: array leaves that are stored, and copies that hubs make of others.
+    """What is live at one position: array leaves that are stored and how often, and copies that hubs make of others.
 
     Where a plan peaks, not how high: equal peaks of two plans are one constraint (`Memory.taken_at` counts the bytes).
+    always: those of the leaves that are arguments or results. margin: part of all other bytes that a device must have
+    beyond them.
     """
 
-    values: frozenset[Leaf]
+    values: Mapping[Leaf, int]
     copies: frozenset[Leaf]
+    always: frozenset[Leaf]
+    margin: float
+
+    def times_value(self, leaf: Leaf) -> float:
+        """How often the bytes of a value count."""
+        times = self.values.get(leaf, 0)
+        return 1.0 + (times - 1) * (1.0 + self.margin) if leaf in self.always else times * (1.0 + self.margin)
+
+    def times_copy(self, leaf: Leaf) -> float:
+        """How often the bytes of a copy count that a hub makes."""
+        return 1.0 + self.margin if leaf in self.copies else 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Memory:
-    """What a program stores and when, whatever the mesh."""
+    """What a program stores and when, whatever the mesh.
+
+    margin: part of its temporaries that a device must have beyond them.
+    """
 
     flow: Dataflow
     liveness: Liveness
     hubs: Sequence[Leaf]
+    margin: float = 0.0
+    _always: frozenset[Leaf] = frozenset()
     _nodes: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)
     _spans: dict[Leaf, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._always = frozenset((node, 0) for node in (*self.flow.parameters, *self.flow.outputs))
         self._nodes = {instruction.name: leaves for instruction, leaves in self.flow.leaves.items()}
         position = {name: i for i, name in enumerate(self.liveness.order)}
         wanted = set(self.hubs)
@@ -61,7 +82,6 @@ class Memory:
     def peak(self, decisions: Decisions) -> Peak:
         """Where a plan takes the most bytes, and what is live there; arguments and results are always live."""
         mesh = decisions.graph.prices.mesh
-        always = frozenset((node, 0) for node in (*self.flow.parameters, *self.flow.outputs))
 
         def size(leaf: Leaf) -> int:
             return _bytes(self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf), mesh)
@@ -80,15 +100,39 @@ class Memory:
 
         _, at, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
-        return Peak(values=frozenset(held) | always, copies=copies)
+        return self._peak(set(held).difference(self._always), copies)
 
-    def taken_at(self, peak: Peak, decisions: Decisions) -> int:
-        """Bytes that another plan takes of what is live at a peak."""
+    def peak_of_buffers(self, held: Iterable[Held], decisions: Decisions) -> Peak:
+        """Where `cost.memory` says that a plan takes the most bytes: what is stored there because of how the plan lays
+        it out, too. Another plan need not store it, so that this says what to change, and bounds nothing.
+
+        held: what is live there besides arguments and results.
+        """
+        mesh = decisions.graph.prices.mesh
+        values, copies = list[Leaf](), set[Leaf]()
+        for buffer in held:
+            leaf = self._leaf(buffer.name, buffer.leaf)
+            if leaf is None:
+                continue
+            made = _bytes(self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf), mesh)
+            if buffer.is_added and leaf in self._spans and buffer.size_bytes > made:
+                copies.add(leaf)
+            else:
+                values.append(leaf)
+        return self._peak(values, frozenset(copies))
+
+    def _peak(self, held: Iterable[Leaf], copies: frozenset[Leaf]) -> Peak:
+        values = Counter([*self._always, *held])
+        return Peak(values=values, copies=copies, always=self._always, margin=self.margin)
+
+    def taken_at(self, peak: Peak, decisions: Decisions) -> float:
+        """Bytes that another plan takes of what is live at a peak, with the margin."""
         nodes, mesh = self.flow.nodes, decisions.graph.prices.mesh
         values = sum(
-            _bytes(nodes[node].shapes[leaf], decisions.result((node, leaf)), mesh) for node, leaf in peak.values
+            peak.times_value((node, leaf)) * _bytes(nodes[node].shapes[leaf], decisions.result((node, leaf)), mesh)
+            for node, leaf in sorted(peak.values)
         )
-        return values + sum(_copied(decisions, leaf, mesh) for leaf in peak.copies)
+        return values + sum(peak.times_copy(leaf) * _copied(decisions, leaf, mesh) for leaf in sorted(peak.copies))
 
     def _leaf(self, name: str, leaf: int) -> Leaf | None:
         leaves = self._nodes.get(name, ())
@@ -108,11 +152,11 @@ class MemoryPrice:
 
     def of_value(self, leaf: Leaf) -> float:
         """Seconds per byte of a value's own storage."""
-        return sum(price for peak, price in self.peaks if leaf in peak.values)
+        return sum(price * peak.times_value(leaf) for peak, price in self.peaks)
 
     def of_copy(self, leaf: Leaf) -> float:
         """Seconds per byte of a copy that a hub makes."""
-        return sum(price for peak, price in self.peaks if leaf in peak.copies)
+        return sum(price * peak.times_copy(leaf) for peak, price in self.peaks)
 
 
 def value_bytes(graph: Graph, variable: Variable, leaf: int) -> FloatArray:

@@ -30,19 +30,16 @@ Judge = Callable[[Mapping[Variable, int]], tuple[bool, Peak]]
 
 
 def fit_exactly(
-    chain: Chain, limit_bytes: int, peaks: Sequence[Peak], judge: Judge, time_limit_s: float, margin: float
+    chain: Chain, limit_bytes: int, peaks: Sequence[Peak], judge: Judge, time_limit_s: float
 ) -> SolvedChain | None:
-    """The fastest plan that `judge` accepts; None where the program is too large, or no plan was accepted.
-
-    margin: part of its temporaries that a device must have beyond them.
-    """
+    """The fastest plan that `judge` accepts; None where the program is too large, or no plan was accepted."""
     graph = chain.graph
     nodes = [node for instance in chain.instances for node in instance.nodes]
     variables, _ = variables_of(graph.layout, nodes)
     if sum(len(graph.set_of(variable)) for variable in variables) > MOST_STATES:
         return None
     problem = graph.problem(nodes, variables)
-    rows = [_row(graph, peak, variables, limit_bytes, margin) for peak in peaks]
+    rows = [_row(graph, peak, variables, limit_bytes) for peak in peaks]
     forbidden: list[IntArray] = []
     for _ in range(MOST_PLANS):
         try:
@@ -54,17 +51,17 @@ def fit_exactly(
         if fits:
             return SolvedChain(states=states, value=solution.value, rolled_bound=solution.lower_bound)
         forbidden.append(solution.states)
-        rows.append(_row(graph, peak, variables, limit_bytes, margin))
+        rows.append(_row(graph, peak, variables, limit_bytes))
     return None
 
 
-def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: int, margin: float) -> ilp.Row:
-    stored = {*graph.flow.parameters, *graph.flow.outputs}
+def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: int) -> ilp.Row:
     coefficients = {}
     for position, (node, leaf) in enumerate(variables):
         if leaf < 0:
             live = [each for each in range(len(graph.flow.nodes[node].shapes)) if (node, each) in peak.values]
             if live:
-                taken = np.sum([value_bytes(graph, (node, -1), each) for each in live], axis=0)
-                coefficients[position] = taken if node in stored else taken * (1 + margin)
+                coefficients[position] = np.sum(
+                    [peak.times_value((node, each)) * value_bytes(graph, (node, -1), each) for each in live], axis=0
+                )
     return ilp.Row(coefficients=coefficients, limit=float(limit_bytes))

@@ -21,6 +21,7 @@ from shardwright.planner.chain import SolvedChain
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.graph import Variable
+from shardwright.planner.mixing import groups_between, mixed
 from shardwright.report.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ NEARLY_FREE, DEAR, BETWEEN = 8e-3, 32.0, 0.5
 #: times. Where the fastest plan needs as much, the dear price comes first.
 NEARLY, HOPELESS = 1.25, 1.6
 
-#: Prices that are tried once a plan fits, at most, and the ratio of two at which they are close enough.
-MOST_PRICES = 6
+#: Prices that are tried once a plan fits, at most, and the ratio of two at which they are close enough; and mixtures of
+#: two plans that are tried then.
+MOST_PRICES = 3
 CLOSE_PRICES = 1.05
+MOST_MIXTURES = 3
 
 #: Relative gap to which the program is solved at each price; the last one that fits is solved to the end. A plan as
 #: near to the fastest one of all is as good.
@@ -73,28 +76,36 @@ class _Priced:
 class _Fitting:
     """The search for a plan of one chain that fits.
 
-    start: its fastest plan. peaks: where bytes have a price. tried: what prices gave. bound_s: what a plan that fits
-    takes at least, besides what is made anew for its readers. bounding: the price that says so.
+    start: its fastest plan. peaks: where bytes have a price: of what plans are predicted to take. any_peaks: the same,
+    of what every plan takes there. tried: what prices gave. promised_s: what those say that a plan that fits takes at
+    least, besides what is made anew for its readers, if what they price is stored in all plans.
     """
 
     search: Search
     start: Found
     below_s: float
     peaks: list[Peak] = field(default_factory=list)
+    any_peaks: list[Peak] = field(default_factory=list)
     tried: list[_Priced] = field(default_factory=list)
-    bound_s: float = 0.0
-    bounding: MemoryPrice | None = None
+    promised_s: float = 0.0
+    best_price: float = 0.0
 
     def best(self) -> Found:
         """The fastest plan that fits. Raises MemoryBudgetError."""
         self._add_peak(self.start)
         first = self._first()
-        exact = _exactly(self.search, self.start, self._model, self.peaks)
+        exact = _exactly(self.search, self.start, self._model, self.any_peaks)
         if exact is not None:
-            return replace(exact, price=self.bounding)
+            return replace(exact, price=self._bounding())
         if first is None:
             raise too_large(self.search, self.thriftiest)
-        return replace(self._fastest(first), price_bound_s=self.bound_s, price=self.bounding)
+        bound_s = self.start.solved.rolled_bound
+        return replace(self._fastest(first), price=self._bounding(), price_bound_s=bound_s)
+
+    def _bounding(self) -> MemoryPrice:
+        """The price that promised most, of what every plan takes: it bounds all that fit."""
+        share = self.best_price / len(self.any_peaks)
+        return MemoryPrice(peaks=tuple((peak, share) for peak in self.any_peaks))
 
     @property
     def thriftiest(self) -> Found:
@@ -107,9 +118,9 @@ class _Fitting:
 
     def _add_peak(self, found: Found) -> None:
         """Price bytes where a plan takes most, too."""
-        peak = self._model.peak(found.decisions)
-        if peak not in self.peaks:
-            self.peaks = [*self.peaks[-2:], peak]
+        of_all, of_this = self._model.peak(found.decisions), self._model.peak_of_buffers(found.held, found.decisions)
+        self.peaks = _with(_with(self.peaks, of_all, 4), of_this, 4)
+        self.any_peaks = _with(self.any_peaks, of_all, 3)
 
     def _fits(self, found: Found) -> bool:
         return self._excess(found) <= 1.0
@@ -123,13 +134,13 @@ class _Fitting:
         terms = MemoryPrice(peaks=tuple((peak, price / len(self.peaks)) for peak in self.peaks))
         solved = chain.with_price(terms).solve(search.time_limit_s(), close)
         bound_s = solved.rolled_bound - price * search.limit_bytes
-        if bound_s > self.bound_s:
-            self.bound_s, self.bounding = bound_s, terms
-        least_s = self.bound_s + chain.graph.least_of_free_s()
+        if bound_s > self.promised_s:
+            self.promised_s, self.best_price = bound_s, price
+        least_s = self.promised_s + chain.graph.least_of_free_s()
         if least_s >= self.below_s:
             raise _too_slow(self.start, least_s)
         known = (each.found for each in self.tried if each.found.solved.states == solved.states)
-        made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes, self.bound_s))
+        made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes))
         self.tried.append(made)
         return made
 
@@ -138,7 +149,7 @@ class _Fitting:
         unit = self.start.cost.step_s / self.start.memory.peak_bytes
         first = (NEARLY_FREE, DEAR) if self._excess(self.start) <= HOPELESS else (DEAR,)
         asked: tuple[float, list[Peak]] | None = None
-        for part in (*first, DEAR, BETWEEN):
+        for part in (*first, BETWEEN, DEAR):
             if (part * unit, self.peaks) == asked:  # of which the answer is known
                 continue
             asked = part * unit, self.peaks
@@ -147,7 +158,7 @@ class _Fitting:
                 return made
             self._add_peak(made.found)
             explains = asked[1] != self.peaks
-            if part == DEAR and self._excess(made.found) > (HOPELESS if explains else NEARLY):
+            if part == DEAR and self._excess(self.thriftiest) > (HOPELESS if explains else NEARLY):
                 return None
         return None
 
@@ -175,11 +186,43 @@ class _Fitting:
             else:
                 over = made
                 self._add_peak(made.found)
+        for fast in (over.found, self.start):
+            best = self._mixed(fast, best)
         solved = fits.found.solved
         if not self.search.is_large and solved.value - solved.rolled_bound > TIGHT * abs(solved.value):
             last = self._at(fits.price, close=0.0).found
             best = _faster(best, last) if self._fits(last) else best
         return best
+
+    def _mixed(self, over: Found, fits: Found) -> Found:
+        """A plan that takes parts of one that does not fit and is faster than one that does; that, if there is none.
+
+        What a mixture takes where it peaks bounds the next one, which has as much less room as the last had too little:
+        what is between buffers is not counted.
+        """
+        chain, search, limit = self.start.chain, self.search, self.search.limit_bytes
+        first, second = over.solved.states, fits.solved.states
+        peaks: list[tuple[Peak, float]] = []  # with what a plan must have there besides what is counted
+        newest, beyond = [over, fits], 0
+        for _ in range(MOST_MIXTURES):
+            if over.cost.step_s >= fits.cost.step_s or search.is_late():
+                break
+            for each in newest:
+                peak = self._model.peak_of_buffers(each.held, each.decisions)
+                rest = search.needed_bytes(each) - self._model.taken_at(peak, each.decisions)
+                peaks.append((peak, rest))
+            groups = groups_between(chain, first, second, [peak for peak, _ in peaks])
+            room = [limit - beyond - rest - self._model.taken_at(peak, over.decisions) for peak, rest in peaks]
+            states = mixed(first, second, groups, room)
+            if states is None or states == second:
+                break
+            solved = SolvedChain(states=states, value=math.inf, rolled_bound=0.0)
+            made = search.found(chain, solved, self.start.notes)
+            if self._fits(made):
+                return _faster(fits, made)
+            newest = [made]
+            beyond += search.needed_bytes(made) - limit
+        return fits
 
     def _between(self, over: _Priced, fits: _Priced, halves: bool) -> float | None:
         """The price at which both cost the same, or halfway between theirs; None where these are close."""
@@ -197,6 +240,11 @@ class _Fitting:
 
     def _priced_bytes(self, found: Found) -> float:
         return sum(self._model.taken_at(peak, found.decisions) for peak in self.peaks) / len(self.peaks)
+
+
+def _with(peaks: list[Peak], peak: Peak, most: int) -> list[Peak]:
+    """`peaks` and another one, the latest of them."""
+    return peaks if peak in peaks else [*peaks, peak][-most:]
 
 
 def _faster(best: Found, tried: Found) -> Found:
@@ -217,9 +265,19 @@ def _exactly(search: Search, found: Found, model: Memory, peaks: Sequence[Peak])
         tried = search.found(found.chain, solved, found.notes)
         return search.needed_bytes(tried) <= search.limit_bytes, model.peak(tried.decisions)
 
-    margin = search.profile.compiler.temporaries_margin
-    best = fit_exactly(found.chain, search.limit_bytes, peaks, judge, search.time_limit_s(), margin)
-    return None if best is None else search.found(found.chain, best, found.notes, best.rolled_bound)
+    best = fit_exactly(found.chain, search.limit_bytes, peaks, judge, search.time_limit_s())
+    if best is None:
+        return None
+    return replace(search.found(found.chain, best, found.notes), price_bound_s=best.rolled_bound)
+
+
+def bounded_by_price(search: Search, found: Found) -> Found:
+    """A plan that fits, with what a price of memory says that every plan of its chain that fits takes at least."""
+    if found.price is None:
+        return found
+    solved = found.chain.with_price(found.price).solve(search.time_limit_s(), CLOSE)
+    bound_s = max(found.price_bound_s, solved.rolled_bound - found.price.total * search.limit_bytes)
+    return replace(found, price_bound_s=bound_s)
 
 
 def too_large(search: Search, least: Found) -> MemoryBudgetError:

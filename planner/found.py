@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from shardwright.cost.memory import Held
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.assemble import Decisions
 from shardwright.planner.budget import MemoryPrice
@@ -42,8 +43,8 @@ class Found:
 
     promised_s: seconds a step that the search took to run beside compute, and that find nothing to run beside.
     start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh,
-    whose bounds hold too. price_bound_s: no plan of the chain that fits the memory takes less; price: of
-    memory, with which that was found.
+    whose bounds hold too. held: buffers that are live where it takes most. price_bound_s: no plan of the chain that
+    fits the memory takes less; price: of memory, that bounds those.
     """
 
     mesh: Mesh
@@ -56,6 +57,7 @@ class Found:
     parameters: tuple[VariablePlan, ...]
     outputs: tuple[VariablePlan, ...]
     memory: MemorySummary
+    held: tuple[Held, ...] = ()
     price_bound_s: float = 0.0
     price: MemoryPrice | None = None
     promised_s: float = 0.0

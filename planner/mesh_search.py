@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, memory, required_bytes
+from shardwright.cost import hardware_profile, memory_and_peak, required_bytes
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
@@ -134,13 +134,14 @@ class MeshSearch:
         least = CLOSE_IF_LARGE if self.is_large and self.descends else 0.0
         return chain.solve(self.time_limit_s(), max(close, least))
 
-    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str], price_bound_s: float = 0.0) -> Found:
+    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
         moved = communication(decisions)
         instructions = instruction_plans(decisions)
         parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
+        predicted, held = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
         return Found(
             mesh=mesh,
             chain=chain,
@@ -157,8 +158,8 @@ class MeshSearch:
             instructions=instructions,
             parameters=parameters,
             outputs=outputs,
-            memory=memory(self.program.module, instructions, parameters, outputs, mesh, self.profile),
-            price_bound_s=price_bound_s,
+            memory=predicted,
+            held=held,
             promised_s=moved.hideable_s - moved.hidden_s,
         )
 

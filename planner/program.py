@@ -141,7 +141,8 @@ class Program:
         """What the program stores and when."""
         if self._liveness is None:
             self._liveness = liveness(self.module, profile)
-        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs))
+        margin = profile.compiler.temporaries_margin
+        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs), margin=margin)
 
 
 class Structure:
