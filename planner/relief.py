@@ -3,15 +3,17 @@
 The search plans the program as it is first. Where the fastest plan is over the budget, the choices that `recompute`
 offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a
 table. The program as it is, is fitted by a price of memory first (`fitting`): often that costs next to nothing, and an
-entry that takes longer by what it computes again alone is not planned at all. Then for each number of micro-batches a
-bisection finds the first rung whose fastest plan fits as it is; higher ones only take longer, and those below are
-fitted by a price as long as they nearly fit. Others are fitted by a price, those first that promise most; the bound
-that comes with every price ends that soon where it leads to nothing faster. Entries that promise little are left out,
-so that another one could still be faster: the plan's bound is of its own entry.
+entry that takes longer by what it computes again alone is not planned at all, nor is one on meshes where the program as
+it is takes longer than what fits already. Then for each number of micro-batches a bisection, which begins where what is
+saved should be enough, finds the first rung whose fastest plan fits as it is; higher ones only take longer, and those
+below are fitted by a price as long as they nearly fit. Others are fitted by a price, those first that promise most; the
+bound that comes with every price ends that soon where it leads to nothing faster. Entries that promise little are left
+out, so that another one could still be faster: the plan's bound is of its own entry.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ from shardwright.planner.fitting import NEARLY
 from shardwright.planner.recompute import Recomputation, recomputations
 from shardwright.planner.sparing import MOST_MICRO_BATCHES, sparing_plan
 from shardwright.planner.trails import Entry
-from shardwright.plans import Candidate
+from shardwright.plans import Candidate, Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.again import Route
@@ -47,10 +49,16 @@ def relieved(outcome: Outcome) -> Outcome:
     """`outcome` with the fastest plan that fits, or that of the program computing otherwise, where that is faster under
     the budget."""
     search = outcome.search
-    options = search.options
     outcome.plain, outcome.entry = outcome, Entry(rung=NOTHING, rungs=0, micro_batches=search.program.micro_batches)
-    if search.route is not None:
-        return _followed(outcome, search.route)
+    best = _relieved(outcome) if search.route is None else _followed(outcome, search.route)
+    best.search.polish(best)
+    return best
+
+
+def _relieved(outcome: Outcome) -> Outcome:
+    """The same, of a search that follows nothing."""
+    search = outcome.search
+    options = search.options
     if options.remat != "full":
         if search.fit(outcome, at_once=True):
             return outcome
@@ -134,11 +142,11 @@ class _Table:
         plain = number = self.search.program.micro_batches
         yield number
         while self.search.options.micro_batches is None and number < MOST_MICRO_BATCHES and not self.search.is_late():
-            if self._is_too_slow(plain, NOTHING):  # parts of a batch take no less than the whole
-                return
             number *= 2
+            if self._fastest_s(plain, NOTHING) >= self._below_s(number):  # parts take no less than the whole
+                return
             try:
-                self.tried[number, NOTHING] = self.search.variant(None, number)
+                self.tried[number, NOTHING] = self._variant(number, None)
             except (PlanError, AnnotationError) as error:
                 self.notes.append(f"not in {number} micro-batches: {error.message}")
                 return
@@ -148,8 +156,19 @@ class _Table:
 
     def _at(self, number: int, rung: int) -> Outcome:
         if (number, rung) not in self.tried:
-            self.tried[number, rung] = self.search.variant(self.ladder[rung], number)
+            self.tried[number, rung] = self._variant(number, self.ladder[rung])
         return self.tried[number, rung]
+
+    def _variant(self, number: int, again: Recomputation | None) -> Outcome:
+        """What the search gives on the meshes where the program as it is might take less than what fits, for computing
+        again and parts of a batch only add to that. Raises as `Search.variant` does."""
+        least: dict[Mesh, float] = {}
+        for each in self.tried[self.search.program.micro_batches, NOTHING].tried:
+            bound_s = each.step_s - (each.solved.value - each.solved.rolled_bound)
+            for mesh in {each.mesh, each.start.mesh if each.start is not None else each.mesh}:
+                least[mesh] = min(least.get(mesh, math.inf), bound_s)
+        slow = frozenset(mesh for mesh, least_s in least.items() if least_s >= self._below_s(number))
+        return self.search.variant(again, number, slow)
 
     def _fastest_s(self, number: int, rung: int) -> float:
         """What a plan takes at least, memory aside: what is computed again adds to what the program takes without."""
@@ -164,7 +183,7 @@ class _Table:
     def _below_s(self, number: int) -> float:
         """What a plan in so many micro-batches must take less than."""
         if self.found is None:
-            return float("inf")
+            return math.inf
         in_more_parts = number > self.found.search.program.micro_batches
         return self.found.step_s * (1 - (GAIN_OF_PARTS if in_more_parts else LEAST_GAIN))
 
@@ -180,18 +199,27 @@ class _Table:
         """Find the first rung whose fastest plan fits as it is, as far as that can be faster than what is known."""
         low, high = 0, len(self.ladder)
         while low < high and not self.search.is_late():
-            middle = (low + high) // 2
-            fits = not self._is_too_slow(number, middle) and self._fits(number, middle, at_once=True)
-            if fits or self._is_too_slow(number, middle):  # as may only be known once it was planned
-                high = middle
+            rung = self._foretold(number, low, high)
+            fits = not self._is_too_slow(number, rung) and self._fits(number, rung, at_once=True)
+            if fits or self._is_too_slow(number, rung):  # as may only be known once it was planned
+                high = rung
             else:
-                low = middle + 1
+                low = rung + 1
         while low and not self.search.is_late():  # what nearly fits may take no longer and do so
             low -= 1
             if self._is_too_slow(number, low) or self._excess(self._at(number, low)) > NEARLY:
                 break
             if not self._fit_by_price(number, low):
                 break
+
+    def _foretold(self, number: int, low: int, high: int) -> int:
+        """The first rung from `low` and below `high` that saves what is too much without; the middle, where that is
+        known not to be enough, as what is computed again takes memory, too."""
+        if low:
+            return (low + high) // 2
+        outcome = self.tried[number, NOTHING]
+        too_much = (self._excess(outcome) - 1) * outcome.search.limit_bytes
+        return next((rung for rung in range(high) if self.ladder[rung].saved_bytes >= too_much), high - 1)
 
     def _price(self) -> None:
         """Fit what does not fit as it is by a price of memory, the most promising first."""

@@ -16,9 +16,10 @@ from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend, lifted
+from shardwright.planner.dual import TIGHT
 from shardwright.planner.experts import expert_candidates, faster_than, first_plan
 from shardwright.planner.finishing import Bounding, assembled, bounded
-from shardwright.planner.fitting import fitted
+from shardwright.planner.fitting import CLOSE, bounded_by_price, fitted
 from shardwright.planner.force import origin
 from shardwright.planner.found import LEAST_GAIN, Found, Known, Outcome, Tried
 from shardwright.planner.hiding import kept_promises
@@ -88,6 +89,8 @@ class Search(MeshSearch):
         self.as_given: dict[Mesh, Tried] = {}
         self.begun: dict[Mesh, str] = {}
         self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
+        self.close = 0.0  # relative gap at which a plan of a mesh is good enough
+        self.without = frozenset[Mesh]()
 
     def run(self) -> Plan:
         try:
@@ -158,10 +161,14 @@ class Search(MeshSearch):
     def is_free(self) -> bool:
         return self.options.force is None and self.options.mode == "search"
 
-    def variant(self, again: Recomputation | None, micro_batches: int) -> Outcome:
-        """What the search gives for the same program computing otherwise. Raises MicroBatchError besides what
-        `outcome` raises."""
-        return self.computing(again, micro_batches).outcome()
+    def variant(
+        self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()
+    ) -> Outcome:
+        """What the search gives for the same program computing otherwise, on all meshes but those of `without`: plans
+        that are found nearly (see `polish`). Raises MicroBatchError besides what `outcome` raises."""
+        made = self.computing(again, micro_batches)
+        made.close, made.without = CLOSE, without
+        return made.outcome()
 
     def computing(self, again: Recomputation | None, micro_batches: int) -> Search:
         """The search for the same program computing otherwise. Raises MicroBatchError."""
@@ -211,11 +218,24 @@ class Search(MeshSearch):
         outcome.found = found
         return found is not None
 
+    def polish(self, outcome: Outcome) -> None:
+        """Search to the end for the plan of an outcome, where it is one of many variants' and only found nearly."""
+        found = outcome.found
+        if found is None or found.price is not None or not self.close or self.is_large or self.is_late():
+            return
+        solved = found.solved
+        if solved.value - solved.rolled_bound <= TIGHT * abs(solved.value):
+            return
+        solved = found.chain.solve(self.time_limit_s())
+        made = replace(self.found(found.chain, solved, found.notes), start=found.start)
+        if made.cost.step_s < found.cost.step_s and self.needed_bytes(made) <= self.limit_bytes:
+            outcome.found = made
+
     def finish(self, outcome: Outcome) -> Plan:
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
             raise outcome.refusal or PlanError("no mesh can be planned")
-        self._best = bounded(self, outcome.found, self.bounding)
+        self._best = bounded(self, bounded_by_price(self, outcome.found), self.bounding)
         self.report("check", str(self._best.mesh))
         made = assembled(self, self._best, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
         made = replace(made, notes=(*made.notes, *outcome.notes))
@@ -231,6 +251,8 @@ class Search(MeshSearch):
         tried: list[Tried] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
         for mesh in self._meshes():
+            if mesh in self.without:
+                continue
             if self.clock.is_late and (tried or self.clock.interrupts):
                 refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
                 continue
@@ -249,7 +271,7 @@ class Search(MeshSearch):
         """`on_mesh`; of the program as it is once, whether a trail is followed or left."""
         is_final = self.route is None or not self.is_large or self.descends  # else solved less closely
         if not (self.is_as_given and is_final):
-            return self.on_mesh(mesh)
+            return self.on_mesh(mesh, self.close)
         if mesh not in self.as_given:
             self.as_given[mesh] = self.on_mesh(mesh)
         return self.as_given[mesh]
