@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner.budget import MemoryPrice
+from shardwright.planner import exact_fit
+from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain
+from shardwright.planner.graph import Variable
 from shardwright.planner.search import Search
-from tests.planner.programs import gpt2, lower, scan
+from tests.planner.programs import gpt2, lower, mlp, scan
 
 CLUSTER = Cluster.local(4)
 STEP = lower(gpt2(layers=2, batch=32, length=32))
@@ -103,3 +107,23 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
         found = outcome.plan(outcome.fastest)
         peaks.append(search.program.memory(search.profile, found.chain.graph.layout.hubs).peak(found.decisions))
     assert all(peak == peaks[0] for peak in peaks)
+
+
+@pytest.mark.parametrize(("most_work", "count"), [(0, 1), (2 * 10**6, 3)])
+def test_plans_that_do_not_fit_are_forbidden_one_by_one_as_long_as_the_programs_are_small(
+    monkeypatch: pytest.MonkeyPatch, most_work: int, count: int
+) -> None:
+    monkeypatch.setattr(exact_fit, "MOST_PLANS", 3)
+    monkeypatch.setattr(exact_fit, "MOST_WORK", most_work)
+    search = searched(lower(mlp()))
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    peak = search.program.memory(search.profile, found.chain.graph.layout.hubs).peak(found.decisions)
+    judged = []
+
+    def refuse(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
+        judged.append(states)
+        return False, peak
+
+    assert exact_fit.fit_exactly(found.chain, 1 << 40, (), refuse, 10.0) is None
+    assert len(judged) == count
