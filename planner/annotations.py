@@ -11,19 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.config import ANNOTATION_TARGET, PlanOptions
+from shardwright.config import ANNOTATION_TARGET, IDENTITY_TARGETS, MANUAL_TARGETS, PlanOptions
 from shardwright.errors import OptionError, UnsupportedProgramError
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignDim, ForeignSharding, ForeignShardingError, meshes_of, sharding_of
 from shardwright.planner.pins import DimPin, Requirement, Requirements, called, refusal, refused
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.planner.written_shardings import Said, marked_outputs
-
-#: custom calls at the border of what is written for one device.
-_MANUAL_TARGETS = frozenset(
-    {"SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +83,7 @@ def refuse_manual(module: Module) -> None:
     """Raises UnsupportedProgramError for computations that the program writes for one device (`shard_map`)."""
     for instruction in module.instructions():
         target = instruction.get("custom_call_target")
-        if target in _MANUAL_TARGETS:
+        if target in MANUAL_TARGETS:
             raise UnsupportedProgramError(
                 f"the program holds computations written for one device ({target}; shard_map or the like)",
                 where=str(module.source(instruction) or instruction.name),

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.planner.trips import UNKNOWN_TRIPS, TripCounter
 
 #: (node number, array leaf of its result).

@@ -13,10 +13,9 @@ from typing import Any
 
 import shardwright
 from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.config import IDENTITY_TARGETS, PlanOptions
 from shardwright.hlo import Instruction, Module, format_shape
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 
 #: What of a cluster decides no plan: names, addresses and who may connect.
 _NOT_PLANNED = frozenset({"name", "security", "insecure", "token", "index", "ip", "port", "data_port", "gpu_ids"})

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from math import prod
 
-from shardwright.config import Pin
+from shardwright.config import IDENTITY_TARGETS, Pin
 from shardwright.errors import AnnotationError
 from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.foreign import ForeignSharding
 from shardwright.planner.rules import Factor, rule_of
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
 
 

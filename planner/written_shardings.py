@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.foreign import SHARDING_ATTRIBUTES, SHARDY, Carried, carried_by, frontend_attributes
 from shardwright.planner.rewrites.classes import planned_computations
 from shardwright.planner.rewrites.edit import Names, attribute, computation_of, copy_of
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 
 #: custom call by which JAX says how an output lies.
 _OUTPUT_TARGET = "xla.sdy.FuncResultSharding"

@@ -14,6 +14,14 @@ MESH_NAME = "shardwright_mesh"
 #: `0:data,1:-,2:*,3:data+model`.
 ANNOTATION_TARGET = "shardwright.annotate"
 
+#: custom-call targets that only say how their operand should lie, and hand it on: ours and JAX's.
+IDENTITY_TARGETS = frozenset({ANNOTATION_TARGET, "Sharding", "xla.sdy.FuncResultSharding"})
+
+#: custom-call targets at the border of computations written for one device (`shard_map`): not ours to partition.
+MANUAL_TARGETS = frozenset(
+    {"SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"}
+)
+
 #: Axes of a dimension, `True` for "split over some axis", `None` for "not split".
 Pin = str | tuple[str, ...] | bool | None
 

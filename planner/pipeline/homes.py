@@ -7,7 +7,7 @@ both are one program. What is made of constants alone has no home: every program
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -163,17 +163,3 @@ def readers(entry: Computation) -> dict[Instruction, list[Instruction]]:
         for operand in dict.fromkeys(instruction.operands):
             found[operand].append(instruction)
     return found
-
-
-def closure(instruction: Instruction, stop: Collection[Instruction]) -> Iterator[Instruction]:
-    """What `instruction` reads, as far as `stop` and parameters, these included; each once."""
-    seen: set[Instruction] = set()
-    todo = list(instruction.operands)
-    while todo:
-        found = todo.pop()
-        if found in seen:
-            continue
-        seen.add(found)
-        yield found
-        if found not in stop and found.opcode != "parameter":
-            todo += found.operands

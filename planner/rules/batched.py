@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, replicated, rule, strategy_rule
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 
 
 @strategy_rule("cholesky", "triangular-solve")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardwright.config import ANNOTATION_TARGET
 from shardwright.hlo import Instruction, TupleShape
 from shardwright.planner.rules.base import (
     Factor,
@@ -12,9 +11,6 @@ from shardwright.planner.rules.base import (
     rule,
     strategy_rule,
 )
-
-#: custom-call targets that hand their operand on: sharding annotations, ours and JAX's.
-IDENTITY_TARGETS = (ANNOTATION_TARGET, "Sharding", "xla.sdy.FuncResultSharding")
 
 
 @strategy_rule("parameter", "constant", "iota")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from shardwright.plans import Plan
 from shardwright.report.groups import joined_name
-from shardwright.report.proof import Observed, Proof, ProofLine, observed_items, planned_items, prove
+from shardwright.report.proof import Observed, Proof, ProofLine, prove
 from shardwright.report.text import plain_table, plain_text
 from shardwright.report.units import format_bytes
 
@@ -24,54 +23,6 @@ _SHOWN = 16
 
 _NUMBER = re.compile(r"\d+")
 _SUFFIX = re.compile(r"(?<=[A-Za-z_\-])(\.\d+)+\b")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Collectives of one kind and group size: executions and bytes one device sends, a step."""
-
-    kind: str
-    group_size: int
-    predicted_count: int
-    observed_count: int
-    predicted_wire_bytes: int
-    observed_wire_bytes: int
-    predicted_payload_bytes: int
-    observed_payload_bytes: int
-
-
-def compare_collectives(plan: Plan, observed: Iterable[Observed]) -> list[Comparison]:
-    """One row per kind and group size, the most observed bytes first; a permute's group is not told apart.
-
-    Counts differ without harm where XLA merges collectives; bytes should not.
-    """
-    totals: dict[tuple[str, int], list[int]] = {}
-    for side, items in enumerate((planned_items(plan), observed_items(plan, observed))):
-        for item in items:
-            group_size = 0 if item.kind == "collective-permute" else item.group_size
-            row = totals.setdefault((item.kind, group_size), [0] * 6)
-            row[side] += item.count
-            row[side + 2] += item.wire_bytes * item.count
-            row[side + 4] += item.payload_bytes * item.count
-    rows = [
-        Comparison(
-            kind=kind,
-            group_size=group_size,
-            predicted_count=row[0],
-            observed_count=row[1],
-            predicted_wire_bytes=row[2],
-            observed_wire_bytes=row[3],
-            predicted_payload_bytes=row[4],
-            observed_payload_bytes=row[5],
-        )
-        for (kind, group_size), row in totals.items()
-    ]
-    return sorted(rows, key=lambda row: (-row.observed_wire_bytes, -row.predicted_wire_bytes, row.kind))
-
-
-def as_dict(rows: Iterable[Comparison]) -> list[dict[str, Any]]:
-    """The comparison as plain data."""
-    return [dataclasses.asdict(row) for row in rows]
 
 
 def explain_collectives(plan: Plan, observed: Iterable[Observed], *, width: int = 110) -> str:

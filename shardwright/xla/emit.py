@@ -31,14 +31,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.config import MESH_NAME
+from shardwright.config import IDENTITY_TARGETS, MESH_NAME
 from shardwright.errors import PlanError
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, served_from
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.partial_sums import steps_of_sum, steps_to
 from shardwright.xla.row_major import pin_row_major
-from shardwright.xla.strip import ANNOTATIONS, annotation_target, erase_annotations, strip_foreign_shardings
+from shardwright.xla.strip import annotation_target, erase_annotations, strip_foreign_shardings
 
 #: HLO opcodes that leave no operation behind: their value is their operand's or an argument.
 WITHOUT_OPERATION = frozenset({"parameter", "tuple", "get-tuple-element", "constant", "domain", "add-dependency"})
@@ -157,7 +157,7 @@ class _Emitter:
         for number, (index, operand) in enumerate(_tensors(operation.operands)):
             use = wanted[number] if number < len(wanted) else None
             self._use(operation, index, operand, _fitting(use, operand))
-        if annotation_target(operation) in ANNOTATIONS:
+        if annotation_target(operation) in IDENTITY_TARGETS:
             self.annotations.append(operation)
             if entry is None:  # the planner kept no trace of it: the value lies as its operand
                 self._define(operation.results[0], self._lies(operation.operands[0]), pinned=False)

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shardwright.config import ANNOTATION_TARGET
+from shardwright.config import MANUAL_TARGETS
 from shardwright.errors import UnsupportedProgramError
-
-#: custom-calls that only say how their operand should lie.
-ANNOTATIONS = frozenset({"Sharding", ANNOTATION_TARGET, "xla.sdy.FuncResultSharding"})
-
-#: custom-calls that enclose computations written for one device: not ours to partition.
-MANUAL = frozenset(
-    {"SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"}
-)
 
 _SHARDING_ATTRIBUTES = ("mhlo.sharding", "sdy.sharding", "mhlo.spmd_parameters_shardings", "mhlo.spmd_output_sharding")
 _FRONTEND = "mhlo.frontend_attributes"
@@ -65,7 +57,7 @@ def _strip_regions(operation: Any) -> None:
 
 def _refuse_manual(operation: Any) -> None:
     target = annotation_target(operation)
-    if target in MANUAL:
+    if target in MANUAL_TARGETS:
         raise UnsupportedProgramError(
             f"the program holds computations written for one device ({target}; shard_map or the like)",
             remedy="hand over the step without shard_map: the planner shards it",

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
+from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.rules import Factor, denied, rule_of
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.plans import Mesh, TensorSharding
 
 #: Opcodes that make no case of their own: nothing is computed, or regions are planned inside.
