@@ -19,11 +19,11 @@ from hashlib import sha256
 
 import numpy as np
 
+from shardwright.config import IDENTITY_TARGETS
 from shardwright.planner.chain import Chain, Key
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.graph import Variable
 from shardwright.planner.pbqp import IntArray
-from shardwright.planner.rules.tuples import IDENTITY_TARGETS
 from shardwright.planner.starts import Place, Start, told
 from shardwright.planner.strategies import Strategy
 from shardwright.plans import TensorSharding
