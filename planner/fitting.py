@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 #: Prices of a byte at which a first plan that fits is looked for, as parts of what the plan's own bytes would cost at
 #: its own time. Where memory is nearly free, what takes less for nothing is found; where it is dear, what takes least;
-#: once more with the peak that this plan has instead. The memory model sees more than what is priced, so that a price
-#: between them may take less than both.
-NEARLY_FREE, DEAR, BETWEEN = 8e-3, 32.0, 0.5
+#: two between them with the peaks that those plans have instead: what is dear where one plan peaks may make another
+#: peak higher elsewhere, so that a price between them may take less than both.
+NEARLY_FREE, DEAR, BETWEEN, MEDIUM = 8e-3, 32.0, 0.5, 4.0
 
 #: What a plan may need, as a multiple of what there is, that nearly fits. Where memory is dear, a plan that needs more
 #: is the end of it, unless another peak than those that were priced explains that: then one that needs `HOPELESS`
@@ -149,7 +149,7 @@ class _Fitting:
         unit = self.start.cost.step_s / self.start.memory.peak_bytes
         first = (NEARLY_FREE, DEAR) if self._excess(self.start) <= HOPELESS else (DEAR,)
         asked: tuple[float, list[Peak]] | None = None
-        for part in (*first, BETWEEN, DEAR):
+        for part in (*first, BETWEEN, MEDIUM):
             if (part * unit, self.peaks) == asked:  # of which the answer is known
                 continue
             asked = part * unit, self.peaks
