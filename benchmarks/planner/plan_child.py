@@ -42,12 +42,14 @@ def main() -> None:
 def _predict_memory_for(compiler: str) -> None:
     """Every profile gets the compiler of the profile of this name.
 
-    The judge counts memory as XLA:CPU assigns it: with `cpu` that is what the planner is asked to foresee.
+    The judge counts memory as XLA:CPU assigns it: with `cpu` that is what the planner is asked to foresee. It leaves
+    all-reduces apart (`partition.py`), which XLA:CPU merges elsewhere.
     """
     from shardwright.cost import profiles
 
     path = resources.files("shardwright.cost") / "data" / f"{compiler}.toml"
     table = tomllib.loads(path.read_text(encoding="utf-8"))["compiler"]
+    table["merges_all_reduces"]["value"] = False
     made = profiles._profile
     profiles._profile = lambda name, data: made(name, {**data, "compiler": table})
 

@@ -7,21 +7,19 @@ each element only for the same element of its result; a loop's carried values ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shardwright.cost.donated import copied_arguments
 from shardwright.cost.fusion import Kernels, fuse, round_for_products
 from shardwright.cost.hoisting import hoisted
 from shardwright.cost.inline import first_leaf
-from shardwright.cost.opcodes import ELEMENTWISE
+from shardwright.cost.opcodes import ELEMENTWISE, IN_PLACE
 from shardwright.cost.profiles import Compiler
 from shardwright.cost.program import Program
 from shardwright.cost.schedule import Step, schedule
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import TupleShape
-
-#: Kernels that write over their operands although they are not elementwise; XLA's in-place instructions.
-_IN_PLACE = frozenset({"dynamic-update-slice", "scatter", "while", "conditional", "sort", "custom-call"})
 
 #: Elementwise kernels are those whose root is: what they took in is told by `Kernels.reads`.
 _WRITES_OVER = ELEMENTWISE | {"bitcast", "reshape", "copy"}
@@ -35,6 +33,7 @@ class Buffers:
     starts / ends: first and last position at which it is live; `ends` is before `starts` where the
         value lies in another's memory.
     follows: the buffer that each one lies in whose value is written over another's.
+    free: (bytes, first, last position) of arguments that hold nothing meanwhile.
     where: per node, the buffer of each leaf; nodes that are not kept have none.
     """
 
@@ -44,6 +43,7 @@ class Buffers:
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     follows: dict[int, int] = field(default_factory=dict)
+    free: list[tuple[int, int, int]] = field(default_factory=list)
     where: list[tuple[int, ...]] = field(default_factory=list)
 
     def lifetimes(self) -> Iterator[tuple[int, int, int]]:
@@ -59,15 +59,36 @@ class Buffers:
                 yield size, starts[buffer], self.ends[buffer]
 
 
-def buffers_of(program: Program, compiler: Compiler, *, is_loop: bool = False) -> Buffers:
-    """Fuse, schedule and allocate a program as `compiler` does. is_loop: it is the body of one."""
+def buffers_of(
+    program: Program, compiler: Compiler, *, is_loop: bool = False, donated: Mapping[int, int] | None = None
+) -> Buffers:
+    """Fuse, schedule and allocate a program as `compiler` does.
+
+    is_loop: it is the body of one. donated: per parameter node, the node whose value is written over it.
+    """
     if compiler.products_read_bf16:
         round_for_products(program)
     before = hoisted(program) if is_loop and compiler.hoists_loop_invariants else frozenset()
     kernels = fuse(program, compiler, before)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
     order = schedule(program, kernels, compiler.schedule, together)
-    return allocate(program, kernels, order, before)
+    buffers = allocate(program, kernels, order, before)
+    if donated and compiler.copies_donated:
+        _copy_arguments(program, kernels, buffers, donated)
+    return buffers
+
+
+def _copy_arguments(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
+    """Add copies of parameters, from the beginning until their last readers ran; they themselves are free until they
+    are written over."""
+    position = {node: i for i, step in enumerate(buffers.order) for node in step}
+    for parameter, readers, writer in copied_arguments(program, kernels, buffers.order, donated):
+        size = sum(program.sizes_bytes[parameter])
+        buffers.owners.append((parameter, 0))
+        buffers.size_bytes.append(size)
+        buffers.starts.append(0)
+        buffers.ends.append(max(position[reader] for reader in readers))
+        buffers.free.append((size, 1, position[writer] - 1))
 
 
 def _independent_all_reduces(program: Program) -> list[Step]:
@@ -161,10 +182,10 @@ def _write_over(program: Program, kernels: Kernels, buffers: Buffers, node: int,
 
 def _reusable(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> Iterator[int]:
     opcode = program.opcodes[node]
-    if opcode not in _IN_PLACE and opcode not in _WRITES_OVER:
+    if opcode not in IN_PLACE and opcode not in _WRITES_OVER:
         return
     for source, aligned in kernels.reads[node].items():
-        if not aligned and opcode not in _IN_PLACE:
+        if not aligned and opcode not in IN_PLACE:
             continue
         for buffer in buffers.where[source]:
             if buffers.ends[buffer] == position and buffers.starts[buffer] < position:

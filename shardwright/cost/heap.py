@@ -48,6 +48,31 @@ def _live(intervals: Sequence[Interval]) -> Ints:
     return np.cumsum(change)[:-1]
 
 
+def outside(intervals: Sequence[Interval], free: Sequence[Interval]) -> list[Interval]:
+    """The buffers that remain for the heap once `free` memory, each piece while it is there, took what fits.
+
+    XLA's buffer assignment looks for room in arguments and results first: the largest buffers first, each in the
+    smallest piece that holds it (BufferAssigner::AssignSingleHloBuffer in xla/service/buffer_assignment.cc).
+    """
+    taken: dict[int, list[Interval]] = {number: [] for number in range(len(free))}
+    pieces = sorted(taken, key=lambda number: free[number].size_bytes)
+    least = (1 - _PACKED) * max((piece.size_bytes for piece in free), default=0)
+
+    def is_taken_by(buffer: Interval, number: int) -> bool:
+        piece = free[number]
+        fits = buffer.size_bytes <= piece.size_bytes and piece.start <= buffer.start and buffer.end <= piece.end
+        return fits and all(other.end < buffer.start or buffer.end < other.start for other in taken[number])
+
+    remaining = []
+    for buffer in sorted(intervals, reverse=True):
+        number = next((each for each in pieces if buffer.size_bytes >= least and is_taken_by(buffer, each)), None)
+        if number is None:
+            remaining.append(buffer)
+        else:
+            taken[number].append(buffer)
+    return remaining
+
+
 def heap_bytes(intervals: Sequence[Interval]) -> int:
     """Bytes of the heap that XLA packs the buffers into."""
     by_size = sorted(intervals, key=lambda each: (-each.size_bytes, each.start - each.end, each.start))

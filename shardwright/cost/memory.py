@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
 from shardwright.cost.buffers import Buffers, buffers_of
-from shardwright.cost.heap import Interval, heap_bytes, peak_time
+from shardwright.cost.heap import Interval, heap_bytes, outside, peak_time
 from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.opcodes import PRODUCTS
@@ -61,6 +61,9 @@ def memory_and_peak(
     profile: whose compiler to follow; the CPU's where none is given.
     """
     estimate = _Estimate(mesh, {entry.name: entry for entry in instructions}, profile or hardware_profile("cpu"))
+    estimate.donated[module.entry] = {
+        variable.number: variable.alias for variable in parameters if variable.alias is not None
+    }
     summary = MemorySummary(
         arguments_bytes=sum(_stored_bytes(variable, mesh) for variable in parameters),
         outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
@@ -99,13 +102,17 @@ class _Estimate:
     def __init__(self, mesh: Mesh, plans: dict[str, InstructionPlan], profile: HardwareProfile) -> None:
         self._lowering = Lowering(mesh, plans, profile)
         self._profile = profile
+        #: Per computation, the output leaf that is written over each parameter leaf that is given away.
+        self.donated: dict[Computation, dict[int, int]] = {}
+        self._free: dict[Computation, list[Interval]] = {}
         self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
         self._parts: dict[tuple[Computation, bool], tuple[Program, Buffers, list[int]]] = {}
 
     def peak_bytes(self, computation: Computation) -> int:
         """Bytes of intermediate values; parameters and results are the caller's."""
         intervals, _ = self._intervals(computation)
-        return heap_bytes(intervals)
+        free = self._free.get(computation)
+        return heap_bytes(outside(intervals, free) if free else intervals)
 
     def held(self, computation: Computation) -> Iterator[Held]:
         """The buffers that are live at the time at which most bytes are."""
@@ -135,7 +142,8 @@ class _Estimate:
 
     def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
         program = self._lowering.program(inlined(computation))
-        buffers = buffers_of(program, self._profile.compiler, is_loop=is_loop)
+        donated = _donated_nodes(program, self.donated.get(computation, {}))
+        buffers = buffers_of(program, self._profile.compiler, is_loop=is_loop, donated=donated)
         found: list[Interval] = []
         workspace = self._profile.compiler.product_workspace_bytes
         begins = [0]  # time of each position; what runs a body takes as long as that
@@ -148,9 +156,25 @@ class _Estimate:
             if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
                 found.append(Interval(workspace, begins[-1], begins[-1]))
             begins.append(begins[-1] + duration)
-        found += [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in buffers.lifetimes()]
+
+        def timed(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
+            return [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in pieces]
+
+        found += timed(buffers.lifetimes())
+        self._free[computation] = timed(buffers.free)
         self._parts[computation, is_loop] = program, buffers, begins
         return found, begins[-1]
+
+
+def _donated_nodes(program: Program, donated: Mapping[int, int]) -> dict[int, int]:
+    """The same by the nodes of a program, for parameters and outputs that are one array."""
+    if not donated or program.opcodes[program.root] != "tuple":
+        return {}
+    outputs = program.operands[program.root]
+    if any(len(program.sizes_bytes[node]) != 1 for node in (*program.parameters, *outputs)):
+        return {}
+    numbers = {program.instructions[node].index: node for node in program.parameters}
+    return {numbers[leaf]: outputs[output] for leaf, output in donated.items()}
 
 
 def _bodies(program: Program, step: Step) -> Iterator[tuple[Computation, bool]]:

@@ -21,6 +21,9 @@ ELEMENTWISE = EXPENSIVE_ELEMENTWISE | {
 #: Re-indexing that XLA computes inside the kernel that reads it.
 INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose", "concatenate", "copy"})
 
+#: Kernels that write over their operands although they are not elementwise; XLA's in-place instructions.
+IN_PLACE = frozenset({"dynamic-update-slice", "scatter", "while", "conditional", "sort", "custom-call"})
+
 #: Kernels of libraries, or of matrix units.
 PRODUCTS = frozenset({"dot", "convolution"})
 

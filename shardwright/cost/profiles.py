@@ -42,6 +42,8 @@ class Compiler:
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
     copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
         that dimension outermost.
+    copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
+        says that all others have read it.
     computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
     hoists_loop_invariants: whether what a loop's body computes the same way every time is computed once, before it.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
@@ -58,6 +60,7 @@ class Compiler:
     merges_all_reduces: bool
     copies_dot_operands: bool
     copies_gathered: bool
+    copies_donated: bool
     computes_bf16_in_f32: bool
     hoists_loop_invariants: bool
     product_workspace_bytes: int

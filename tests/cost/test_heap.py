@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from shardwright.cost.heap import Interval, heap_bytes, live_bytes, peak_time
+from shardwright.cost.heap import Interval, heap_bytes, live_bytes, outside, peak_time
 
 
 def test_buffers_that_do_not_meet_share_memory() -> None:
@@ -46,3 +46,16 @@ def test_the_heap_is_never_less_than_possible_and_seldom_much_more(seed: int) ->
         intervals.append(Interval(int(random.integers(1, 9)), int(start), int(start + length)))
     least = least_heap(intervals)
     assert live_bytes(intervals) <= least <= heap_bytes(intervals) <= 1.5 * least
+
+
+def test_free_memory_takes_the_largest_that_fits_while_it_is_there() -> None:
+    free = [Interval(100, 2, 8)]
+    inside, beside, early, large = Interval(90, 3, 5), Interval(80, 4, 8), Interval(90, 1, 3), Interval(110, 3, 4)
+    after = Interval(70, 6, 8)
+    assert outside([beside, inside, early, large, after], free) == [large, early, beside]
+
+
+def test_the_smallest_piece_is_taken() -> None:
+    free = [Interval(100, 0, 9), Interval(50, 0, 9)]
+    assert outside([Interval(40, 0, 9), Interval(90, 0, 9)], free) == []
+    assert outside([Interval(40, 0, 9), Interval(45, 0, 9), Interval(90, 0, 9)], free) == [Interval(40, 0, 9)]
