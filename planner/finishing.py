@@ -23,6 +23,9 @@ from shardwright.planner.preference import MOST
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.plans import Candidate, InstructionPlan, Mesh, Plan
 
+#: What a bound under a price of memory is of: what a compiler stores may hang on how it is split.
+_OF_WHAT_FITS = "; of plans that fit the memory and store what is live where the unsplit program takes most"
+
 
 class Bounding:
     """Lower bounds of chains; that of one chain can be begun ahead, on a second core."""
@@ -80,7 +83,7 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     bound_s = max((bound_s, *(_bound_s(search, bounding, each.chain, each.solved) for each in found.relaxed)))
     scope = _scope(search, found.chain)
     if found.price_bound_s:
-        scope += "; of plans that fit the memory, with all repeats of a run laid out alike"
+        scope += _OF_WHAT_FITS + ", with all repeats of a run laid out alike"
     return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
 
 
@@ -99,7 +102,7 @@ def _bounded_on_its_mesh(search: MeshSearch, found: Found, start: Tried, boundin
         f"{_scope(search, chain)}; repeats decide each for itself; moves of arrays of more than {EXACT_RANK} "
         "dimensions, or that an axis does not divide, are counted by what a device must receive"
     )
-    scope += "; of plans that fit the memory" if price else ""
+    scope += _OF_WHAT_FITS if price else ""
     made = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
     return closed(search, made) if price is None else made
 

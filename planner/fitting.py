@@ -61,7 +61,7 @@ def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
     """
     if search.needed_bytes(found) <= search.limit_bytes:
         return found
-    return _Fitting(search, found, below_s).best()
+    return Fitting(search, found, below_s).best()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,13 @@ class _Priced:
 
 
 @dataclass(slots=True, eq=False)
-class _Fitting:
+class Fitting:
     """The search for a plan of one chain that fits.
 
     start: its fastest plan. peaks: where bytes have a price: of what plans are predicted to take. any_peaks: the same,
-    of what every plan takes there. tried: what prices gave. promised_s: what those say that a plan that fits takes at
-    least, besides what is made anew for its readers, if what they price is stored in all plans.
+    of what the unsplit program takes there, which nearly every plan does. tried: what prices gave. promised_s: what
+    those say that a plan that fits takes at least, besides what is made anew for its readers, if what they price is
+    stored in all plans.
     """
 
     search: Search
@@ -94,18 +95,28 @@ class _Fitting:
         """The fastest plan that fits. Raises MemoryBudgetError."""
         self._add_peak(self.start)
         first = self._first()
-        exact = _exactly(self.search, self.start, self._model, self.any_peaks)
+        exact = _exactly(self.search, self.start, self._model, self.held_by_all())
         if exact is not None:
-            return replace(exact, price=self._bounding())
+            return replace(exact, price=self._bounding(exact))
         if first is None:
             raise too_large(self.search, self.thriftiest)
-        bound_s = self.start.solved.rolled_bound
-        return replace(self._fastest(first), price=self._bounding(), price_bound_s=bound_s)
+        best = self._fastest(first)
+        return replace(best, price=self._bounding(best), price_bound_s=self.start.solved.rolled_bound)
 
-    def _bounding(self) -> MemoryPrice:
-        """The price that promised most, of what every plan takes: it bounds all that fit."""
-        share = self.best_price / len(self.any_peaks)
-        return MemoryPrice(peaks=tuple((peak, share) for peak in self.any_peaks))
+    def _bounding(self, best: Found) -> MemoryPrice:
+        """The price that promised most, of what is live where the unsplit program peaks, free where a plan fits that
+        stores less than that: it bounds all that fit and store it."""
+        peaks = self.held_by_all([best])
+        return MemoryPrice(peaks=tuple((peak, self.best_price / len(peaks)) for peak in peaks))
+
+    def held_by_all(self, known: Sequence[Found] = ()) -> list[Peak]:
+        """Those of `any_peaks` at which no plan that fits would take more than there is.
+
+        What a compiler fuses, it does not store, and that may hang on how it is split.
+        """
+        model, limit = self._model, self.search.limit_bytes
+        fitting = [*known, *(each.found for each in self.tried if self._fits(each.found))]
+        return [peak for peak in self.any_peaks if all(model.taken_at(peak, f.decisions) <= limit for f in fitting)]
 
     @property
     def thriftiest(self) -> Found:

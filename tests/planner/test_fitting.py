@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +15,7 @@ from shardwright.errors import MemoryBudgetError
 from shardwright.planner import exact_fit
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain
+from shardwright.planner.fitting import Fitting
 from shardwright.planner.graph import Variable
 from shardwright.planner.search import Search
 from tests.planner.programs import gpt2, lower, mlp, scan
@@ -82,6 +86,22 @@ def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: st
     model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
     peak = model.peak_of_buffers(found.held, found.decisions)
     assert model.taken_at(peak, found.decisions) == pytest.approx(search.needed_bytes(found), rel=0.1)
+
+
+def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None:
+    search = searched(STEP, memory_budget=1 << 30)
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    fitting = Fitting(search, found, below_s=1.0)
+    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    stored = model.peak(found.decisions)
+    nodes = [(node.index, leaf) for node in found.chain.graph.flow.nodes for leaf in range(len(node.shapes))]
+    all_at_once = replace(stored, values=Counter(nodes))
+    fitting.any_peaks = [stored, all_at_once]
+    search.limit_bytes = max(search.needed_bytes(found), math.ceil(model.taken_at(stored, found.decisions)))
+    assert model.taken_at(all_at_once, found.decisions) > search.limit_bytes
+    assert fitting.held_by_all([found]) == [stored]
+    assert fitting.held_by_all() == [stored, all_at_once]  # nothing that fits is known
 
 
 def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
