@@ -158,8 +158,9 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
 
 def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device must have more than the peak. Were the rows of the peak alone, plans between the two would be found and
-    refused one by one, and there are hundreds."""
-    text = lower(mlp(batch=64, width=256, hidden=1024))
+    refused one by one: eight of them here. Nothing is donated: what XLA copies of that is in no row."""
+    step, arguments, _ = mlp(batch=64, width=256, hidden=1024)
+    text = lower((step, arguments, ()))
     options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
     fastest = plan(text, Cluster.local(4), options)
     solved = []
@@ -170,6 +171,6 @@ def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return solve(*arguments, **named)
 
     monkeypatch.setattr(exact_fit.ilp, "solve", counted)
-    with pytest.raises(MemoryBudgetError):
-        plan(text, Cluster.local(4), replace(options, memory_budget=fastest.memory.peak_bytes * 97 // 100))
-    assert 0 < len(solved) < 20
+    limited = plan(text, Cluster.local(4), replace(options, memory_budget=fastest.memory.peak_bytes * 99 // 100))
+    assert limited.memory.peak_bytes < fastest.memory.peak_bytes
+    assert len(solved) == 1
