@@ -31,6 +31,9 @@ from shardwright.plans import Mesh, MeshAxis
 #: Moves of arrays of up to so many dimensions are priced as XLA makes them: they are fewer, and decide more.
 EXACT_RANK = 3
 
+#: More dimensions than an array has.
+EVERY_RANK = 1000
+
 #: Payloads between which a collective's time is a straight line: far more than latencies matter for.
 _LARGE = (1 << 40, 1 << 41)
 
@@ -45,10 +48,10 @@ _SUM, _IDLE = -1, -2
 
 
 class LeastPrices(Prices):
-    """Prices of one mesh; those of moves of more than `exact_rank` dimensions are bounds, and those of uneven ones.
+    """Prices of one mesh; most of them are bounds.
 
-    follows_most: uneven ones too are followed up to that rank, and even ones of all ranks where the axes are of one
-    size: for axes of unequal sizes `cost.partitioner` knows no way for some of four dimensions.
+    even_rank, uneven_rank: of arrays of up to so many dimensions, moves between even shards are priced as XLA makes
+    them, and those from or to uneven ones.
     """
 
     def __init__(
@@ -56,14 +59,13 @@ class LeastPrices(Prices):
         mesh: Mesh,
         cluster: Cluster,
         profile: HardwareProfile,
-        exact_rank: int = EXACT_RANK,
         *,
-        follows_most: bool = False,
+        even_rank: int = EXACT_RANK,
+        uneven_rank: int = 0,
     ) -> None:
         super().__init__(mesh, cluster, profile)
-        self.exact_rank = exact_rank
-        self.follows_most = follows_most
-        self._follows_every_rank = follows_most and len({axis.size for axis in mesh.axes}) == 1
+        self.even_rank = even_rank
+        self.uneven_rank = uneven_rank
         self._least: dict[Hashable, FloatArray] = {}
         self._even_of: dict[tuple[tuple[int, ...], bytes], NDArray[np.bool_]] = {}
         self._lines = _Lines(self)
@@ -72,8 +74,8 @@ class LeastPrices(Prices):
         """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), or less."""
         even_sources, even_targets = self._even_ids(shape, sources), self._even_ids(shape, targets)
         is_even = bool(even_sources.all() and even_targets.all())
-        is_exact = shape.rank <= self.exact_rank
-        if (is_exact and (is_even or self.follows_most)) or (is_even and self._follows_every_rank):
+        is_exact = shape.rank <= self.even_rank
+        if shape.rank <= self.uneven_rank or (is_exact and is_even):
             return super().reshard_matrix(shape, sources, targets, count)
         key = (shape.dimensions if is_exact else shape.rank, shape.size_bytes, is_even, *map(bytes, (sources, targets)))
         found = self._least.get(key)

@@ -21,7 +21,7 @@ from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.force import Forced, check_force
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.graph import Graph, free_nodes, with_views
-from shardwright.planner.least_moves import LeastPrices
+from shardwright.planner.least_moves import EXACT_RANK, LeastPrices
 from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
 from shardwright.planner.pins import Requirement, allowed, called
@@ -184,12 +184,12 @@ class MeshSearch:
         prices = Prices(mesh, self.cluster, self.profile)
         return replace(chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={})
 
-    def chain_to_bound(self, mesh: Mesh, *, follows_most: bool = False) -> Chain:
+    def chain_to_bound(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
         """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
 
-        follows_most: as `LeastPrices` takes it.
+        even_rank, uneven_rank: as `LeastPrices` takes them.
         """
-        prices = LeastPrices(mesh, self.cluster, self.profile, follows_most=follows_most)
+        prices = LeastPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
         builder = BoundingBuilder(prices, pads=self.options.rewrites != "none")
         return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
 

@@ -10,7 +10,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.hlo import ArrayShape
-from shardwright.planner.least_moves import LeastPrices
+from shardwright.planner.least_moves import EVERY_RANK, EXACT_RANK, LeastPrices
 from shardwright.planner.prices import Prices
 from shardwright.planner.strategies import shardings_of
 from shardwright.planner.uneven import divides_or_pays
@@ -24,7 +24,7 @@ def both(nodes: Cluster, mesh: Mesh, shape: ArrayShape, **exact: Any) -> tuple[n
     exact: which moves are to be followed; none of many dimensions else.
     """
     profile = hardware_profile("a100")
-    least, real = LeastPrices(mesh, nodes, profile, **{"exact_rank": 0, **exact}), Prices(mesh, nodes, profile)
+    least, real = LeastPrices(mesh, nodes, profile, **{"even_rank": 0, **exact}), Prices(mesh, nodes, profile)
     found = []
     for prices in (least, real):
         ids = [prices.identify(each) for each in shardings_of(shape, mesh, partial=True, may_split=divides_or_pays)]
@@ -55,7 +55,7 @@ def test_what_one_collective_does_costs_as_much() -> None:
 def test_even_moves_are_followed_beside_uneven_ones() -> None:
     mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (1024, 27))
     rough, real = both(cluster(8), mesh, shape)
-    least, _ = both(cluster(8), mesh, shape, exact_rank=2)
+    least, _ = both(cluster(8), mesh, shape, even_rank=2)
     layouts = list(shardings_of(shape, mesh, partial=True, may_split=divides_or_pays))
     even = np.array([each.is_even(shape.dimensions, mesh) for each in layouts])
     assert 0 < even.sum() < len(even)
@@ -66,16 +66,14 @@ def test_even_moves_are_followed_beside_uneven_ones() -> None:
 
 def test_uneven_moves_are_followed_where_that_is_asked_for() -> None:
     mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (1024, 27))
-    least, real = both(cluster(8), mesh, shape, exact_rank=2, follows_most=True)
+    least, real = both(cluster(8), mesh, shape, even_rank=2, uneven_rank=2)
     assert np.array_equal(least, real)
 
 
-def test_where_axes_are_of_one_size_even_moves_of_any_rank_are_followed() -> None:
-    shape = ArrayShape("f32", (64, 64, 64, 64))
-    least, real = both(cluster(8), Mesh.of({"x": 2, "y": 2, "z": 2}), shape, exact_rank=3, follows_most=True)
+@pytest.mark.parametrize("sizes", [{"x": 2, "y": 2, "z": 2}, {"x": 2, "y": 4, "z": 2}])
+def test_even_moves_of_any_rank_are_followed_where_that_is_asked_for(sizes: dict[str, int]) -> None:
+    shape, mesh = ArrayShape("f32", (64, 64, 64, 64)), Mesh.of(sizes)
+    least, real = both(cluster(mesh.device_count), mesh, shape, even_rank=EVERY_RANK)
     assert np.array_equal(least, real)
-    mesh = Mesh.of({"x": 2, "y": 4})
-    prices = LeastPrices(mesh, cluster(8), hardware_profile("a100"), follows_most=True)
-    ids = np.array([prices.identify(each) for each in shardings_of(shape, mesh)])
-    exact = Prices.reshard_matrix(prices, shape, ids, ids, 1.0)
-    assert np.any(prices.reshard_matrix(shape, ids, ids, 1.0) < exact)
+    rough, _ = both(cluster(mesh.device_count), mesh, shape, even_rank=EXACT_RANK)
+    assert np.any(rough < real)
