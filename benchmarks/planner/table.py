@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner.gaps import BAR
 from benchmarks.planner.report import ratio_of, summary
 from benchmarks.planner.results import read_outcomes
 from benchmarks.planner.suite import BUDGETS, entries
 
 _HEAD = (
-    "| case | budget | plan: wire MB | best expert | its wire MB | ratio of times | memory: plan / budget, GB |",
-    "|---|---|---|---|---|---|---|",
+    "| case | budget | wire MB | best expert | its wire MB | ratio of times | gap | GB predicted / taken / allowed |",
+    "|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -41,7 +42,15 @@ def _cells(outcome: dict[str, Any]) -> Iterator[str]:
     yield _wire(expert) if expert else ""
     ratio = ratio_of(outcome)
     yield "" if ratio is None else f"**{ratio:.3f}**" if ratio > 1.01 else f"{ratio:.3f}"
+    yield _gap(outcome["planner"]["gap"]) if ours else ""
     yield _memory(outcome) if ours else ""
+
+
+def _gap(gap: float | None) -> str:
+    """How far from optimal the plan can be, by its own certificate."""
+    if gap is None:
+        return "none"
+    return f"**{gap:.2%}**" if gap > BAR else f"{gap:.2%}"
 
 
 def _why_not(outcome: dict[str, Any]) -> str:
@@ -56,9 +65,8 @@ def _wire(figures: dict[str, Any]) -> str:
 
 def _memory(outcome: dict[str, Any]) -> str:
     taken, budget = outcome["ours"]["memory_bytes"], outcome["budget_bytes"]
-    if taken is None:
-        return f"? / {budget / 1e9:.2f}"
-    said = f"{taken / 1e9:.2f} / {budget / 1e9:.2f}"
+    predicted = outcome["planner"]["predicted_memory_bytes"]
+    said = " / ".join("?" if each is None else f"{each / 1e9:.2f}" for each in (predicted, taken, budget))
     return said if outcome["fits"] else f"**{said}**"
 
 

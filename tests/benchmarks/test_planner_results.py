@@ -26,7 +26,8 @@ def outcome(entry, budget, *, ours_s=1.0, expert_s=1.0, fits=True, **changes):
 
     return {
         "case": entry.name, "budget": budget, "budget_bytes": 3e9, "machine": "a100", "ours": figures(ours_s),
-        "best_expert": "zero1", "expert": figures(expert_s), "fits": fits, **changes,
+        "best_expert": "zero1", "expert": figures(expert_s), "fits": fits,
+        "planner": {"gap": 0.004, "predicted_memory_bytes": 1.9e9}, **changes,
     }  # fmt: skip
 
 
@@ -71,11 +72,14 @@ def test_only_what_fits_counts_as_good():
 
 def test_a_table_has_a_row_for_each_outcome_in_the_order_of_the_suite():
     failed = {"case": DLRM.name, "budget": 0.25, "best_expert": None, "expert": None, "refused": "PlanRefused: no"}
-    lines = markdown([failed, outcome(GPT2, 0.5, ours_s=0.9, fits=False), outcome(GPT2, 1.0, ours_s=1.1)]).splitlines()
+    wide = {"gap": 0.02, "predicted_memory_bytes": 1.9e9}
+    lines = markdown(
+        [failed, outcome(GPT2, 0.5, ours_s=0.9, fits=False), outcome(GPT2, 1.0, ours_s=1.1, planner=wide)]
+    ).splitlines()
     assert lines[2:5] == [
-        "| gpt2-124M-8 | 100% | 5 | zero1 | 5 | **1.100** | 2.00 / 3.00 |",
-        "| gpt2-124M-8 | 50% | 5 | zero1 | 5 | 0.900 | **2.00 / 3.00** |",
-        "| dlrm-1M-8 | 25% | refused | none fits |  |  |  |",
+        "| gpt2-124M-8 | 100% | 5 | zero1 | 5 | **1.100** | **2.00%** | 1.90 / 2.00 / 3.00 |",
+        "| gpt2-124M-8 | 50% | 5 | zero1 | 5 | 0.900 | 0.40% | **1.90 / 2.00 / 3.00** |",
+        "| dlrm-1M-8 | 25% | refused | none fits |  |  |  |  |",
     ]
 
 
