@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
+import numpy.ma  # by np.unique, when it is first called: a tenth of a second of the first plan
 from numpy.typing import NDArray
 
 from shardwright.cost import compute_time_s

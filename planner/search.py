@@ -235,16 +235,24 @@ class Search(MeshSearch):
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
             raise outcome.refusal or PlanError("no mesh can be planned")
-        self._best = bounded(self, bounded_by_price(self, outcome.found), self.bounding)
-        self.report("check", str(self._best.mesh))
-        made = assembled(self, self._best, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
+        found = bounded_by_price(self, outcome.found)
+        self.report("check", str(found.mesh))
+        made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
+        best = bounded(self, found, self.bounding)
+        made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
+        return replace(made, planning_s=self.clock.elapsed_s)
+
+    def _written_down(self, found: Found, outcome: Outcome) -> Plan:
+        """A plan of an outcome, checked."""
+        self._best = found
+        made = assembled(self, found, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
         made = replace(made, notes=(*made.notes, *outcome.notes))
         options = self.options
         module, made = without_idle_views(
             self.program.module, made, arguments=options.argument_views, outputs=options.output_views
         )
         check_plan(module, made)
-        return replace(made, planning_s=self.clock.elapsed_s)
+        return made
 
     def _try_meshes(self) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
         """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""

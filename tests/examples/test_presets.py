@@ -106,7 +106,7 @@ def test_lowered_text_keeps_annotations_and_unused_arguments() -> None:
     assert [argument.name for argument in program.arguments] == ["x", "unused"]
     assert program.aliases == {0: 0}
     assert "shardwright.annotate" in program.as_text()
-    with pytest.raises(sw.OptionError, match="has 3 parameters"):
+    with pytest.raises(sw.OptionError, match="has 3 positional parameters"):
         sw.lower(step, x, x, 2.0, donate_argnums=-5)
 
 
