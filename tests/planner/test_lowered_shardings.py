@@ -137,7 +137,7 @@ def test_shard_map_is_refused_with_its_line(partitioner: str) -> None:
 
 def test_donors_share_the_memory_of_an_output_of_their_type() -> None:
     def update(w: Any, x: Any, m: Any) -> Any:
-        return (x @ w).sum(), m + 1, w * 2
+        return x.sum(), m + 1, w * 2  # nothing else reads what is donated: it would be copied for that
 
     shapes = shape(16, 32), shape(8, 16), shape(4)
     text = lowered(update, *shapes, donate_argnums=(0, 2), in_shardings=(on(None, "tp"), None, None))
