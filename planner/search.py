@@ -235,16 +235,15 @@ class Search(MeshSearch):
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
             raise outcome.refusal or PlanError("no mesh can be planned")
-        found = bounded_by_price(self, outcome.found)
-        self.report("check", str(found.mesh))
+        self._best = found = bounded_by_price(self, outcome.found)
         made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
-        best = bounded(self, found, self.bounding)
+        self._best = best = bounded(self, found, self.bounding)
+        self.report("check", str(best.mesh))
         made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
         return replace(made, planning_s=self.clock.elapsed_s)
 
     def _written_down(self, found: Found, outcome: Outcome) -> Plan:
         """A plan of an outcome, checked."""
-        self._best = found
         made = assembled(self, found, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
         made = replace(made, notes=(*made.notes, *outcome.notes))
         options = self.options

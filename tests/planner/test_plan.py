@@ -266,6 +266,7 @@ def test_any_number_of_devices(devices: int) -> None:
 def test_candidates_progress_and_names() -> None:
     seen: list[PlanProgress] = []
     planned = plan(lower(mlp()), EIGHT, progress=seen.append)
+    assert 0 < seen[-1].lower_bound_s == planned.cost.lower_bound_s
     searched = [str(c.mesh) for c in planned.candidates if c.name == "search"]
     assert searched[:2] == ["data=8", "data=4 × model=2"]  # 2x4 is the same problem
     assert searched[2:] == ["data=2 × model=2 × sequence=2"]  # descended from these
