@@ -15,23 +15,21 @@ from shardwright.planner.bound import best_alike, lower_bound
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import descend
 from shardwright.planner.found import LEAST_GAIN, Found
-from shardwright.planner.least_moves import EVERY_RANK, EXACT_RANK
+from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.mesh_search import MeshSearch
 
 #: The gap that a plan may have.
 MOST_OPEN = 0.01
-
-#: Up to which ranks even moves are followed, step by step; uneven ones are up to `EXACT_RANK`.
-_EVEN_RANKS = (EXACT_RANK, EVERY_RANK)
 
 
 def closed(search: MeshSearch, found: Found) -> Found:
     """A plan on three axes that fits at no price, or a faster one that does, with a better bound. A deadline leaves it
     as it is."""
     clock = search.clock
+    most = max(shape.rank for node in search.flow.nodes for shape in node.shapes)
     interrupts, clock.interrupts = clock.interrupts, True
     try:
-        for even_rank in _EVEN_RANKS:
+        for even_rank in sorted({EXACT_RANK, max(EXACT_RANK, most)}):  # uneven moves only up to the first
             if found.cost.gap <= MOST_OPEN or clock.is_late:
                 break
             search.report("search", str(found.mesh))

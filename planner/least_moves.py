@@ -31,9 +31,6 @@ from shardwright.plans import Mesh, MeshAxis
 #: Moves of arrays of up to so many dimensions are priced as XLA makes them: they are fewer, and decide more.
 EXACT_RANK = 3
 
-#: More dimensions than an array has.
-EVERY_RANK = 1000
-
 #: Payloads between which a collective's time is a straight line: far more than latencies matter for.
 _LARGE = (1 << 40, 1 << 41)
 
