@@ -27,7 +27,8 @@ from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import rule_of
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments import CHOOSERS, Segments
-from shardwright.planner.strategies import Near, StrategyBuilder, StrategySet, signature, ways_through
+from shardwright.planner.signatures import signature
+from shardwright.planner.strategies import Near, StrategyBuilder, StrategySet, ways_through
 
 #: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
 _REMADE = frozenset({

@@ -21,11 +21,9 @@ from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, denied, rule_of
 from shardwright.planner.rules.halo import exchanged_bytes
 from shardwright.planner.rules.linear import linear_ways, reduced_at_once
+from shardwright.planner.signatures import signature
 from shardwright.planner.uneven import MaySplit, divides, divides_or_pays, divides_or_pays_along_one
 from shardwright.plans import Mesh, TensorSharding
-
-#: Attributes that say nothing about what an instruction computes.
-_IRRELEVANT = frozenset({"metadata", "frontend_attributes", "sharding", "backend_config", "to_apply", "origin"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -473,19 +471,3 @@ def _split(
             return None
         dims[dim] = (*dims[dim], axis)
     return dims
-
-
-def signature(instruction: Instruction) -> object:
-    """What strategies depend on: opcode, shapes, attributes, and what the applied region computes."""
-    return (
-        instruction.opcode,
-        tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves),
-        tuple(o.payload for o in instruction.operands if o.opcode == "constant"),  # a sum from 5 is split otherwise
-        instruction.shape.leaves,
-        tuple((a.name, a.text) for a in instruction.attributes.values() if a.name not in _IRRELEVANT),
-        tuple(
-            tuple((inner.opcode, inner.index) for inner in computation)
-            for called in instruction.called.values()
-            for computation in called
-        ),
-    )

@@ -9,7 +9,8 @@ from shardwright.cost import hardware_profile
 from shardwright.hlo import parse
 from shardwright.planner.bounding_strategies import BoundingBuilder
 from shardwright.planner.prices import Prices
-from shardwright.planner.strategies import StrategyBuilder, StrategySet, signature, ways_through
+from shardwright.planner.signatures import signature
+from shardwright.planner.strategies import StrategyBuilder, StrategySet, ways_through
 from shardwright.plans import Mesh
 from tests.planner.programs import PROGRAMS, lower
 from tests.planner.test_meshes import cluster
