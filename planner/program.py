@@ -28,6 +28,7 @@ from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import Requirement
 from shardwright.planner.recompute import Recomputation, rematerialized
 from shardwright.planner.rewrites.apart import reduced_apart
+from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
@@ -73,7 +74,7 @@ class Program:
         options, twins = self.options, dict[str, str]()
         module = self._written
         if options.rewrites != "none":
-            module = in_rounds(reduced_apart(own_rows(module)))
+            module = normalizations_taken_apart(in_rounds(reduced_apart(own_rows(module))))
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)

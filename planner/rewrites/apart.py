@@ -6,8 +6,9 @@ all-reduce, or leaves to be summed later. Where the region mixes the arrays (arg
 
 from __future__ import annotations
 
-from shardwright.hlo import Computation, Instruction, Module, parse
+from shardwright.hlo import Computation, Instruction, Module
 from shardwright.planner.rewrites import edit
+from shardwright.planner.rewrites.writing import combining
 from shardwright.planner.rules.reduction import reductions_of
 
 
@@ -44,7 +45,7 @@ def _taken_apart(
     for number, (kind, shape) in enumerate(zip(kinds, together.shape.leaves, strict=True)):
         key = (kind, shape.element_type)
         if key not in regions:
-            regions[key] = _region(names.like(*key), *key)
+            regions[key] = combining(names.like(*key), *key)
         called = {"to_apply": (regions[key],)}
         reduce = edit.copy_of(
             together,
@@ -59,16 +60,3 @@ def _taken_apart(
     together.opcode, together.operands, together.called = "tuple", tuple(reduces), {}
     together.attributes = {n: a for n, a in together.attributes.items() if n not in ("dimensions", "to_apply")}
     return reduces
-
-
-def _region(name: str, opcode: str, element_type: str) -> Computation:
-    region = parse(f"""HloModule region
-
-ENTRY {name} {{
-  {name}.a = {element_type}[] parameter(0)
-  {name}.b = {element_type}[] parameter(1)
-  ROOT {name}.both = {element_type}[] {opcode}({name}.a, {name}.b)
-}}
-""").entry
-    region.is_entry = False
-    return region

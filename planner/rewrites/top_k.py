@@ -17,6 +17,7 @@ from math import prod
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape, parse
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rewrites import edit
+from shardwright.planner.rewrites.writing import Writer
 
 #: Elements up to which a top-k is searched for in rounds, as many as routers take: each round reads the whole array.
 MOST_ROUNDS = 8
@@ -55,19 +56,20 @@ class _Rounds:
 
     def __init__(self, top_k: Instruction, names: edit.Names, regions: dict[str, Computation]) -> None:
         self._top_k, self._names, self._regions = top_k, names, regions
+        self._writer = Writer(top_k, names)
+        self._add = self._writer.array
         searched = top_k.operands[0].shape.leaves[0]
         self._type, self._dims = searched.element_type, searched.dimensions
         bits = ELEMENT_BITS[self._type]
         self._key_type = f"s{bits}" if self._type in _FLOATS else self._type
         self._lowest = 0 if self._key_type.startswith("u") else -(2 ** (bits - 1))
         self._all_but_sign = 2 ** (bits - 1) - 1
-        self._out: list[Instruction] = []
 
     def write(self) -> list[Instruction]:
         """The new instructions that the tuple reads, in order."""
         (array,) = self._top_k.operands
         keys, places = self._keys(array), self._add("iota", "s32", self._dims, iota_dimension=str(len(self._dims) - 1))
-        lowest, found = self._constant(self._key_type, self._lowest), self._constant("s32", _FOUND)
+        lowest, found = self._writer.constant(self._key_type, self._lowest), self._writer.constant("s32", _FOUND)
         largest: list[Instruction] = []
         where: list[Instruction] = []
         for number in range(self._top_k.get("k")):
@@ -76,12 +78,12 @@ class _Rounds:
                 keys = self._add("select", self._key_type, self._dims, is_found, self._spread(lowest), keys)
                 places = self._add("select", "s32", self._dims, is_found, self._spread(found), places)
             best = self._search(keys, places, lowest, found)
-            largest.append(self._element(best, 0))
-            where.append(self._element(best, 1))
+            largest.append(self._writer.element(best, 0))
+            where.append(self._writer.element(best, 1))
         self._top_k.operands = (self._values(self._side_by_side(largest)), self._side_by_side(where))
         self._top_k.opcode = "tuple"
         self._top_k.attributes = {n: a for n, a in self._top_k.attributes.items() if n not in ("k", "largest")}
-        return [edit.consistent(each) for each in self._out]
+        return [edit.consistent(each) for each in self._writer.written]
 
     def _search(self, keys: Instruction, places: Instruction, lowest: Instruction, found: Instruction) -> Instruction:
         """(the largest key, the first place where it stands) of each row."""
@@ -90,10 +92,7 @@ class _Rounds:
         region = self._regions[self._key_type]
         rows = self._dims[:-1]
         shape = TupleShape((ArrayShape(self._key_type, rows), ArrayShape("s32", rows)))
-        reduce = self._instruction("reduce", shape, keys, places, lowest, found, dimensions=f"{{{len(rows)}}}")
-        reduce.called = {"to_apply": (region,)}
-        reduce.attributes |= edit.calling(reduce.called)
-        return reduce
+        return self._writer.reduce(shape, region, (len(rows),), keys, places, lowest, found)
 
     def _keys(self, array: Instruction) -> Instruction:
         """Integers in the order of the elements; in the opposite one where the smallest are looked for."""
@@ -115,7 +114,9 @@ class _Rounds:
         bits = value
         if into == self._key_type:
             bits = self._add("bitcast-convert", into, dims, value)
-        zero, mask = (self._spread(self._constant(self._key_type, each), dims) for each in (0, self._all_but_sign))
+        zero, mask = (
+            self._spread(self._writer.constant(self._key_type, each), dims) for each in (0, self._all_but_sign)
+        )
         is_negative = self._add("compare", "pred", dims, bits, zero, direction="LT")
         turned = self._add("xor", self._key_type, dims, bits, mask)
         made = self._add("select", self._key_type, dims, is_negative, turned, bits)
@@ -132,37 +133,7 @@ class _Rounds:
 
     def _spread(self, value: Instruction, dims: tuple[int, ...] | None = None) -> Instruction:
         """A scalar, or one element a row, over all of the array, or over `dims`."""
-        leaf = value.shape.leaves[0]
-        mapped = ",".join(map(str, range(leaf.rank)))
-        return self._add("broadcast", leaf.element_type, dims or self._dims, value, dimensions=f"{{{mapped}}}")
-
-    def _element(self, pair: Instruction, index: int) -> Instruction:
-        leaf = pair.shape.leaves[index]
-        made = self._add("get-tuple-element", leaf.element_type, leaf.dimensions, pair, index=str(index))
-        made.index = index
-        return made
-
-    def _constant(self, element_type: str, value: int) -> Instruction:
-        made = self._add("constant", element_type, ())
-        made.payload = str(value)
-        return made
-
-    def _add(
-        self, opcode: str, element_type: str, dims: tuple[int, ...], *operands: Instruction, **attributes: str
-    ) -> Instruction:
-        return self._instruction(opcode, ArrayShape(element_type, dims), *operands, **attributes)
-
-    def _instruction(
-        self, opcode: str, shape: ArrayShape | TupleShape, *operands: Instruction, **attributes: str
-    ) -> Instruction:
-        """One more instruction, with the source line of the top-k."""
-        name = self._names.like(self._top_k.name, opcode)
-        made = Instruction(name, opcode, shape, operands, line=self._top_k.line)
-        made.attributes = {name: edit.attribute(name, text) for name, text in attributes.items()}
-        if "metadata" in self._top_k.attributes:
-            made.attributes["metadata"] = self._top_k.attributes["metadata"]
-        self._out.append(made)
-        return made
+        return self._writer.spread(value, dims or self._dims, range(value.shape.leaves[0].rank))
 
 
 def _larger(name: str, key_type: str) -> Computation:

@@ -1,0 +1,146 @@
+"""Batch normalization is written as the sums and elementwise instructions that it is made of, which XLA splits.
+
+TensorFlow and PyTorch lower their layers to `batch-norm-training`, `-grad` and `-inference`. XLA gathers the arrays of
+these whole, along every dimension, before it computes them on every device; it takes them apart after it has
+partitioned. Taken apart before, the batch (and an image) splits at the cost of sums of one number a feature, which are
+all-reduced, and the features at none.
+
+The arithmetic is that of XLA's `BatchNormExpander`
+(https://github.com/openxla/xla/blob/main/xla/service/batchnorm_expander.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
+from shardwright.planner.rewrites import edit
+from shardwright.planner.rewrites.writing import Writer, combining
+
+_FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
+
+
+def normalizations_taken_apart(module: Module) -> Module:
+    """`module` without batch normalizations; the same one where there is none.
+
+    Left as they are: those of several element types, whose roundings are XLA's own, and of dynamic sizes. Where a
+    normalization was, its result, or the tuple of its results, has its name.
+    """
+    found = {instruction for instruction in module.instructions() if _can_be_taken_apart(instruction)}
+    if not found:
+        return module
+    names = edit.Names(module)
+    regions: dict[str, Computation] = {}
+    made = edit.expanded(module, found, lambda _, norm: _Normalization(norm, names, regions).write())
+    return edit.module_of(made, [*regions.values(), *made.computations])
+
+
+def _can_be_taken_apart(instruction: Instruction) -> bool:
+    if instruction.opcode not in _PARTS:
+        return False
+    leaves = [leaf for value in (*instruction.operands, instruction) for leaf in value.shape.leaves]
+    kinds = {leaf.element_type for leaf in leaves}
+    return len(kinds) == 1 and kinds <= _FLOATS and not any(any(leaf.dynamic) for leaf in leaves)
+
+
+class _Normalization:
+    """Takes one normalization apart, and makes its result of what it wrote.
+
+    regions: the sums that a module's normalizations share, by element type.
+    """
+
+    def __init__(self, norm: Instruction, names: edit.Names, regions: dict[str, Computation]) -> None:
+        self._norm = norm
+        self._writer = Writer(norm, names)
+        array = norm.operands[0].shape.leaves[0]
+        self._type, self._dims = array.element_type, array.dimensions
+        self._feature = norm.get("feature_index")
+        self._summed = tuple(dim for dim in range(len(self._dims)) if dim != self._feature)
+        self._count = prod(self._dims[dim] for dim in self._summed)
+        if self._type not in regions:
+            regions[self._type] = combining(names.like("sum", self._type), "add", self._type)
+        self._region = regions[self._type]
+
+    def write(self) -> list[Instruction]:
+        """The new instructions that the result is made of, in order."""
+        results = _PARTS[self._norm.opcode](self, *self._norm.operands)
+        if isinstance(self._norm.shape, TupleShape):
+            self._norm.opcode, self._norm.operands = "tuple", results
+        else:  # the last instruction itself takes the name of what it stands for
+            (last,) = results
+            self._norm.opcode, self._norm.operands = last.opcode, last.operands
+            self._writer.written.remove(last)
+        gone = ("epsilon", "feature_index")
+        self._norm.attributes = {name: each for name, each in self._norm.attributes.items() if name not in gone}
+        return [edit.consistent(each) for each in self._writer.written]
+
+    def training(self, x: Instruction, scale: Instruction, offset: Instruction) -> tuple[Instruction, ...]:
+        """(the normalized array, mean, variance): variance is the mean of squares without the square of the mean."""
+        add = self._writer.alike
+        mean = self._per_feature(self._sum(x))
+        squares = self._per_feature(self._sum(add("multiply", x, x)))
+        variance = add("subtract", squares, add("multiply", mean, mean))
+        centred = add("subtract", x, self._spread(mean))
+        normalized = add("multiply", centred, self._spread(self._inverse_deviation(variance)))
+        scaled = add("multiply", normalized, self._spread(scale))
+        return add("add", scaled, self._spread(offset)), mean, variance
+
+    def inference(
+        self, x: Instruction, scale: Instruction, offset: Instruction, mean: Instruction, variance: Instruction
+    ) -> tuple[Instruction, ...]:
+        """One product and one sum an element."""
+        add = self._writer.alike
+        factor = add("multiply", scale, self._inverse_deviation(variance))
+        shift = add("subtract", offset, add("multiply", mean, factor))
+        return (add("add", add("multiply", x, self._spread(factor)), self._spread(shift)),)
+
+    def gradient(
+        self, x: Instruction, scale: Instruction, mean: Instruction, variance: Instruction, given: Instruction
+    ) -> tuple[Instruction, ...]:
+        """(gradient of the array, of scale, of offset), of n elements a feature:
+        scale / deviation / n · (n · given − Σ given − centred · Σ (given · centred) / (variance + ε))."""
+        add = self._writer.alike
+        inverse = self._inverse_deviation(variance)
+        centred = add("subtract", x, self._spread(mean))
+        of_offset = self._sum(given)
+        along = self._sum(add("multiply", given, centred))
+        of_scale = add("multiply", along, inverse)
+        count = self._spread(self._number(self._count), whole=True)
+        pulled = add("multiply", self._spread(along), centred)
+        pulled = add("divide", pulled, self._spread(self._above_zero(variance)))
+        less = add("subtract", add("multiply", count, given), self._spread(of_offset))
+        factor = add("divide", add("multiply", scale, inverse), self._of_features(self._number(self._count)))
+        return add("multiply", self._spread(factor), add("subtract", less, pulled)), of_scale, of_offset
+
+    def _inverse_deviation(self, variance: Instruction) -> Instruction:
+        return self._writer.alike("rsqrt", self._above_zero(variance))
+
+    def _above_zero(self, variance: Instruction) -> Instruction:
+        epsilon = self._of_features(self._number(self._norm.get("epsilon")))
+        return self._writer.alike("add", variance, epsilon)
+
+    def _per_feature(self, total: Instruction) -> Instruction:
+        """The mean of a feature from its sum."""
+        return self._writer.alike("divide", total, self._of_features(self._number(self._count)))
+
+    def _sum(self, array: Instruction) -> Instruction:
+        shape = ArrayShape(self._type, (self._dims[self._feature],))
+        return self._writer.reduce(shape, self._region, self._summed, array, self._number(0))
+
+    def _number(self, value: float) -> Instruction:
+        return self._writer.constant(self._type, value)
+
+    def _of_features(self, scalar: Instruction) -> Instruction:
+        return self._writer.spread(scalar, (self._dims[self._feature],), ())
+
+    def _spread(self, value: Instruction, *, whole: bool = False) -> Instruction:
+        """One number a feature, or a single one for the whole array, over all elements."""
+        return self._writer.spread(value, self._dims, () if whole else (self._feature,))
+
+
+_PARTS: dict[str, Callable[..., tuple[Instruction, ...]]] = {
+    "batch-norm-training": _Normalization.training,
+    "batch-norm-inference": _Normalization.inference,
+    "batch-norm-grad": _Normalization.gradient,
+}

@@ -1,0 +1,76 @@
+"""Writing instructions in place of one: each with a name made of its name, and its source line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.hlo import ArrayShape, Computation, Instruction, Shape, parse
+from shardwright.planner.rewrites import edit
+
+
+class Writer:
+    """Writes what stands in place of `instead_of`; `written` holds it in order."""
+
+    def __init__(self, instead_of: Instruction, names: edit.Names) -> None:
+        self._instead_of, self._names = instead_of, names
+        self.written: list[Instruction] = []
+
+    def array(
+        self, opcode: str, element_type: str, dims: tuple[int, ...], *operands: Instruction, **attributes: str
+    ) -> Instruction:
+        """An instruction that makes one array. attributes: their texts by name."""
+        return self.instruction(opcode, ArrayShape(element_type, dims), *operands, **attributes)
+
+    def instruction(self, opcode: str, shape: Shape, *operands: Instruction, **attributes: str) -> Instruction:
+        """An instruction of any shape."""
+        name = self._names.like(self._instead_of.name, opcode)
+        made = Instruction(name, opcode, shape, operands, line=self._instead_of.line)
+        made.attributes = {name: edit.attribute(name, text) for name, text in attributes.items()}
+        if "metadata" in self._instead_of.attributes:
+            made.attributes["metadata"] = self._instead_of.attributes["metadata"]
+        self.written.append(made)
+        return made
+
+    def alike(self, opcode: str, *operands: Instruction) -> Instruction:
+        """An instruction whose result has the shape of its first operand."""
+        leaf = operands[0].shape.leaves[0]
+        return self.array(opcode, leaf.element_type, leaf.dimensions, *operands)
+
+    def reduce(self, shape: Shape, region: Computation, dims: Sequence[int], *operands: Instruction) -> Instruction:
+        """A reduction of arrays, from initial values, over `dims`."""
+        made = self.instruction("reduce", shape, *operands, dimensions=f"{{{','.join(map(str, dims))}}}")
+        made.called = {"to_apply": (region,)}
+        made.attributes |= edit.calling(made.called)
+        return made
+
+    def spread(self, value: Instruction, dims: tuple[int, ...], along: Sequence[int]) -> Instruction:
+        """An array over all of `dims`: its own dimensions are those of `along`."""
+        mapped = f"{{{','.join(map(str, along))}}}"
+        return self.array("broadcast", value.shape.leaves[0].element_type, dims, value, dimensions=mapped)
+
+    def constant(self, element_type: str, value: float) -> Instruction:
+        """A scalar."""
+        made = self.array("constant", element_type, ())
+        made.payload = str(value)
+        return made
+
+    def element(self, of: Instruction, index: int) -> Instruction:
+        """An array of a tuple."""
+        leaf = of.shape.leaves[index]
+        made = self.array("get-tuple-element", leaf.element_type, leaf.dimensions, of, index=str(index))
+        made.index = index
+        return made
+
+
+def combining(name: str, opcode: str, element_type: str) -> Computation:
+    """A region of this name that takes two numbers to one by `opcode`."""
+    region = parse(f"""HloModule region
+
+ENTRY {name} {{
+  {name}.a = {element_type}[] parameter(0)
+  {name}.b = {element_type}[] parameter(1)
+  ROOT {name}.both = {element_type}[] {opcode}({name}.a, {name}.b)
+}}
+""").entry
+    region.is_entry = False
+    return region
