@@ -1,4 +1,8 @@
-"""One computation for each element of a batch: matrix decompositions and library calls, split along the batch."""
+"""One computation for each element of a batch, split along it: matrix decompositions, Fourier transforms, top-k and
+library calls.
+
+XLA's partitioner has no case for Fourier transforms and top-k: `xla/manual.py` emits them as manual computations.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,22 @@ def decomposition(instruction: Instruction) -> OpRule:
     """`b i j -> b i j`: the dimensions before the matrices; each matrix stays whole."""
     rank = instruction.shape.leaves[0].rank
     return rule(_batch(instruction, range(rank - 2)), "XLA gathers the matrices, also what could be solved apart")
+
+
+@strategy_rule("fft")
+def fourier_transform(instruction: Instruction) -> OpRule:
+    """`b i -> b j`: the dimensions before those that are transformed; no shard is padded."""
+    rank = instruction.shape.leaves[0].rank
+    batch = range(rank - len(instruction.get("fft_length")))
+    return rule(_batch(instruction, batch, may_pad=False), "a Fourier transform takes its dimensions whole")
+
+
+@strategy_rule("topk")
+def top_k(instruction: Instruction) -> OpRule:
+    """`b i -> b k, b k`: all dimensions but the searched one; no shard is padded."""
+    searched = instruction.shape.leaves[0].rank - 1
+    batch = _batch(instruction, range(searched), may_pad=False)
+    return rule(batch, f"dimension {searched} is searched; up to 8 elements are searched in rounds")
 
 
 @strategy_rule("custom-call")
@@ -33,8 +53,9 @@ def custom_call(instruction: Instruction) -> OpRule:
     return replicated(f"custom call {target!r} is opaque: it runs whole on every device")
 
 
-def _batch(instruction: Instruction, dims: Iterable[int]) -> Iterable[Factor | None]:
+def _batch(instruction: Instruction, dims: Iterable[int], *, may_pad: bool = True) -> Iterable[Factor | None]:
     """A factor for each of the leading dimensions that all operands and results share."""
     operands, results = range(len(operand_leaves(instruction))), range(len(instruction.shape.leaves))
     for dim in dims:
-        yield factor(instruction, f"b{dim}", dict.fromkeys(operands, dim), dict.fromkeys(results, dim))
+        shared = dict.fromkeys(operands, dim), dict.fromkeys(results, dim)
+        yield factor(instruction, f"b{dim}", *shared, may_pad=may_pad)

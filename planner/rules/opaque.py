@@ -28,10 +28,8 @@ only_replicated(
 )  # fmt: skip
 only_replicated("new in XLA: jaxlib's parser does not know it yet", "shuffle")
 only_replicated("XLA draws all numbers on every device; a split result is cut out of them", "rng-bit-generator")
-only_replicated("XLA gathers a Fourier transform whole, its batch too", "fft")
 only_replicated("its size is known only at run time", "dynamic-reshape", "get-dimension-size", "set-dimension-size")
 only_replicated("XLA cannot convert block-scaled products to StableHLO", "scaled-dot")
 only_replicated("XLA's partitioner has no case for the scan opcode (JAX's scan is a while)", "scan")
 only_replicated("XLA gathers the batch, and its features as well; taken apart before the search",
                 "batch-norm-grad", "batch-norm-inference", "batch-norm-training")  # fmt: skip
-only_replicated("XLA gathers the searched array whole, its free dimensions too; up to 8 are searched in rounds", "topk")

@@ -22,7 +22,8 @@ on its way, for XLA believes the mark: one value left out is a sum scaled by the
 and reduced in one place needs no mark, unless its operands are partial already.
 
 Steps: strip the user's own shardings → collect how values lie and are used →
-insert constraints → pad → set aliases → pin layouts (`row_major`).
+insert constraints → write what XLA would gather as manual computations (`manual`) → pad → set aliases →
+pin layouts (`row_major`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from shardwright.errors import PlanError
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, served_from
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
+from shardwright.xla.manual import IN_PARTS, compute_in_parts
 from shardwright.xla.partial_sums import steps_of_sum, steps_to
 from shardwright.xla.row_major import pin_row_major
 from shardwright.xla.strip import annotation_target, erase_annotations, strip_foreign_shardings
@@ -107,6 +109,7 @@ class _Emitter:
         self.visited: set[str] = set()
         self.attributes: dict[TensorSharding, Any] = {}
         self.annotations: list[Any] = []
+        self.in_parts: list[tuple[Any, InstructionPlan]] = []
 
     def run(self) -> None:
         strip_foreign_shardings(self.module)
@@ -125,6 +128,8 @@ class _Emitter:
         self._require_all_landed()
         for value in list(self.values.values()):
             self._insert(value)
+        for operation, entry in self.in_parts:
+            compute_in_parts(operation, entry, self.plan.mesh, self.attribute)
         erase_annotations(self.annotations)
         finish_boundary(self.module, self.main, self.plan, self.attribute)
         pin_row_major(self.module)
@@ -166,6 +171,8 @@ class _Emitter:
             self.landed.add(entry.name)
         self._define_results(operation, entry)
         kind = operation.operation.name
+        if kind in IN_PARTS and entry is not None:
+            self.in_parts.append((operation, entry))
         if kind in CONTROL_FLOW:
             self._walk_regions(operation, entry)
         elif kind in CALLS:

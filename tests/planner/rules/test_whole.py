@@ -44,9 +44,6 @@ _PROGRAMS = {
 }
 
 GATHERED = {
-    "fft along the batch": Split("fourier_batch", "fft", (0,), (0,)),
-    "real fft along the batch": Split("fourier_real", "fft", (0,), (0,)),
-    "topk along the batch": Split("largest", "topk", (0,), (0, 0)),
     "normalization by features": Split("normalize", "batch-norm-inference", (3, 0, 0, 0, 0), (3,)),
     "normalization along the batch": Split("normalize", "batch-norm-inference", (0, *[None] * 4), (0,)),
     "normalization in training": Split("normalize_training", "batch-norm-training", (3, 0, 0), (3, 0, 0)),
