@@ -47,15 +47,21 @@ def _greedy(problem: Problem, near: list[dict[int, FloatArray]], known: Mapping[
 
 
 def _descend(problem: Problem, near: list[dict[int, FloatArray]], states: IntArray) -> IntArray:
+    is_settled = [False] * len(states)  # whether no neighbour has changed since it was looked at
     for _ in range(_SWEEPS):
         changed = False
         for v, cost in enumerate(problem.costs):
+            if is_settled[v]:
+                continue
+            is_settled[v] = True
             total = cost.copy()
             for w, matrix in near[v].items():
                 total += matrix[:, states[w]]
             best = int(np.argmin(total))
             if total[best] < total[states[v]]:
                 states[v], changed = best, True
+                for w in near[v]:
+                    is_settled[w] = False
         if not changed:
             break
     return states

@@ -11,7 +11,8 @@ messages edge by edge (MPLP++), and each costs half.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -27,30 +28,39 @@ Edge = tuple[int, int, FloatArray]
 
 
 class _End(NamedTuple):
-    """An edge as the variable at one of its ends sees it. matrix: its own states as rows. told: what it was told of
-    each of its states, besides what it asks itself."""
+    """An edge as the variable at one of its ends sees it.
+
+    matrix: its costs. told: what the variable was told of each of its states, besides what it asks itself. of_other:
+    what the other one was told, against `matrix`. axis: that the other one's states lie along. left: room for what the
+    edge has left.
+    """
 
     matrix: FloatArray
     told: FloatArray
+    of_other: FloatArray
+    axis: int
+    left: FloatArray
 
 
 class Passing:
     """Costs on their way.
 
-    unary: of variables. edges: changed in place. told: per edge, for both ends, what was moved from the edge to the
-    variable, state by state. Every row and column of an edge must have a finite entry. Several edges may join the same
-    two variables, and both ends may be at one variable: where it stands for as many as there are repeats, of which the
-    edge joins each to the next.
+    unary: of variables, now. edges: as they were given. told: per edge, for both ends, what was moved from the edge to
+    the variable so far, state by state; the edge has left what it was given less both. Every row and column of an edge
+    must have a finite entry. Several edges may join the same two variables, and both ends may be at one variable:
+    where it stands for as many as there are repeats, of which the edge joins each to the next.
     """
 
     def __init__(self, costs: Sequence[FloatArray], edges: Sequence[Edge], told: Sequence[_Ends] | None = None) -> None:
         self.unary = [cost.copy() for cost in costs]
-        self.edges: list[Edge] = [(v, w, matrix.copy()) for v, w, matrix in edges]
+        self.edges: list[Edge] = [(v, w, np.ascontiguousarray(matrix)) for v, w, matrix in edges]
         self.told = list(told or ((np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges))
         self._before: list[list[_End]] = [[] for _ in self.unary]
         self._after: list[list[_End]] = [[] for _ in self.unary]
+        room = np.empty(max((matrix.size for *_, matrix in self.edges), default=0))
         for (v, w, matrix), (left, right) in zip(self.edges, self.told, strict=True):
-            ends = _End(matrix, left), _End(matrix.T, right)
+            rest = room[: matrix.size].reshape(matrix.shape)
+            ends = _End(matrix, left, right, 1, rest), _End(matrix, right, left[:, None], 0, rest)
             if v == w:
                 self._before[v] += ends
                 self._after[v] += ends
@@ -65,46 +75,58 @@ class Passing:
             self.unary[v] = _visit(self.unary[v], self._before[v], self._after[v])
         for v in reversed(range(len(self.unary))):
             self.unary[v] = _visit(self.unary[v], self._after[v], self._before[v])
-        return self.bound()
+        return self._bound(of_edges=(v == w for v, w, _ in self.edges))  # of the others all was taken last
 
     def move(self, moved: Mapping[tuple[int, int], _Ends], most: float) -> None:
         """Move costs from variables onto edges: of states of which nothing is known (NaN) as much as of the others, and
         of none more than `most`. Edges that there are none of are passed over."""
-        for (v, w, matrix), told in zip(self.edges, self.told, strict=True):
+        for (v, w, _), told in zip(self.edges, self.told, strict=True):
             if (v, w) in moved:
                 of_v, of_w = (np.clip(filled(costs), -most, most) for costs in moved[v, w])
                 self.unary[v] = self.unary[v] - of_v
                 self.unary[w] = self.unary[w] - of_w
-                np.add(matrix, of_v[:, None] + of_w, out=matrix)
                 np.subtract(told[0], of_v, out=told[0])
                 np.subtract(told[1], of_w, out=told[1])
 
     def bound(self) -> float:
         """What no assignment costs less than."""
-        least = sum(LEAST(cost) for cost in self.unary)
-        return float(least + sum(LEAST(matrix, None) for *_, matrix in self.edges))
+        return self._bound(of_edges=repeat(True))
+
+    def _bound(self, of_edges: Iterable[bool]) -> float:
+        """The same, where other edges than these have nothing left of some pair of states, and of none less."""
+        left = compress(range(len(self.edges)), of_edges)
+        return float(sum(LEAST(cost) for cost in self.unary) + sum(LEAST(self._left(edge), None) for edge in left))
+
+    def _left(self, edge: int) -> FloatArray:
+        """What an edge has left."""
+        left, right = self.told[edge]
+        found: FloatArray = self.edges[edge][2] - left[:, None]
+        found -= right
+        return found
 
     def decode(self) -> IntArray:
         """States in order of the variables, each the cheapest with those before it. After a round each variable
         knows of those after it."""
         states = np.zeros(len(self.unary), np.int64)
         totals = [cost.copy() for cost in self.unary]
-        later: list[list[tuple[int, FloatArray]]] = [[] for _ in self.unary]
-        for v, w, matrix in self.edges:
-            later[v].append((w, matrix))
+        later: list[list[tuple[int, FloatArray, FloatArray]]] = [[] for _ in self.unary]
+        for (v, w, matrix), (_, right) in zip(self.edges, self.told, strict=True):
+            later[v].append((w, matrix, right))
         for v, others in enumerate(later):
             states[v] = int(np.argmin(totals[v]))
-            for w, matrix in others:
-                totals[w] += matrix[states[v]]
+            for w, matrix, right in others:
+                totals[w] += matrix[states[v]] - right
         return states
 
     def raised(self) -> list[FloatArray]:
         """How far each state raises the bound, counting its variable and its edges."""
         raised = [cost - cost.min() for cost in self.unary]
-        for v, w, matrix in self.edges:
-            least = matrix.min()
-            raised[v] = raised[v] + (matrix.min(axis=1) - least)
-            raised[w] = raised[w] + (matrix.min(axis=0) - least)
+        for edge, (v, w, _) in enumerate(self.edges):
+            left = self._left(edge)
+            of_v, of_w = LEAST(left, 1), LEAST(left, 0)
+            least = LEAST(of_v)
+            raised[v] = raised[v] + (of_v - least)
+            raised[w] = raised[w] + (of_w - least)
         return raised
 
     def restricted(self, kept: Sequence[IntArray]) -> Passing:
@@ -116,17 +138,15 @@ class Passing:
 
 
 def _visit(cost: FloatArray, taken: Sequence[_End], given: Sequence[_End]) -> FloatArray:
-    """What a variable keeps of its costs after it took from some edges and gave to others, in place."""
-    for matrix, told in taken:
-        least = LEAST(matrix, 1)
-        np.subtract(matrix, least[:, None], out=matrix)
-        np.add(told, least, out=told)
-        cost = cost + least
+    """What a variable keeps of its costs after it took from some edges and gave to others."""
+    for matrix, told, of_other, axis, left in taken:
+        np.subtract(matrix, of_other, out=left)
+        least = LEAST(left, axis)
+        cost = cost + (least - told)
+        told[:] = least
     if not given:
         return cost
     share = cost / max(len(taken), len(given))
-    column = share[:, None]
-    for matrix, told in given:
-        np.add(matrix, column, out=matrix)
-        np.subtract(told, share, out=told)
+    for end in given:
+        np.subtract(end.told, share, out=end.told)
     return cost - len(given) * share if len(given) < len(taken) else np.zeros_like(cost)

@@ -13,20 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.ma  # by np.unique, when it is first called: a tenth of a second of the first plan
 from numpy.typing import NDArray
 
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, Topology, collective_time_s, compute_time_s, reshard, reshard_time_s
+from shardwright.cost.even_moves import Moves, even_moves
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.plans import Mesh, TensorSharding
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-
-#: Collectives in order: kind, axes, devices of a group, payload as a part of the whole array's bytes.
-Moves = tuple[tuple[str, tuple[str, ...], int, float], ...]
 
 _UNKNOWN = -1
 _NO_TABLE: IntArray = np.empty((0, 0), np.int64)
@@ -53,6 +51,7 @@ class Prices:
         #: By the sharding's integer, sets of axes as bits: those that split it, and those that it is partial over.
         self._split: list[int] = []
         self._unreduced: list[int] = []
+        self._layout: list[int] = []  # sums aside, as `EvenMoves` counts them
         #: By source and target, the number of the moves: of even arrays, and of each type of uneven ones.
         self._tables: dict[ArrayShape | None, IntArray] = {}
         self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
@@ -68,6 +67,7 @@ class Prices:
             self.shardings.append(sharding)
             self._split.append(sum(self._bit_of[axis] for axis in sharding.axes))
             self._unreduced.append(sum(self._bit_of[axis] for axis in sharding.unreduced))
+            self._layout.append(even_moves(self.mesh, len(sharding.dims)).layout(sharding.dims))
         return number
 
     def compute_s(
@@ -128,23 +128,26 @@ class Prices:
         is_even = self._is_even(shape, sources) and self._is_even(shape, targets)
         table = self._table(None if is_even else shape)
         numbers = table[np.ix_(sources, targets)]
-        is_missing = numbers == _UNKNOWN
-        if not is_missing.any():
-            return numbers
-        impossible = is_missing & (
-            (self._bits(self._split, sources)[:, None] & self._bits(self._unreduced, targets)) != 0
-        )
-        rows, columns = np.nonzero(impossible)
-        table[sources[rows], targets[columns]] = _NUMBER_OF_IMPOSSIBLE
-        missing = np.argwhere(is_missing & ~impossible)
-        element_type, dims = shape.element_type, shape.dimensions
-        if is_even:
-            element_type, dims = "u8", (self.mesh.device_count**2,) * len(dims)
-        for i, j in missing.tolist():
-            source, target = int(sources[i]), int(targets[j])
-            if table[source, target] == _UNKNOWN:
-                table[source, target] = self._number_of(source, target, element_type, dims)
-        return table[np.ix_(sources, targets)]
+        if (numbers == _UNKNOWN).any():
+            self._learn(table, None if is_even else shape, np.unique(sources), np.unique(targets))
+            numbers = table[np.ix_(sources, targets)]
+        return numbers
+
+    def _learn(self, table: IntArray, uneven: ArrayShape | None, sources: IntArray, targets: IntArray) -> None:
+        """Put the number of the moves between each pair into a table, where it has none."""
+        rows, columns = np.nonzero(table[np.ix_(sources, targets)] == _UNKNOWN)
+        have, want = sources[rows], targets[columns]
+        is_possible = (self._bits(self._split, have) & self._bits(self._unreduced, want)) == 0
+        table[have[~is_possible], want[~is_possible]] = _NUMBER_OF_IMPOSSIBLE
+        have, want = have[is_possible], want[is_possible]
+        if uneven is not None:
+            for source, target in zip(have.tolist(), want.tolist(), strict=True):
+                table[source, target] = self._number_of(self._followed(uneven, source, target))
+        elif len(have):
+            over = self._bits(self._unreduced, have) & ~self._bits(self._unreduced, want)
+            layout, rank = np.array(self._layout), len(self.shardings[have[0]].dims)
+            lists, places = even_moves(self.mesh, rank).between(layout[have], layout[want], over)
+            table[have, want] = np.array([self._number_of(moves) for moves in lists], np.int64)[places]
 
     def becoming(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
         """Where a value that is whole along an axis would become a partial sum over it."""
@@ -174,20 +177,23 @@ class Prices:
             found = self._even[key] = all(even)
         return found
 
-    def _number_of(self, source: int, target: int, element_type: str, dims: tuple[int, ...]) -> int:
-        """Interns the moves between two shardings of an array, the second of which the first can become."""
+    def _number_of(self, moves: Moves | None) -> int:
+        """Interns moves; None: what cannot be."""
+        return _NUMBER_OF_IMPOSSIBLE if moves is None else self._numbers.setdefault(moves, len(self._numbers))
+
+    def _followed(self, shape: ArrayShape, source: int, target: int) -> Moves | None:
+        """The moves between two shardings of an array, the second of which the first can become."""
         have, want = self.shardings[source], self.shardings[target]
         if have == want:
-            return 0
-        if self._keeps_uneven_sum(dims, have, want):
-            return _NUMBER_OF_IMPOSSIBLE
+            return ()
+        if self._keeps_uneven_sum(shape.dimensions, have, want):
+            return None
         try:
-            followed = reshard(element_type, dims, have, want, self.mesh)
+            followed = reshard(shape.element_type, shape.dimensions, have, want, self.mesh)
         except UnpartitionableError:
-            return _NUMBER_OF_IMPOSSIBLE
-        whole = ArrayShape(element_type, dims).size_bytes
-        moves = tuple((move.kind, move.axes, move.group_size, move.payload_bytes / whole) for move in followed)
-        return self._numbers.setdefault(moves, len(self._numbers))
+            return None
+        whole = shape.size_bytes
+        return tuple((move.kind, move.axes, move.group_size, move.payload_bytes / whole) for move in followed)
 
     def _keeps_uneven_sum(self, dims: tuple[int, ...], have: TensorSharding, want: TensorSharding) -> bool:
         """Whether a sum of uneven shards would stay partial over some axes: it is reduced over all where it is made."""

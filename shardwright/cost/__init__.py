@@ -4,8 +4,9 @@ from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
 from shardwright.cost.liveness import Liveness, liveness
 from shardwright.cost.memory import memory, memory_and_peak, required_bytes
+from shardwright.cost.paths import Move
 from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, known_profiles
-from shardwright.cost.reshard import Move, reshard, reshard_time_s
+from shardwright.cost.reshard import reshard, reshard_time_s
 
 __all__ = [
     "HardwareProfile",

@@ -31,30 +31,39 @@ class Atom(NamedTuple):
 Order = tuple[Atom, ...]
 
 
-class Tiling(NamedTuple):
-    """Tiles per dimension, devices that share a tile, and the atoms in order: those of dimensions, then the shared."""
+class Tiling:
+    """Tiles per dimension, devices that share a tile, and the atoms in order: those of dimensions, then the shared.
 
-    tiles: tuple[int, ...]
-    shared: int
-    order: Order
+    sizes: tiles, then devices that share. is_partial: whether some devices, but not all, share a tile. They are asked
+    for more often than tilings are made.
+    """
 
-    @property
-    def is_replicated(self) -> bool:
-        return self.tiles.count(1) == len(self.tiles)
+    __slots__ = ("_parts", "is_partial", "is_replicated", "order", "shared", "sizes", "tiles")
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether some devices, but not all, share a tile."""
-        return self.shared > 1 and not self.is_replicated
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return (*self.tiles, self.shared)
+    def __init__(self, tiles: tuple[int, ...], shared: int, order: Order) -> None:
+        self.tiles = tiles
+        self.shared = shared
+        self.order = order
+        self.sizes = (*tiles, shared)
+        self.is_replicated = tiles.count(1) == len(tiles)
+        self.is_partial = shared > 1 and not self.is_replicated
+        self._parts: tuple[Order, ...] | None = None
 
     @property
     def parts(self) -> tuple[Order, ...]:
         """The atoms of each dimension, and of the devices that share."""
-        return cut(self.order, self.sizes)
+        if self._parts is None:
+            self._parts = cut(self.order, self.sizes)
+        return self._parts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tiling) and self.sizes == other.sizes and self.order == other.order
+
+    def __hash__(self) -> int:
+        return hash((self.sizes, self.order))
+
+    def __repr__(self) -> str:
+        return f"Tiling({self.tiles}, {self.shared}, {self.order})"
 
 
 def arranged(parts: Sequence[Order], shared: Order) -> Tiling:

@@ -1,0 +1,157 @@
+"""What moves on one mesh are made of, with every answer remembered.
+
+A move reduces partial sums first, then brings a whole value to where it is wanted. What either takes
+is worked out here, for `reshard` and `even_moves` to put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
+from shardwright.cost.partitioner import Resharding, Step, refined
+from shardwright.cost.tilings import Order, count, tiling_of
+from shardwright.plans import Mesh
+
+#: Axes that split each dimension of an array, major first.
+Dims = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One collective of a resharding; payload as `wire_bytes` takes it.
+
+    axes: the mesh axes whose links it uses.
+    group_size: devices that take part together; less than the axes have where XLA splits an axis.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    payload_bytes: int
+    group_size: int
+
+    @property
+    def wire_bytes(self) -> int:
+        return wire_bytes(self.kind, self.payload_bytes, self.group_size)
+
+    def time_s(self, mesh: Mesh, topology: Topology) -> float:
+        return collective_time_s(self.kind, self.payload_bytes, self.axes, mesh, topology, group_size=self.group_size)
+
+
+def even_size(mesh: Mesh) -> int:
+    """A length that all shardings on a mesh split evenly, whatever is done to them on the way."""
+    return mesh.device_count**2
+
+
+class Paths:
+    """What is asked of one mesh, remembered. sizes: of the axes of more than one device, in mesh order."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.sizes = {axis.name: axis.size for axis in mesh.axes if axis.size > 1}
+        self._has_idle_axes = len(self.sizes) < len(mesh.axes)
+        self._even_size = even_size(mesh)
+        self.tiling = lru_cache(maxsize=1 << 14)(lambda dims: tiling_of(dims, mesh))
+        self._followed = lru_cache(maxsize=1 << 16)(self._follow)
+
+    def real(self, dims: Dims) -> Dims:
+        """Dims without axes of one device."""
+        if not self._has_idle_axes:
+            return dims
+        return tuple(tuple(axis for axis in axes if axis in self.sizes) for axes in dims)
+
+    def is_even(self, shape: tuple[int, ...], dims: Dims) -> bool:
+        return all(size % tiles == 0 for size, tiles in zip(shape, self.tiling(dims).tiles, strict=True))
+
+    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        chosen = set(axes)
+        return tuple(axis for axis in self.sizes if axis in chosen)
+
+    # ---- partial sums ------------------------------------------------------------
+    def sliced_over(self, shape: tuple[int, ...], have: Dims, want: Dims) -> Dims:
+        """Per dimension, the axes of `want` over all of which an array that lies like `have` is sliced first, in mesh
+        order. None where it would be padded before, or is not only sliced."""
+        whole = self.tiling(have)
+        sliced = refined(whole, self.tiling(want))
+        if sliced is None or not all(
+            before == after or size % after == 0
+            for size, before, after in zip(shape, whole.tiles, sliced.tiles, strict=True)
+        ):
+            return ((),) * len(have)
+        added = [after[len(before) :] for before, after in zip(whole.parts, sliced.parts[:-1], strict=False)]
+        wanted = self.ordered(axis for axes in want for axis in axes)
+        return tuple(tuple(axis for axis in wanted if self._covers(atoms, axis)) for atoms in added)
+
+    def reduced(
+        self, bits: int, shape: tuple[int, ...], have: Dims, over: Sequence[str], landing: Dims
+    ) -> tuple[Dims, tuple[Move, ...]]:
+        """How a partial sum over the axes `over`, which lies like `have`, lies once it is reduced, and the moves.
+
+        landing: those of the axes that split a dimension then (`sliced_over`), if that can be.
+        """
+        scattered = [axis for axes in landing for axis in axes]
+        rest = [axis for axis in over if axis not in scattered]
+        if scattered and rest and not self.is_even(shape, have):  # what is scattered first would be marked as partial
+            landing, scattered, rest = ((),) * len(have), [], list(over)
+        held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
+        moves = []
+        if scattered:
+            moves.append(self._reduction("reduce-scatter", scattered, bits, shape, have))
+        if rest:
+            moves.append(self._reduction("all-reduce", rest, bits, shape, held))
+        return held, tuple(moves)
+
+    def _covers(self, atoms: Order, axis: str) -> bool:
+        return count([atom for atom in atoms if atom.axes == (axis,)]) == self.sizes[axis]
+
+    def _reduction(self, kind: str, axes: Iterable[str], bits: int, shape: tuple[int, ...], dims: Dims) -> Move:
+        """A reduction of an array that is split like `dims`."""
+        ordered = self.ordered(axes)
+        elements = prod(-(-size // tiles) for size, tiles in zip(shape, self.tiling(dims).tiles, strict=True))
+        group_size = prod(self.sizes[axis] for axis in ordered)
+        return Move(kind=kind, axes=ordered, payload_bytes=_bytes(bits, elements), group_size=group_size)
+
+    # ---- whole values --------------------------------------------------------------
+    def moves(
+        self, bits: int, shape: tuple[int, ...], have: Dims, want: Dims, alike: frozenset[int] = frozenset()
+    ) -> tuple[Move, ...]:
+        """The moves that bring a whole value from `have` to `want`. Raises DividesByZero where XLA does.
+
+        Even shards of all sizes take the same ones, so those are followed once.
+        """
+        if have == want:
+            return ()
+        tiles = zip(shape, self.tiling(have).tiles, self.tiling(want).tiles, strict=True)
+        if any(size % before or size % after for size, before, after in tiles):
+            return tuple(self._move(step, bits, step.elements) for step in self._followed(shape, have, want, alike))
+        even = (self._even_size,) * len(shape)
+        scale_up, scale_down = prod(shape), prod(even)
+        return tuple(
+            self._move(step, bits, step.elements * scale_up // scale_down)
+            for step in self._followed(even, have, want, alike)
+        )
+
+    def _follow(self, shape: tuple[int, ...], have: Dims, want: Dims, alike: frozenset[int]) -> tuple[Step, ...]:
+        resharding = Resharding(shape, alike=alike)
+        resharding.run(self.tiling(have), self.tiling(want))
+        return tuple(resharding.steps)
+
+    def _move(self, step: Step, bits: int, elements: int) -> Move:
+        return Move(
+            kind=step.kind,
+            axes=self.ordered(axis for atom in step.atoms for axis in atom.axes),
+            payload_bytes=_bytes(bits, elements),
+            group_size=count(step.atoms),
+        )
+
+
+@lru_cache(maxsize=64)
+def paths_on(mesh: Mesh) -> Paths:
+    """What is remembered of one mesh."""
+    return Paths(mesh)
+
+
+def _bytes(bits: int, elements: int) -> int:
+    return (elements * bits + 7) // 8
