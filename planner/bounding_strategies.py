@@ -27,6 +27,9 @@ from shardwright.plans import TensorSharding
 BoolArray = NDArray[np.bool_]
 T = TypeVar("T")
 
+#: Numbers that rows of columns are numbered by: what is exact, with room for one more column.
+_MOST = 1 << 62
+
 #: What an axis does for an array, as a digit of its code; it splits dimension d for `_FIRST` + d.
 _IDLE, _SUM, _FIRST = 0, 1, 2
 
@@ -196,8 +199,8 @@ class _Layouts:
         self._ids = np.full(len(codes), -1)
 
     def code(self, digits: IntArray) -> IntArray:
-        """Codes of digits [axes, …]."""
-        found: IntArray = np.tensordot(self._weights, digits, 1)
+        """Codes of digits [axes, combinations]."""
+        found: IntArray = self._weights @ digits
         return found
 
     def ids(self, codes: IntArray) -> IntArray:
@@ -248,15 +251,19 @@ def _meet(digits: IntArray, taken: IntArray) -> BoolArray:
 
 def _numbered(columns: Sequence[IntArray], count: int) -> IntArray:
     """A number per row of some columns, equal for equal rows."""
-    found = np.zeros(count, np.int64)
+    found, most = np.zeros(count, np.int64), 1
     for column in columns:
-        found = np.unique(found * (int(column.max(initial=0)) + 1) + column, return_inverse=True)[1].ravel()
+        size = int(column.max(initial=0)) + 1
+        if most * size > _MOST:
+            found = np.unique(found, return_inverse=True)[1].ravel()
+            most = count
+        found, most = found * size + column, most * size
     return found
 
 
 def _bits(chosen: BoolArray) -> IntArray:
-    """[axes, …] as sets of axes."""
-    found: IntArray = np.tensordot(1 << np.arange(len(chosen)), chosen, 1)
+    """[axes, combinations] as sets of axes."""
+    found: IntArray = (1 << np.arange(len(chosen))) @ chosen
     return found
 
 

@@ -448,6 +448,8 @@ def _gathers(
     for axis, factor in taken:
         if factor.reduction == "gather" and (reduced := factor.operands[0]) is not None:
             axes_of[reduced] = (*axes_of.get(reduced, ()), axis)
+    if not axes_of:
+        return
     for leaf, sharding in zip(results, made, strict=True):
         gathered = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
         for reduced in sorted(axes_of, reverse=True):
