@@ -78,10 +78,9 @@ class Forced:
     across: tuple[tuple[int, int], ...] = ()
     state_outputs: tuple[int, ...] = ()
 
-    def confinement(self, flow: Dataflow, is_free: Sequence[bool], builder: StrategyBuilder) -> Confinement | None:
-        """What the roles leave to each instruction; is_free as `coloured_dims` takes it."""
-        if self.roles is None:
-            return None
+    def confinement(self, flow: Dataflow, is_free: Sequence[bool], builder: StrategyBuilder) -> Confinement:
+        """What the roles leave to each instruction, where axes have some; is_free as `coloured_dims` takes it."""
+        assert self.roles is not None, "without roles nothing is confined"
         dims = coloured_dims(flow, is_free, builder.rule, self.batch)
         across = coloured_dims(flow, is_free, builder.rule, self.across) if self.across else None
         return Confinement.of(flow, self.roles, dims, self.state_outputs, across)

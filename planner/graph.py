@@ -440,11 +440,11 @@ def free_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = Fa
     free: list[bool] = []
     for node in flow.nodes:
         free.append(
-            not node.is_value
+            node.instruction.opcode in _REMADE
+            and not node.is_value
             and (with_stored or node.index not in stored)
             and len(node.shapes) == 1
             and node.index not in pinned
-            and node.instruction.opcode in _REMADE
             and all(
                 source < node.index and (free[source] or flow.nodes[source].shapes[leaf].rank == 0)
                 for source, leaf in (use.source for use in node.uses)

@@ -16,6 +16,7 @@ from shardwright.planner.assemble import Decisions, decide, instruction_plans, v
 from shardwright.planner.bounding_strategies import BoundingBuilder
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import Clock
+from shardwright.planner.confine import Confinement
 from shardwright.planner.dataflow import Leaf
 from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.force import Forced, check_force
@@ -198,8 +199,10 @@ class MeshSearch:
             node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
             for node in sorted({*self.program.pins, *force.requirements})
         }
-        free = free_nodes(self.flow, requirements, with_stored=True)
-        confinement = force.confinement(self.flow, free, builder)
+        confinement: Confinement | None = None
+        if force.roles is not None:
+            free = free_nodes(self.flow, requirements, with_stored=True)
+            confinement = force.confinement(self.flow, free, builder)
         in_place = with_views(self.flow, in_place)
         extra: dict[int, Hashable] = dict.fromkeys(in_place, "in place")
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()

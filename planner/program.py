@@ -41,7 +41,7 @@ from shardwright.plans import Mesh
 class Program:
     """One module, ready to be planned on any mesh.
 
-    module / text: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
+    module: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
     original / original_text: as it was given. arguments / outputs: their names.
     batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
     pins: requirements by node. twins: nodes that compute again what another one does, and which.
@@ -89,7 +89,7 @@ class Program:
         named = named.difference(self.batch or ())
         self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
         self.module = self.rewritten.module
-        self.text = self.original_text if self.module is self.original else self.module.to_text()
+        self._text: str | None = None
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
         self.arguments = argument_names(self.flow, options.argument_names)
@@ -108,6 +108,13 @@ class Program:
         """Take over what another program says of the same arguments and outputs; batch: see the class."""
         self.said, self.batch = said, batch
         self.pins = collect(self.flow, self.options, said, batch)
+
+    @property
+    def text(self) -> str:
+        """The module as planned, as text."""
+        if self._text is None:
+            self._text = self.original_text if self.module is self.original else self.module.to_text()
+        return self._text
 
     @property
     def gradients(self) -> frozenset[Leaf]:
