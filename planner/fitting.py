@@ -25,7 +25,6 @@ from shardwright.planner.mixing import groups_between, mixed
 from shardwright.report.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from shardwright.cluster import Cluster
     from shardwright.planner.found import Found
     from shardwright.planner.search import Search
 
@@ -313,20 +312,10 @@ def too_large(search: Search, least: Found) -> MemoryBudgetError:
     again, parts_of_batch = search.recomputation, search.program.micro_batches
     although = [f"{len(again.instructions)} values are computed again"] if again else []
     although += [f"the batch is taken in {parts_of_batch} micro-batches"] if parts_of_batch > 1 else []
-    would_do = f"allow {format_bytes(_ROUNDED_UP * needed)}, use {_enough(search.cluster, needed / limit)}"
     return MemoryBudgetError(
         f"no plan over {least.mesh} fits {format_bytes(limit)} a device: the least that was found needs "
         f"{format_bytes(needed)} ({parts}{most}), at {format_seconds(least.cost.step_s)} a step"
         + (f", though {' and '.join(although)}" if although else ""),
         where="memory_budget",
-        remedy=f"{would_do}, or make the batch smaller",
+        remedy=f"allow {format_bytes(_ROUNDED_UP * needed)}, make the batch smaller",
     )
-
-
-def _enough(cluster: Cluster, times: float) -> str:
-    """`about 16 devices (2 nodes)`: whole nodes where there are several, if all that is needed divides evenly."""
-    devices, nodes = math.ceil(cluster.device_count * times), len(cluster.workers)
-    if nodes == 1:
-        return f"about {devices} devices"
-    nodes = math.ceil(nodes * times)
-    return f"about {nodes * cluster.device_count // len(cluster.workers)} devices ({nodes} nodes)"

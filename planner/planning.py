@@ -11,6 +11,7 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
+from shardwright.planner.enough import with_enough_devices
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
 from shardwright.planner.search import plan as plan_whole
 from shardwright.planner.source import Source
@@ -62,8 +63,8 @@ def _planned(
         whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails)
     except MemoryBudgetError as error:
         if not _may_pipeline(cluster, options):
-            raise
-        return _where_nothing_else_fits(source.text, cluster, options, error, progress)
+            raise with_enough_devices(error, source, cluster, options) from None
+        return _where_nothing_else_fits(source, cluster, options, error, progress)
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
         return whole if narrowed is options else _widened(source, cluster, options, whole, progress, trails)
     if narrowed is not options:
@@ -112,13 +113,13 @@ def _is_worth_it(cluster: Cluster, options: PlanOptions, whole: Plan) -> bool:
 
 
 def _where_nothing_else_fits(
-    hlo_text: str, cluster: Cluster, options: PlanOptions, error: MemoryBudgetError, progress: Listener | None
+    source: Source, cluster: Cluster, options: PlanOptions, error: MemoryBudgetError, progress: Listener | None
 ) -> PipelinePlan:
     try:
-        searched = searched_pipeline(hlo_text, cluster, options, why_not=error.message, progress=progress)
-        return pipeline_of(hlo_text, cluster, options, searched, progress=progress)
+        searched = searched_pipeline(source.text, cluster, options, why_not=error.message, progress=progress)
+        return pipeline_of(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
-        raise error from why
+        raise with_enough_devices(error, source, cluster, options) from why
 
 
 def _faster(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -92,5 +93,15 @@ def test_stages_that_the_devices_do_not_give():
 
 
 def test_where_nothing_fits_the_error_is_that_of_one_program():
-    with pytest.raises(MemoryBudgetError):
+    with pytest.raises(MemoryBudgetError, match=r"smaller, or use more devices$"):
         sw.plan(MLP, 4, memory_budget=100, cache=False)
+
+
+def test_as_many_devices_as_the_error_names_do():
+    options = {"memory_budget": 12_000, "remat": "none", "micro_batches": 1, "stages": 1, "cache": False}
+    with pytest.raises(MemoryBudgetError) as refused:
+        sw.plan(MLP, 1, **options)
+    enough = re.search(r"or use (\d+) devices \(\1 nodes\), where a fully sharded plan needs", str(refused.value))
+    assert enough
+    assert int(enough[1]) > 2, "two would do if all that 20 KiB hold were shared out"
+    assert sw.plan(MLP, int(enough[1]), **options).memory.peak_bytes <= 12_000
