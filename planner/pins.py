@@ -236,7 +236,7 @@ def _check(flow: Dataflow, node: Node, requirement: Requirement, mesh: Mesh, nam
                 raise refusal(flow, node, name, reason, "an axis can split one dimension of a tensor")
             seen[axis] = dim
         _check_order(flow, node, requirement, pin, mesh, name)
-        _check_divides(flow, node, requirement, dim, pin, mesh, name)
+        _check_split(flow, node, requirement, dim, pin, mesh, name)
 
 
 def _check_order(flow: Dataflow, node: Node, requirement: Requirement, pin: DimPin, mesh: Mesh, name: str) -> None:
@@ -247,10 +247,16 @@ def _check_order(flow: Dataflow, node: Node, requirement: Requirement, pin: DimP
         raise refusal(flow, node, name, reason, "name them in the mesh's order, or order the mesh so")
 
 
-def _check_divides(
+def _check_split(
     flow: Dataflow, node: Node, requirement: Requirement, dim: int, pin: DimPin, mesh: Mesh, name: str
 ) -> None:
     size = node.shapes[0].dimensions[dim]
+    counts = {prod(sizes) for sizes in product(*((1, axis.size) for axis in mesh.axes))}
+    if pin.count is not None and pin.count not in counts:
+        reason = f"{requirement.asked_by} splits dimension {dim} {pin.count} ways, which no axes of {mesh} do"
+        has_such = mesh.device_count % pin.count == 0
+        remedy = "pass a mesh with such an axis" if has_such else f"plan for devices that {pin.count} divides"
+        raise refusal(flow, node, name, reason, f"{remedy}, or take the sharding out")
     devices = mesh.size(pin.axes) if pin.axes else pin.count or 1
     if size % devices and not requirement.may_pad and not (pin.axes and _can_pad(flow, node, dim)):
         reason = (
@@ -263,10 +269,6 @@ def _check_divides(
             f"{requirement.asked_by} wants dimension {dim} of {size} elements split, but no axis of {mesh} divides it"
         )
         raise refusal(flow, node, name, reason, "pad that dimension, or change the mesh")
-    counts = {prod(sizes) for sizes in product(*((1, axis.size) for axis in mesh.axes))}
-    if pin.count is not None and pin.count not in counts:
-        reason = f"{requirement.asked_by} splits dimension {dim} {pin.count} ways, which no axes of {mesh} do"
-        raise refusal(flow, node, name, reason, "pass a mesh with such an axis")
 
 
 def refusal(flow: Dataflow, node: Node, name: str, reason: str, remedy: str) -> AnnotationError:

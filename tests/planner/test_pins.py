@@ -153,6 +153,15 @@ def test_inner_values_that_nobody_can_pad_are_refused() -> None:
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
 
 
+def test_a_mesh_that_the_devices_do_not_make_is_no_matter_of_even_shards() -> None:
+    text = constrained(
+        shardy('[{"x"}, {}]'), header=', frontend_attributes={xla.sdy.meshes={mesh = #sdy.mesh<["x"=3]>}}'
+    )
+    with pytest.raises(AnnotationError, match="splits dimension 0 3 ways, which no axes of data=8 do") as caught:
+        plan(text, EIGHT)
+    assert caught.value.remedy == "plan for devices that 3 divides, or take the sharding out"
+
+
 def test_pins_that_ask_something_else_have_other_keys() -> None:
     def layers(x: Any) -> Any:
         for axes in (("dp", None), (None, "tp"), ("dp", None), (("dp", "tp"), None)):
