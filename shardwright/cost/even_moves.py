@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.partitioner import DividesByZero
-from shardwright.cost.paths import Dims, Move, even_size, paths_on
+from shardwright.cost.paths import Dims, Move, even_size, paths_on, scattering
 from shardwright.plans import Mesh
 
 IntArray = NDArray[np.int64]
@@ -37,11 +37,14 @@ class EvenMoves:
         self._bit_of = {axis.name: 1 << i for i, axis in enumerate(mesh.axes)}
         self._real = self._bits(self._paths.sizes)
         self._layouts: dict[Dims, int] = {}
-        #: [have, want]: the way between two layouts, and [have, want, dimension]: over which axes it slices first.
+        #: [have, want]: the way between two layouts, and [have, want, dimension]: the axes over which it slices first.
         self._ways: IntArray = np.empty((0, 0), np.int64)
         self._slices: IntArray = np.empty((0, 0, rank), np.int64)
         #: What is at the places that `_ways` has; None where XLA's partitioner ends its process.
         self._lists: dict[Moves | None, int] = {}
+        #: Axes in the order in which they cut a dimension, and [such axes, axes that are reduced over]: `scattering`.
+        self._orders: dict[tuple[str, ...], int] = {}
+        self._scattering: IntArray = np.empty((0, 0), np.int64)
         #: By layout, axes that are reduced over and those of them that split each dimension then: the layout
         #: afterwards, and the place in `_lists` of the moves.
         self._reductions: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -69,7 +72,7 @@ class EvenMoves:
 
     def _reduced(self, have: IntArray, want: IntArray, over: IntArray) -> tuple[IntArray, IntArray]:
         """The layouts of reduced sums, and the places of the moves."""
-        landing = self._sliced_over(have, want) & over[:, None]
+        landing = self._landing(self._sliced_over(have, want), over)
         rows = np.column_stack([have, over, landing]).tolist()
         found = np.array([self._reduction(tuple(row)) for row in rows], np.int64)
         return found[:, 0], found[:, 1]
@@ -78,20 +81,34 @@ class EvenMoves:
         found = self._reductions.get(key)
         if found is None:
             have, over, *landing = key
+            orders = list(self._orders)
             lies, moves = self._paths.reduced(
-                8, self._shape, list(self._layouts)[have], self._axes(over), tuple(map(self._axes, landing))
+                8, self._shape, list(self._layouts)[have], self._axes(over), tuple(orders[place] for place in landing)
             )
             found = self._reductions[key] = self.layout(lies), self._place(self._relative(moves))
         return found
 
     def _sliced_over(self, have: IntArray, want: IntArray) -> IntArray:
-        """[pairs, dimensions]: axes."""
+        """[pairs, dimensions]: places in `_orders`."""
         table = self._slices = _grown(self._slices, len(self._layouts))
         if table.shape[2]:
             for a, b, lies, wanted in self._missing(table[..., 0], have, want):
-                table[a, b] = [self._bits(axes) for axes in self._paths.sliced_over(self._shape, lies, wanted)]
+                sliced = self._paths.sliced_over(self._shape, lies, wanted)
+                table[a, b] = [self._order(axes) for axes in sliced]
         found: IntArray = table[have, want]
         return found
+
+    def _landing(self, cutting: IntArray, over: IntArray) -> IntArray:
+        """[pairs, dimensions]: places in `_orders` of the axes that a sum is scattered over."""
+        if len(self._scattering) < len(self._orders):
+            sums = [self._axes(bits) for bits in range(1 << len(self._bit_of))]
+            rows = [[self._order(scattering(axes, each)) for each in sums] for axes in list(self._orders)]
+            self._scattering = np.array(rows, np.int64)
+        found: IntArray = self._scattering[cutting, over[:, None]]
+        return found
+
+    def _order(self, axes: tuple[str, ...]) -> int:
+        return self._orders.setdefault(axes, len(self._orders))
 
     def _way(self, have: IntArray, want: IntArray) -> IntArray:
         table = self._ways = _grown(self._ways, len(self._layouts))

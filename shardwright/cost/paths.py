@@ -6,9 +6,10 @@ is worked out here, for `reshard` and `even_moves` to put together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby, takewhile
 from math import prod
 
 from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
@@ -71,8 +72,8 @@ class Paths:
 
     # ---- partial sums ------------------------------------------------------------
     def sliced_over(self, shape: tuple[int, ...], have: Dims, want: Dims) -> Dims:
-        """Per dimension, the axes of `want` over all of which an array that lies like `have` is sliced first, in mesh
-        order. None where it would be padded before, or is not only sliced."""
+        """Per dimension, the axes of `want` over which an array that lies like `have` is sliced first, in the order in
+        which they cut it. None where it would be padded before, or is not only sliced."""
         whole = self.tiling(have)
         sliced = refined(whole, self.tiling(want))
         if sliced is None or not all(
@@ -81,20 +82,34 @@ class Paths:
         ):
             return ((),) * len(have)
         added = [after[len(before) :] for before, after in zip(whole.parts, sliced.parts[:-1], strict=False)]
-        wanted = self.ordered(axis for axes in want for axis in axes)
-        return tuple(tuple(axis for axis in wanted if self._covers(atoms, axis)) for atoms in added)
+        wanted = {axis for axes in want for axis in axes}
+        return tuple(self._cutting(atoms, wanted) for atoms in added)
+
+    def _cutting(self, atoms: Order, wanted: Set[str]) -> tuple[str, ...]:
+        """The axes that cut a dimension, up to the first that is not all of a wanted one."""
+        found: list[str] = []
+        for axes, run in groupby(atoms, key=lambda atom: atom.axes):
+            if len(axes) > 1 or axes[0] not in wanted or count(list(run)) != self.sizes[axes[0]]:
+                break
+            found += axes
+        return tuple(found)
+
+    def landing(self, shape: tuple[int, ...], have: Dims, want: Dims, over: Sequence[str]) -> Dims:
+        """Per dimension, which of the axes `over` a partial sum is scattered over on its way to `want` (`scattering`).
+        None where some only are and shards are uneven: what is scattered first would be marked as partial."""
+        found = tuple(scattering(axes, over) for axes in self.sliced_over(shape, have, want))
+        is_all = sum(map(len, found)) == len(over)
+        return found if is_all or self.is_even(shape, have) else ((),) * len(have)
 
     def reduced(
         self, bits: int, shape: tuple[int, ...], have: Dims, over: Sequence[str], landing: Dims
     ) -> tuple[Dims, tuple[Move, ...]]:
         """How a partial sum over the axes `over`, which lies like `have`, lies once it is reduced, and the moves.
 
-        landing: those of the axes that split a dimension then (`sliced_over`), if that can be.
+        landing: those of the axes that split a dimension then.
         """
         scattered = [axis for axes in landing for axis in axes]
         rest = [axis for axis in over if axis not in scattered]
-        if scattered and rest and not self.is_even(shape, have):  # what is scattered first would be marked as partial
-            landing, scattered, rest = ((),) * len(have), [], list(over)
         held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
         moves = []
         if scattered:
@@ -102,9 +117,6 @@ class Paths:
         if rest:
             moves.append(self._reduction("all-reduce", rest, bits, shape, held))
         return held, tuple(moves)
-
-    def _covers(self, atoms: Order, axis: str) -> bool:
-        return count([atom for atom in atoms if atom.axes == (axis,)]) == self.sizes[axis]
 
     def _reduction(self, kind: str, axes: Iterable[str], bits: int, shape: tuple[int, ...], dims: Dims) -> Move:
         """A reduction of an array that is split like `dims`."""
@@ -145,6 +157,13 @@ class Paths:
             payload_bytes=_bytes(bits, elements),
             group_size=count(step.atoms),
         )
+
+
+def scattering(cutting: Sequence[str], over: Container[str]) -> tuple[str, ...]:
+    """Those of the axes that cut a dimension, in order, over which a sum over the axes `over` is scattered: the
+    leading ones. What another axis cuts first XLA reduces whole, for the slice that is wanted is no part of any slice
+    over the summing axes alone."""
+    return tuple(takewhile(lambda axis: axis in over, cutting))
 
 
 @lru_cache(maxsize=64)

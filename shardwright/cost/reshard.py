@@ -1,7 +1,7 @@
 """The collectives that take a value from one sharding to another, as XLA realises them.
 
 A whole value goes the way that XLA's partitioner chooses (`partitioner.py`). A partial sum is first
-reduce-scattered over the axes that split the target evenly and all-reduced over the others
+reduce-scattered over the axes that split the target evenly, ahead of others, and all-reduced over the rest
 (XLA:CPU leaves a reduce-scatter as an all-reduce and a slice; GPU and TPU join them. Its
 wire bytes are a reduce-scatter's everywhere, its time what the hardware profile says. Where shards are uneven XLA pads
 the sum before it slices it, and no compiler joins all three: `MatchReduceScatter` in XLA's
@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from shardwright.cost.collectives import Topology
 from shardwright.cost.partitioner import DividesByZero
-from shardwright.cost.paths import Move, paths_on
+from shardwright.cost.paths import Dims, Move, Paths, paths_on
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import Mesh, TensorSharding
@@ -44,11 +44,9 @@ def reshard(
     have, want = paths.real(source.dims), paths.real(target.dims)
     bits = ELEMENT_BITS[element_type]
     reductions: tuple[Move, ...] = ()
-    over = tuple(axis for axis in paths.sizes if axis in source.unreduced and axis not in target.unreduced)
+    over = _reduced_over(source, target, paths)
     if over:
-        sliced = paths.sliced_over(shape, have, want)
-        landing = tuple(tuple(axis for axis in axes if axis in over) for axes in sliced)
-        have, reductions = paths.reduced(bits, shape, have, over, landing)
+        have, reductions = paths.reduced(bits, shape, have, over, paths.landing(shape, have, want, over))
     try:
         return reductions + paths.moves(bits, shape, have, want, alike)
     except DividesByZero as error:
@@ -56,6 +54,20 @@ def reshard(
             f"XLA's partitioner divides by zero where {element_type}{list(shape)} goes from {source} to {target}",
             remedy="pin the array to a third sharding in between, one that gathers a dimension",
         ) from error
+
+
+def landing(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Dims:
+    """Per dimension, the axes over which a partial sum is reduce-scattered on its way from `source` to `target`, in
+    order; it is all-reduced over the others that are not partial any more, and lies with those split meanwhile.
+
+    shape: logical dimensions in elements.
+    """
+    paths = paths_on(mesh)
+    return paths.landing(shape, paths.real(source.dims), paths.real(target.dims), _reduced_over(source, target, paths))
+
+
+def _reduced_over(source: TensorSharding, target: TensorSharding, paths: Paths) -> tuple[str, ...]:
+    return tuple(axis for axis in paths.sizes if axis in source.unreduced and axis not in target.unreduced)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shardwright.cost.reshard import landing
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding
 from shardwright.xla import private
 
@@ -94,11 +95,12 @@ def steps_to(
     summed = set(lies.unreduced) - set(wanted.unreduced)
     if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
         return (_marked(lies, set(lies.unreduced) - summed, mesh),)
-    scattered = summed & set(wanted.axes)
-    rest = summed - scattered
-    if not scattered or not rest or _without(wanted.dims, tuple(scattered)) != lies.dims:
+    landed = landing(shape, lies, wanted, mesh)
+    rest = summed.difference(*landed)
+    if rest == summed or not rest:
         return ()
-    return (_marked(wanted, {*rest, *wanted.unreduced}, mesh),)
+    held = TensorSharding(tuple(dim + axes for dim, axes in zip(lies.dims, landed, strict=True)))
+    return (_marked(held, {*rest, *wanted.unreduced}, mesh),)
 
 
 def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -37,8 +37,8 @@ def sharding(*dims: str, unreduced: str = "") -> TensorSharding:
     ("sizes", "shape", "count"),
     [
         ("8", (64, 32), 99),
-        ("2x4", (64, 32), 99),
-        ("2x2x2", (16, 64), 200),
+        ("2x4", (64, 32), 135),
+        ("2x2x2", (16, 64), 400),
         ("3x4", (48, 144), 60),
         ("2x4", (30, 21), 72),
     ],
@@ -119,6 +119,16 @@ def test_moves_by_hand() -> None:
         ("all-reduce", ("x",), full // 4),
     ]
     assert kinds(sharding("", "", unreduced="y"), sharding("", "", unreduced="y")) == []
+
+
+def test_only_axes_that_cut_ahead_of_others_scatter_a_sum() -> None:
+    full = 64 * 32 * 4
+    # Each device slices an eighth then; of what is scattered over y alone it would have a quarter.
+    behind = kinds(sharding("", "", unreduced="y"), sharding("xy", ""))
+    assert behind == [("all-reduce", ("y",), full)]
+    ahead = [("reduce-scatter", ("x",), full)]
+    assert kinds(sharding("", "", unreduced="x"), sharding("xy", "")) == ahead
+    assert kinds(sharding("", "", unreduced="xy"), sharding("yx", "")) == [("reduce-scatter", ("x", "y"), full)]
 
 
 def test_uneven_shards_travel_with_their_padding() -> None:
