@@ -37,7 +37,6 @@ from shardwright.config import PlanOptions
 from shardwright.planner import dual, ilp, pbqp
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.chain import Chain, Kind, SolvedChain
-from shardwright.planner.force import forced
 from shardwright.planner.graph import lay_out, variables_of
 from shardwright.planner.ilp import Solution
 from shardwright.planner.pbqp import Problem, Reduction
@@ -168,7 +167,7 @@ def measure(case: str, off: str) -> Measured:
 
 def _chain_without(search: Search, off: str) -> _Chain:
     program, flow = search.program, search.flow
-    made = search.chain(_MESH, forced(flow, program.arguments, search.options, _MESH, program.batch), frozenset())
+    made = search.chain(_MESH, program.forced(search.options, _MESH), frozenset())
     graph, instances, runs = made.graph, made.instances, made.runs
     layout = graph.layout
     if off == "segments":
