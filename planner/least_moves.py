@@ -95,24 +95,24 @@ class LeastPrices(Prices):
 
     def _least_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, *, is_even: bool) -> FloatArray:
         have, want = self._roles(sources)[:, None, :], self._roles(targets)[None, :, :]
-        reduced = (have == _SUM) & (want != _SUM)
+        summed, split, kept, wanted = _bits(have == _SUM), _bits(have >= 0), _bits(want == _SUM), _bits(want >= 0)
+        reduced = summed & ~kept
         split_by = [(_bits(have == dim), _bits(want == dim)) for dim in range(shape.rank)]
-        landing = _bits(reduced & (want >= 0))
+        landing = reduced & wanted
         for size, (before, after) in zip(shape.dimensions, split_by, strict=True):  # what is padded is never scattered
             is_padded = (self._lines.parts[before] != self._lines.parts[after]) & (size % self._lines.parts[after] != 0)
             landing = np.where(is_padded, 0, landing)
         size_bytes = max(0, shape.size_bytes - 2 * self.mesh.device_count)  # prices round to bytes, more than once
         lines = self._lines
-        split = _bits(have >= 0)
-        seconds = lines.reduced_s(size_bytes)[split, _bits(reduced), landing]
+        seconds = lines.reduced_s(size_bytes)[split, reduced, landing]
         overlap = np.ones(seconds.shape)
         for before, after in split_by:
             overlap *= lines.overlap[before, after & ~landing]
-        missing = size_bytes / lines.parts[_bits(want >= 0)] * (1 - overlap)
+        missing = size_bytes / lines.parts[wanted] * (1 - overlap)
         if not is_even:  # shards that lie elsewhere may be the last ones, of which much is padding
             missing = np.where(overlap > 0, missing, self._least_elements(shape) * missing)
         seconds = seconds + np.where(overlap < 1, lines.received_s(missing, split | landing), 0.0)
-        return np.where(((want == _SUM) & (have >= 0)).any(axis=2), np.inf, seconds)
+        return np.where(split & kept != 0, np.inf, seconds)
 
     def _least_elements(self, shape: ArrayShape) -> float:
         """Part of an even shard that the last one has of a dimension, at least."""

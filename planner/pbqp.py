@@ -30,7 +30,7 @@ IntArray = NDArray[np.int64]
 LEAST = np.minimum.reduce
 
 #: Numbers that are added at a time where two edges become one.
-_BLOCK = 1 << 15
+_BLOCK = 1 << 14
 
 
 @dataclass(slots=True, kw_only=True)
@@ -288,11 +288,13 @@ class _Reducer:
 
 def _join(left: FloatArray, right: FloatArray) -> FloatArray:
     """[a, b] ↦ the least of `left[i, a] + right[i, b]`, in blocks of rows that stay in the cache."""
-    rows, columns = np.ascontiguousarray(left.T), np.ascontiguousarray(right.T)
-    found = np.empty((len(rows), len(columns)))
-    block = max(1, _BLOCK // max(columns.size, 1))
-    for start in range(0, len(rows), block):
-        found[start : start + block] = LEAST(rows[start : start + block, None, :] + columns, 2)
+    rows, right = np.ascontiguousarray(left.T), np.ascontiguousarray(right)
+    found = np.empty((len(rows), right.shape[1]))
+    room = np.empty((max(1, _BLOCK // max(right.size, 1)), *right.shape))
+    for start in range(0, len(rows), len(room)):
+        some = rows[start : start + len(room), :, None]
+        sums = np.add(some, right, out=room[: len(some)])
+        LEAST(sums, 1, out=found[start : start + len(room)])
     return found
 
 
