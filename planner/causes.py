@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
+from shardwright.planner.rules.reduction import reduction_of
 
 #: What rearranges a tensor, or takes one layer of a stack, and leaves it the tensor it was.
 _VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "broadcast", "bitcast", "dynamic-slice"})
@@ -19,12 +20,26 @@ _MAKERS = frozenset({"dot", "convolution", "reduce", "scatter", "gather", "dynam
 _SUMS = _VIEWS | {"add", "concatenate", "pad"}
 _MOST_PARTS = 32
 
-_WORDS = {"dot": "matmul", "reduce": "sum", "gather": "lookup", "broadcast": "broadcasting"}
+_WORDS = {"dot": "matmul", "gather": "lookup", "broadcast": "broadcasting"}
+
+#: What combines values as a region of its own says.
+_COMBINING = frozenset({"reduce", "reduce-window", "scatter"})
+
+#: What combining values two by two is called, where HLO has another word.
+_COMBINATIONS = {"add": "sum", "multiply": "product"}
 
 
 def is_backward(op_name: str) -> bool:
     """Whether JAX made the operation by transposing one of the forward pass."""
     return "transpose(" in op_name
+
+
+def _combined(instruction: Instruction) -> str:
+    """How partial results of an instruction become whole; `reduction` where no word says it, as of argmax."""
+    if instruction.opcode not in _COMBINING:
+        return "sum"
+    combination = reduction_of(instruction.called["to_apply"][0])
+    return _COMBINATIONS.get(combination, combination) if combination else "reduction"
 
 
 class Causes:
@@ -59,9 +74,9 @@ class Causes:
         return f"{what} {self._operation(node)}"
 
     def reduction(self, node: Node) -> str:
-        """`gradient of params['w']`, or `partial sum of matmul (model.py:63)`."""
+        """`gradient of params['w']`, `partial sum of matmul (model.py:63)`, `partial maximum of scatter (…)`."""
         name = self._gradient(node)
-        return f"gradient of {name}" if name else f"partial sum of {self._operation(node)}"
+        return f"gradient of {name}" if name else f"partial {_combined(node.instruction)} of {self._operation(node)}"
 
     def _gradient(self, node: Node) -> str | None:
         """The argument whose gradient a node makes, or adds up from parts that are made elsewhere."""
@@ -116,9 +131,8 @@ class Causes:
 
     def _operation(self, node: Node) -> str:
         instruction = node.instruction
-        words = _WORDS.get(instruction.opcode, instruction.opcode)
-        if instruction.opcode == "reduce" and len(instruction.operands) > 2:
-            words = "reduction"  # of several arrays at once, as argmax: no sum
+        opcode = instruction.opcode
+        words = _combined(instruction) if opcode == "reduce" else _WORDS.get(opcode, opcode)
         if node.is_value:
             instruction = self._loops.get(node.computation, instruction)
             words = {"while": "a loop", "parameter": "a called function"}.get(instruction.opcode, instruction.opcode)

@@ -45,6 +45,15 @@ def test_gradients_carry_the_names_of_what_they_update(text: str) -> None:
     assert re.fullmatch(r"partial sum of sum \(programs\.py:\d+\)", loss)
 
 
+def test_a_maximum_is_called_no_sum() -> None:
+    def step(x: Any, at: Any) -> Any:
+        return x.max(), jnp.zeros(3).at[at].max(x)
+
+    arrays = jax.ShapeDtypeStruct((64,), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
+    found = causes(lower((step, arrays, ())), "data", "all-reduce")
+    assert {cause.split(" (")[0] for cause in found} == {"partial maximum of maximum", "partial maximum of scatter"}
+
+
 def test_gathered_weights_are_named_with_their_use(text: str) -> None:
     found = causes(text, "fsdp", "all-gather")
     for name in ("params['h0']['qkv']['w']", "params['h1']['out']['w']", "params['wte']"):
