@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.planner.budget import MemoryPrice, copy_bytes, value_bytes
 from shardwright.planner.graph import Graph, Variable
-from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, reduce
+from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.solve import contradiction, solve
 from shardwright.planner.starts import Place, Start, among, told
@@ -54,7 +54,7 @@ class Chain:
     enough_s: float = -np.inf
     _kinds: dict[Hashable, Kind] = field(default_factory=dict)
     _problems: dict[int, Problem] = field(default_factory=dict)
-    _joins: Joins = field(default_factory=dict)
+    _joins: Joins = field(default_factory=Joins)
     _owner: dict[Variable, tuple[int, int]] = field(default_factory=dict)
     _run_of: dict[int, Run] = field(default_factory=dict)
     _cores: list[tuple[Kind, tuple[Key, ...]]] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Chain:
             for key, cost in zip(keys, costs, strict=True):
                 problem.costs[variables[key]] = problem.costs[variables[key]] + times * cost
             for (v, w), matrix in edges.items():
-                problem.add_edge(variables[keys[v]], variables[keys[w]], times * matrix)
+                problem.add_edge(variables[keys[v]], variables[keys[w]], matrix if times == 1 else times * matrix)
         return problem, variables, states
 
     def cores(self) -> list[tuple[Kind, tuple[Key, ...]]]:
@@ -264,8 +264,11 @@ def _mean(numbers: Sequence[float]) -> float:
 def aligned(
     kind: Kind, keys: Sequence[Key], states: Mapping[Key, IntArray]
 ) -> tuple[list[FloatArray], dict[tuple[int, int], FloatArray]]:
-    """Costs and edges of a kind's core, with the states that are left to its variables' keys and no others."""
+    """Costs and edges of a kind's core, with the states that are left to its variables' keys and no others.
+
+    A matrix that loses none is the kind's own: it may be that of many edges.
+    """
     reduction = kind.reduction
     picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
     costs = [cost[pick] for cost, pick in zip(reduction.core.costs, picks, strict=True)]
-    return costs, {(v, w): m[np.ix_(picks[v], picks[w])] for (v, w), m in reduction.core.edges.items()}
+    return costs, {(v, w): picked(m, picks[v], picks[w]) for (v, w), m in reduction.core.edges.items()}

@@ -293,6 +293,7 @@ class Graph:
     counted: float = 1.0
     clock: Clock = field(default_factory=Clock)
     _least_s: dict[bool, float] = field(default_factory=dict)
+    _partial: dict[tuple[int, bytes, bytes], tuple[FloatArray, FloatArray]] = field(default_factory=dict)
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)
 
     @property
@@ -411,7 +412,17 @@ class Graph:
         matrix = self._moves(use.source, made, wanted, use.weight)
         if not is_hub:
             return matrix
-        return np.where(self.prices.becoming(made, wanted), np.inf, matrix)  # a whole value may lie split as it is made
+        return self._unless_becoming(matrix, made, wanted)  # a whole value may lie split as it is made
+
+    def _unless_becoming(self, matrix: FloatArray, made: IntArray, wanted: IntArray) -> FloatArray:
+        """A matrix of moves without those of a whole value to a partial sum; the same one for equal edges."""
+        key = (id(matrix), made.tobytes(), wanted.tobytes())
+        found = self._partial.get(key)
+        if found is None:
+            is_becoming = self.prices.becoming(made, wanted)
+            found = matrix, np.where(is_becoming, np.inf, matrix) if is_becoming.any() else matrix
+            self._partial[key] = found  # with the matrix: its number stays its own
+        return found[1]
 
     def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
         index, leaf = source

@@ -64,6 +64,7 @@ class LeastPrices(Prices):
         self.even_rank = even_rank
         self.uneven_rank = uneven_rank
         self._least: dict[Hashable, FloatArray] = {}
+        self._counted: dict[Hashable, FloatArray] = {}
         self._even_of: dict[tuple[tuple[int, ...], bytes], NDArray[np.bool_]] = {}
         self._lines = _Lines(self)
 
@@ -82,7 +83,10 @@ class LeastPrices(Prices):
                 pairs = np.ix_(even_sources, even_targets)
                 found[pairs] = super().reshard_matrix(shape, sources[even_sources], targets[even_targets], 1.0)
             self._least[key] = found
-        return times(found, count)
+        counted = self._counted.get((key, count))
+        if counted is None:
+            counted = self._counted[key, count] = times(found, count)
+        return counted
 
     def _even_ids(self, shape: ArrayShape, ids: IntArray) -> NDArray[np.bool_]:
         """Which shardings split an array into equal shards."""

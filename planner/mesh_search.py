@@ -183,7 +183,7 @@ class MeshSearch:
     def finer(self, chain: Chain, mesh: Mesh) -> Graph:
         """The graph of a chain on another mesh: where plans are descended to."""
         prices = Prices(mesh, self.cluster, self.profile)
-        return replace(chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={})
+        return replace(chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={}, _partial={})
 
     def chain_to_bound(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
         """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.

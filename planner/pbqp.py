@@ -54,7 +54,7 @@ class Problem:
         """The same problem with only the states `kept` of each variable."""
         return Problem(
             costs=[cost[states] for cost, states in zip(self.costs, kept, strict=True)],
-            edges={(v, w): matrix[np.ix_(kept[v], kept[w])] for (v, w), matrix in self.edges.items()},
+            edges={(v, w): picked(matrix, kept[v], kept[w]) for (v, w), matrix in self.edges.items()},
         )
 
     def value(self, states: IntArray) -> float:
@@ -111,8 +111,25 @@ class Reduction:
         return chosen
 
 
-#: Two edges, by what they hold, and the edge that they become.
-Joins = dict[tuple[tuple[int, ...], bytes, bytes], FloatArray]
+class Joins:
+    """The edges that pairs of edges became, once for equal ones: equal layers have some.
+
+    What is kept of a pair are the arrays that its fold keeps anyway, no copies of what they hold.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[tuple[FloatArray, FloatArray, FloatArray], FloatArray]]] = {}
+
+    def of(self, left: FloatArray, cost: FloatArray, right: FloatArray) -> FloatArray:
+        """[a, b] ↦ the least of `left[i, a] + cost[i] + right[i, b]` over a variable's states i."""
+        pair = left, cost, right
+        alike = self._known.setdefault(hash(tuple(each.tobytes() for each in pair)), [])
+        for known, joined in alike:
+            if all(map(np.array_equal, known, pair)):
+                return joined
+        joined = _join(left, cost[:, None] + right)
+        alike.append((pair, joined))
+        return joined
 
 
 def reduce(
@@ -126,7 +143,7 @@ def reduce(
     joins: those made of problems like this one, to which it adds its own.
     """
     with np.errstate(invalid="ignore"):  # differences of what is both impossible
-        return _Reducer(problem, frozenset(protected), drops_dear, {} if joins is None else joins).run()
+        return _Reducer(problem, frozenset(protected), drops_dear, Joins() if joins is None else joins).run()
 
 
 class _Reducer:
@@ -201,18 +218,10 @@ class _Reducer:
         return neighbours
 
     def _fold_pair(self, v: int, a: int, b: int) -> None:
-        folded = self._join(self.near[v][a], self.costs[v][:, None] + self.near[v][b])
+        folded = self._joined.of(self.near[v][a], self.costs[v], self.near[v][b])
         known = self.near[a].get(b)
         matrix = folded if known is None else known + folded
         self.near[a][b], self.near[b][a] = matrix, matrix.T
-
-    def _join(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        """[a, b] ↦ the least of `left[i, a] + right[i, b]`, once for equal matrices: equal layers have some."""
-        key = (left.shape, left.tobytes(), right.tobytes())
-        found = self._joined.get(key)
-        if found is None:
-            found = self._joined[key] = _join(left, right)
-        return found
 
     def _record(self, v: int, neighbours: tuple[int, ...], constant: float) -> None:
         if not np.isfinite(constant):
@@ -284,6 +293,11 @@ class _Reducer:
             constant=self.constant,
             folds=self.folds,
         )
+
+
+def picked(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
+    """Some rows and columns of a matrix, in order; the matrix itself, which many edges may share, where that is all."""
+    return matrix if matrix.shape == (len(rows), len(columns)) else matrix[np.ix_(rows, columns)]
 
 
 def _join(left: FloatArray, right: FloatArray) -> FloatArray:

@@ -101,3 +101,25 @@ def test_time_limit_leaves_a_valid_bound() -> None:
     found = ilp.solve(problem, time_limit_s=0.05)
     assert 0.0 <= found.lower_bound <= found.value
     assert problem.value(found.states) == pytest.approx(found.value)
+
+
+def test_equal_pairs_of_edges_are_joined_once_and_others_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(1)
+    left, cost, right = random.random((3, 4)), random.random(3), random.random((3, 5))
+    monkeypatch.setattr(pbqp, "hash", lambda _: 0, raising=False)  # as if all fell together
+    joins = pbqp.Joins()
+    first = joins.of(left, cost, right)
+    np.testing.assert_allclose(first, (left[:, :, None] + cost[:, None, None] + right[:, None, :]).min(axis=0))
+    assert joins.of(left.copy(), cost.copy(), right.copy()) is first
+    others = [joins.of(left + 1, cost, right), joins.of(left, cost + 1, right), joins.of(left, cost, right + 1)]
+    for other in others:
+        np.testing.assert_allclose(other, first + 1)
+
+
+def test_a_matrix_that_loses_nothing_is_handed_on() -> None:
+    problem = random_problem(3)
+    whole = [np.arange(len(cost)) for cost in problem.costs]
+    v, w = min(edge for edge, matrix in problem.edges.items() if len(matrix) > 1)
+    fewer = [states[1:] if i == v else states for i, states in enumerate(whole)]
+    assert problem.restricted(whole).edges[v, w] is problem.edges[v, w]
+    np.testing.assert_array_equal(problem.restricted(fewer).edges[v, w], problem.edges[v, w][1:])

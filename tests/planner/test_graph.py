@@ -15,6 +15,7 @@ from shardwright.planner.chain import Chain
 from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.search import Search
+from shardwright.planner.segments import Instance
 from shardwright.planner.solve import solve
 from shardwright.planner.strategies import shardings_of
 from shardwright.plans import Mesh
@@ -166,3 +167,17 @@ def test_every_value_with_a_hub_has_readers(name: str) -> None:
     read = {use.source for node in layout.flow.nodes for use in node.uses}
     assert set(layout.hubs) <= read
     assert set(layout.crossing) <= set(layout.hubs)
+
+
+def test_equal_edges_of_a_program_share_a_matrix(deep: str) -> None:
+    chain = chain_of(deep, TWO_AXES)
+    run = chain.runs[0]
+    first, second = (chain.graph.problem(each.nodes, each.variables).edges for each in _repeats(chain, run.first))
+    shared = [first[edge] is second[edge] for edge in first]
+    assert np.mean(shared) > 0.8  # the others are sums of several uses
+
+
+def _repeats(chain: Chain, first: int) -> tuple[Instance, Instance]:
+    """A segment of a run and the equal one of the next repeat."""
+    one = chain.instances[first]
+    return one, next(each for each in chain.instances[first + 1 :] if each.kind == one.kind)

@@ -77,3 +77,14 @@ def test_even_moves_of_any_rank_are_followed_where_that_is_asked_for(sizes: dict
     assert np.array_equal(least, real)
     rough, _ = both(cluster(mesh.device_count), mesh, shape, even_rank=EXACT_RANK)
     assert np.any(rough < real)
+
+
+@pytest.mark.parametrize("even_rank", [0, 3])
+def test_equal_edges_share_one_matrix(even_rank: int) -> None:
+    mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (64, 64))
+    prices = LeastPrices(mesh, cluster(8), hardware_profile("a100"), even_rank=even_rank)
+    ids = np.array([prices.identify(each) for each in shardings_of(shape, mesh)])
+    once = prices.reshard_matrix(shape, ids, ids, 1.0)
+    twice = prices.reshard_matrix(shape, ids, ids, 2.0)
+    assert prices.reshard_matrix(shape, ids.copy(), ids, 1.0) is once
+    np.testing.assert_allclose(twice, 2 * once)
