@@ -16,6 +16,7 @@ No collective takes fewer bytes than its members must receive, so no price here 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from copy import copy
 from math import prod
 
 import numpy as np
@@ -67,6 +68,12 @@ class LeastPrices(Prices):
         self._counted: dict[Hashable, FloatArray] = {}
         self._even_of: dict[tuple[tuple[int, ...], bytes], NDArray[np.bool_]] = {}
         self._lines = _Lines(self)
+
+    def following(self, even_rank: int) -> LeastPrices:
+        """The same shardings by the same integers, with even moves followed of arrays of up to so many dimensions."""
+        made = copy(self)
+        made.even_rank, made._least, made._counted = even_rank, {}, {}
+        return made
 
     def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
         """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), or less."""

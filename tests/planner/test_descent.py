@@ -110,6 +110,22 @@ def test_closing_a_gap_makes_no_plan_worse(seed: int, eight: int, monkeypatch: p
     assert len(before.mesh.axes) < 3 or after.cost.gap <= 0.01
 
 
+@pytest.mark.parametrize("seed", [39, 100])
+def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(chain: object) -> dict[object, int]:
+        raise AssertionError("a plan is dearer than a bound")
+
+    text = large_program(seed, 2047)
+    monkeypatch.setattr(closing, "MOST_OPEN", 1.0)
+    rough = plan(text, EIGHT, PlanOptions())
+    monkeypatch.setattr(closing, "MOST_OPEN", rough.cost.gap / 2)
+    monkeypatch.setattr(closing, "best_alike", never)
+    made = plan(text, EIGHT, PlanOptions())
+    assert len(made.mesh.axes) == 3
+    assert made.cost.step_s == rough.cost.step_s
+    assert made.cost.gap <= rough.cost.gap / 2
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -> None:
     search = Search(large_program(seed), EIGHT, PlanOptions())

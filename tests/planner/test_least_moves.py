@@ -88,3 +88,17 @@ def test_equal_edges_share_one_matrix(even_rank: int) -> None:
     twice = prices.reshard_matrix(shape, ids, ids, 2.0)
     assert prices.reshard_matrix(shape, ids.copy(), ids, 1.0) is once
     np.testing.assert_allclose(twice, 2 * once)
+
+
+def test_the_same_prices_with_more_moves_followed() -> None:
+    mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (16, 64, 8, 32))
+    nodes, profile = cluster(8), hardware_profile("a100")
+    rough, real = LeastPrices(mesh, nodes, profile), Prices(mesh, nodes, profile)
+    layouts = list(shardings_of(shape, mesh, partial=True))
+    ids = np.array([rough.identify(each) for each in layouts])
+    before = rough.reshard_matrix(shape, ids, ids, 1.0)
+    followed = rough.following(4).reshard_matrix(shape, ids, ids, 1.0)
+    numbers = np.array([real.identify(each) for each in layouts])
+    assert np.array_equal(followed, real.reshard_matrix(shape, numbers, numbers, 1.0))
+    assert np.any(before < followed)
+    assert np.array_equal(rough.following(EXACT_RANK).reshard_matrix(shape, ids, ids, 1.0), before)
