@@ -37,6 +37,7 @@ class EvenMoves:
         self._bit_of = {axis.name: 1 << i for i, axis in enumerate(mesh.axes)}
         self._real = self._bits(self._paths.sizes)
         self._layouts: dict[Dims, int] = {}
+        self._dims: list[Dims] = []  # of each layout
         #: [have, want]: the way between two layouts, and [have, want, dimension]: the axes over which it slices first.
         self._ways: IntArray = np.empty((0, 0), np.int64)
         self._slices: IntArray = np.empty((0, 0, rank), np.int64)
@@ -51,7 +52,11 @@ class EvenMoves:
 
     def layout(self, dims: Dims) -> int:
         """The integer that stands for `dims`."""
-        return self._layouts.setdefault(self._paths.real(dims), len(self._layouts))
+        real = self._paths.real(dims)
+        found = self._layouts.setdefault(real, len(self._dims))
+        if found == len(self._dims):
+            self._dims.append(real)
+        return found
 
     def between(self, have: IntArray, want: IntArray, over: IntArray) -> tuple[list[Moves | None], IntArray]:
         """Different moves, and for each of some pairs of layouts which of them it takes.
@@ -83,14 +88,14 @@ class EvenMoves:
             have, over, *landing = key
             orders = list(self._orders)
             lies, moves = self._paths.reduced(
-                8, self._shape, list(self._layouts)[have], self._axes(over), tuple(orders[place] for place in landing)
+                8, self._shape, self._dims[have], self._axes(over), tuple(orders[place] for place in landing)
             )
             found = self._reductions[key] = self.layout(lies), self._place(self._relative(moves))
         return found
 
     def _sliced_over(self, have: IntArray, want: IntArray) -> IntArray:
         """[pairs, dimensions]: places in `_orders`."""
-        table = self._slices = _grown(self._slices, len(self._layouts))
+        table = self._slices = _grown(self._slices, len(self._dims))
         if table.shape[2]:
             for a, b, lies, wanted in self._missing(table[..., 0], have, want):
                 sliced = self._paths.sliced_over(self._shape, lies, wanted)
@@ -111,7 +116,7 @@ class EvenMoves:
         return self._orders.setdefault(axes, len(self._orders))
 
     def _way(self, have: IntArray, want: IntArray) -> IntArray:
-        table = self._ways = _grown(self._ways, len(self._layouts))
+        table = self._ways = _grown(self._ways, len(self._dims))
         for a, b, lies, wanted in self._missing(table, have, want):
             try:
                 table[a, b] = self._place(self._relative(self._paths.moves(8, self._shape, lies, wanted)))
@@ -124,8 +129,7 @@ class EvenMoves:
         """Pairs of layouts, each once, that a table has no entry for."""
         is_missing = table[have, want] == _UNKNOWN
         pairs = dict.fromkeys(zip(have[is_missing].tolist(), want[is_missing].tolist(), strict=True))
-        layouts = list(self._layouts)
-        return [(a, b, layouts[a], layouts[b]) for a, b in pairs]
+        return [(a, b, self._dims[a], self._dims[b]) for a, b in pairs]
 
     def _place(self, moves: Moves | None) -> int:
         return self._lists.setdefault(moves, len(self._lists))
