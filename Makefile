@@ -92,6 +92,10 @@ bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, 
 bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the whole budget (10 minutes).
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --quick --json build/bench-planner-quick.json
 
+.PHONY: bench-planner-unseen
+bench-planner-unseen: $(VENV)/.stamp-dev ## The same for models that the planner was not built on, their experts counted on the way (an hour); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --unseen --budgets 1 --json build/bench-planner-unseen.json
+
 .PHONY: bench-ablation
 bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time and quality, switched off by itself (half an hour); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.ablation --json build/ablation.json

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planner.counter import Counted, count
+from benchmarks.planner.every_model import EVERY_MODEL
 from benchmarks.planner.judge import MACHINES, judge
-from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.partition import DOES_NOT_APPLY, Partitioned, PartitionError, partition
 from benchmarks.planner.suite import BUDGETS, Entry, entries
 
@@ -87,11 +87,11 @@ def _short(group: tuple[int, ...]) -> str:
     return ",".join(map(str, group))
 
 
-def freeze(entry: Entry) -> None:
-    """Partition and count every expert of a case, and write its file."""
+def counted(entry: Entry) -> tuple[dict[str, Any], dict[str, str]]:
+    """Partition and count every expert of a case: name → figures, and why the others are left out."""
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for name in MODELS[entry.model].experts(entry.devices):
+    for name in EVERY_MODEL[entry.model].experts(entry.devices):
         job = {
             "model": entry.model, "size": entry.size, "devices": entry.devices, "changes": dict(entry.changes),
             "expert": name,
@@ -103,6 +103,12 @@ def freeze(entry: Entry) -> None:
             continue
         found[name] = figures(partitioned, count(partitioned.hlo_text, entry.devices))
         print(f"{entry.name} {name}: {found[name]['wire_bytes'] / 1e6:.0f} MB on the wire", flush=True)
+    return found, left_out
+
+
+def freeze(entry: Entry) -> None:
+    """Count every expert of a case, and write its file."""
+    found, left_out = counted(entry)
     FOLDER.mkdir(parents=True, exist_ok=True)
     made_by = {"command": "python -m benchmarks.planner.frozen", "jaxlib": importlib.metadata.version("jaxlib")}
     data = {"case": entry.name, "changes": dict(entry.changes), **made_by, "experts": found, "left_out": left_out}

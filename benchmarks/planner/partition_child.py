@@ -32,10 +32,10 @@ def _compile_stablehlo(text: str, devices: int) -> None:
 
 
 def _compile_expert(job: dict[str, Any]) -> None:
+    from benchmarks.planner.every_model import EVERY_MODEL
     from benchmarks.planner.experts.rules import DoesNotApply, lower
-    from benchmarks.planner.models.registry import MODELS
 
-    model = MODELS[job["model"]]
+    model = EVERY_MODEL[job["model"]]
     expert = model.experts(job["devices"])[job["expert"]]
     case = model.build(job["size"], job["devices"], **{**job["changes"], **expert.changes})
     try:

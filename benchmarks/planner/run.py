@@ -24,7 +24,7 @@ from benchmarks.planner.partitioned_text import CountingError
 from benchmarks.planner.planned import Judging, Lowered, PlanningFailed, PlanRefused, lower, plan
 from benchmarks.planner.report import misses_the_bar, print_outcomes, print_timings, ratio_of
 from benchmarks.planner.results import Results, commit
-from benchmarks.planner.suite import BUDGETS, QUICK, Entry, entries
+from benchmarks.planner.suite import BUDGETS, QUICK, UNSEEN, Entry, entries
 from benchmarks.planner.timing import measure_timings
 
 #: Seconds that one plan, or the partitioning of one program, may take before the case counts as failed.
@@ -38,7 +38,7 @@ def main() -> None:
     arguments = _arguments()
     how = {"deadline": arguments.deadline, "compiler": arguments.compiler, "limit_s": arguments.limit}
     results = Results(path=arguments.json, commit=commit(), how=how)
-    chosen = [entry for entry in entries() if _is_chosen(entry, arguments)]
+    chosen = [entry for entry in (UNSEEN if arguments.unseen else entries()) if _is_chosen(entry, arguments)]
     for entry in chosen:
         missing = [budget for budget in _budgets(entry, arguments) if not results.has(entry, budget)]
         for outcome in run_entry(entry, missing, how):
@@ -57,6 +57,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one case a model, the whole budget only")
+    parser.add_argument(
+        "--unseen", action="store_true", help="models that the planner was not built on, in place of the suite"
+    )
     parser.add_argument("--case", action="append", metavar="NAME", help="cases whose name begins so; may be repeated")
     parser.add_argument("--devices", type=int, action="append", help="only on so many devices; may be repeated")
     parser.add_argument("--budgets", type=float, nargs="+", metavar="PART", help="parts of data parallelism's memory")
@@ -98,7 +101,7 @@ def run_entry(entry: Entry, budgets: Sequence[float], how: Mapping[str, Any]) ->
     if not budgets:
         return
     try:
-        experts = frozen.read(entry)
+        experts = frozen.counted(entry)[0] if entry in UNSEEN else frozen.read(entry)
     except frozen.NotFrozen as error:
         print(f"{entry.name}: {error}", flush=True)
         for budget in budgets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import prod
 from pathlib import Path
 
 import jax
@@ -15,12 +16,13 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.planner import frozen  # noqa: E402
 from benchmarks.planner.cases import Leaf  # noqa: E402
+from benchmarks.planner.every_model import EVERY_MODEL  # noqa: E402
 from benchmarks.planner.experts.rules import DoesNotApply, Expert, lower, parameter_spec, spec_of  # noqa: E402
 from benchmarks.planner.judge import MACHINES  # noqa: E402
 from benchmarks.planner.models import gpt2  # noqa: E402
 from benchmarks.planner.models.registry import MODELS  # noqa: E402
 from benchmarks.planner.report import misses_the_bar  # noqa: E402
-from benchmarks.planner.suite import JUDGED, QUICK, cluster_json, entries  # noqa: E402
+from benchmarks.planner.suite import JUDGED, QUICK, UNSEEN, cluster_json, entries  # noqa: E402
 from shardwright.cluster import Cluster  # noqa: E402
 
 FROZEN = [entry for entry in entries() if frozen.path_of(entry).exists()]
@@ -44,6 +46,21 @@ def test_every_quick_case_is_a_case_with_experts():
 
 def test_every_model_has_a_case():
     assert {model for model, _ in JUDGED} == set(MODELS)
+
+
+@pytest.mark.parametrize("entry", UNSEEN, ids=lambda entry: entry.name)
+def test_an_unseen_model_is_a_step_that_hands_its_state_on(entry):
+    case = EVERY_MODEL[entry.model].build(entry.size, entry.devices)
+    params, opt_state, _ = jax.eval_shape(case.step, *case.avals)
+    kept = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, opt_state))]
+    assert kept == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(case.avals[:2])]
+
+
+@pytest.mark.parametrize("entry", UNSEEN, ids=lambda entry: entry.name)
+def test_experts_use_all_devices(entry):
+    found = EVERY_MODEL[entry.model].experts(entry.devices)
+    assert {"data", "zero1", "zero3"} < found.keys()
+    assert {prod(expert.mesh.values()) for expert in found.values()} == {entry.devices}
 
 
 def test_gpt2_experts_move_the_bytes_that_were_measured_elsewhere():

@@ -37,10 +37,10 @@ def experts(
     """
     found = dict(_data_parallel(devices))
     if tensor:
-        for ways in _TENSOR_WAYS:
+        for ways in (ways for ways in _TENSOR_WAYS if devices % ways == 0):
             found.update(_tensor_parallel(devices, ways, sequence, {"fused": False} if fused else {}))
     for ways in _EXPERT_WAYS:
-        if ways <= min(devices, mixture):
+        if devices % ways == 0 and ways <= mixture:
             found.update(_expert_parallel(devices, ways))
     if tables:
         found.update(_split_tables(devices))
