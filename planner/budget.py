@@ -150,6 +150,10 @@ class MemoryPrice:
         """Seconds per byte of the budget."""
         return sum(price for _, price in self.peaks)
 
+    def times(self, factor: float) -> MemoryPrice:
+        """The same, dearer by a factor."""
+        return MemoryPrice(peaks=tuple((peak, factor * price) for peak, price in self.peaks))
+
     def of_value(self, leaf: Leaf) -> float:
         """Seconds per byte of a value's own storage."""
         return sum(price * peak.times_value(leaf) for peak, price in self.peaks)

@@ -8,18 +8,24 @@ The bound comes before any plan, for a plan is dearer. If it leaves too much ope
 it is near the relaxation's optimum: an assignment read off there, being a plan itself, is a better start than any on
 two axes, and is descended from. That is tried with fewer moves followed first: message passing gets nearer then, and
 what the true prices make of the moves that were too cheap is the descent's to mend.
+
+Where memory binds, what is read off is at the price of memory that bounds most, and descended from at that price. What
+the descent ends at is made to fit as any plan is (`fitting`), as long as it can be faster than what is known.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.planner.bound import best_alike, lower_bound
+from shardwright.errors import MemoryBudgetError
+from shardwright.planner.bound import best_alike
 from shardwright.planner.chain import Chain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import descend
+from shardwright.planner.fitting import fitted
 from shardwright.planner.found import LEAST_GAIN, Found
 from shardwright.planner.least_moves import EXACT_RANK
+from shardwright.planner.memory_bound import least_that_fits
 from shardwright.planner.mesh_search import MeshSearch
 
 #: The gap that a plan may have.
@@ -27,8 +33,8 @@ MOST_OPEN = 0.01
 
 
 def closed(search: MeshSearch, found: Found) -> Found:
-    """A plan on three axes that fits at no price, or a faster one that does, with a better bound. A deadline leaves it
-    as it is."""
+    """A plan on three axes that fits, or a faster one that does, with a better bound. A deadline leaves it as it
+    is."""
     clock = search.clock
     if found.cost.gap <= MOST_OPEN or clock.is_late:
         return found
@@ -37,13 +43,14 @@ def closed(search: MeshSearch, found: Found) -> Found:
     try:
         search.report("search", str(found.mesh))
         chain = search.chain_to_bound(found.mesh, even_rank=most, uneven_rank=EXACT_RANK)
-        bound_s = max(found.cost.lower_bound_s, lower_bound(chain, search.time_limit_s()))
-        found = replace(found, cost=replace(found.cost, lower_bound_s=min(bound_s, found.cost.step_s)))
+        bound = least_that_fits(chain, found.price, search.limit_bytes, search.time_limit_s())
+        price = bound.chain.price
+        found = replace(found, cost=bound.of(found.cost), price=price)
         for even_rank in sorted({EXACT_RANK, most}):
             if found.cost.gap <= MOST_OPEN or clock.is_late:
                 break
             search.report("search", str(found.mesh))
-            found = _read_off(search, found, search.following(chain, even_rank))
+            found = _read_off(search, found, search.following(chain, even_rank).with_price(price))
     except OutOfTimeError:
         pass
     finally:
@@ -52,17 +59,20 @@ def closed(search: MeshSearch, found: Found) -> Found:
 
 
 def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
-    """The plan that is descended to from what message passing reads off a chain, if it is faster than one that is known
-    and fits."""
+    """The plan that is descended to from what message passing reads off a chain, or one near it that fits, if that is
+    faster than one that is known."""
     at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in best_alike(chain).items()}
-    axes = [axis.name for axis in found.mesh.axes]
-    near, solved = descend(chain, at, search.finer(chain, found.mesh), axes, time_limit_s=search.time_limit_s())
-    other = search.found(near, solved, found.notes)
-    if other.cost.step_s >= found.cost.step_s * (1 - LEAST_GAIN) or search.needed_bytes(other) > search.limit_bytes:
+    axes, fine = [axis.name for axis in found.mesh.axes], search.finer(chain, found.mesh)
+    near, solved = descend(chain, at, fine, axes, time_limit_s=search.time_limit_s(), price=chain.price)
+    other, below_s = search.found(near, solved, found.notes), found.cost.step_s * (1 - LEAST_GAIN)
+    if other.cost.step_s >= below_s:
+        return found
+    try:
+        other = fitted(search, other, below_s)
+    except MemoryBudgetError:
+        return found
+    if other.cost.step_s >= below_s:
         return found
     bound_s = min(found.cost.lower_bound_s, other.cost.step_s)
-    return replace(
-        other,
-        start=found.start,
-        cost=replace(other.cost, bound_scope=found.cost.bound_scope, lower_bound_s=bound_s),
-    )
+    cost = replace(other.cost, lower_bound_s=bound_s, bound_scope=found.cost.bound_scope)
+    return replace(other, start=found.start, cost=cost)

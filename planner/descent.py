@@ -14,6 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 
+from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.segments import Instance, Run
@@ -43,11 +44,13 @@ def descend(
     *,
     time_limit_s: float,
     most_rounds: int | None = None,
+    price: MemoryPrice | None = None,
 ) -> tuple[Chain, SolvedChain]:
     """The best plan found on the mesh of `fine` from one that is `at` there, and the neighbourhood it is in.
 
     chain: segments of the same program on any mesh. fine: the same program on its mesh. axes: set free in turn.
-    time_limit_s: for the integer programs of one round. most_rounds: None goes on until no axis gains.
+    time_limit_s: for the integer programs of one round. most_rounds: None goes on until no axis gains. price: of
+    memory, at which the plan is the best; what it costs then includes that.
     Raises PlanError where not even the plan itself can be had there.
     """
     instances, runs = chain.instances, chain.runs
@@ -55,7 +58,8 @@ def descend(
     idle = 0  # rounds since one that gained
     for name in islice(cycle(axes), most_rounds):
         near = _around(instances, runs, fine, at, frozenset({name}))
-        solved = near.solve(time_limit_s, close=CLOSE)
+        priced = near if price is None else near.with_price(price)
+        solved = priced.solve(time_limit_s, close=CLOSE)
         gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
         idle = 0 if gains else idle + 1
         if gains:

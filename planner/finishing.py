@@ -17,14 +17,12 @@ from shardwright.planner.force import origin
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.ledger import planned_collectives
+from shardwright.planner.memory_bound import OF_WHAT_FITS
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.preference import MOST
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.plans import Candidate, InstructionPlan, Mesh, Plan
-
-#: What a bound under a price of memory is of: what a compiler stores may hang on how it is split.
-_OF_WHAT_FITS = "; of plans that fit the memory and store what is live where the unsplit program takes most"
 
 
 class Bounding:
@@ -83,17 +81,15 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     bound_s = max((bound_s, *(_bound_s(search, bounding, each.chain, each.solved) for each in found.relaxed)))
     scope = _scope(search, found.chain)
     if found.price_bound_s:
-        scope += _OF_WHAT_FITS + ", with all repeats of a run laid out alike"
+        scope += OF_WHAT_FITS + ", with all repeats of a run laid out alike"
     return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
 
 
 def _bounded_on_its_mesh(search: MeshSearch, found: Found, start: Tried, bounding: Bounding) -> Found:
     """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
-    cost, price = found.cost, found.price
-    begun = bounding.begun_on(found.mesh) if price is None else None
-    chain = begun or search.chain_to_bound(found.mesh)
-    chain = chain if price is None else chain.with_price(price)
-    bound_s = bounding.of(chain, search.time_limit_s()) - (price.total * search.limit_bytes if price else 0.0)
+    cost, time_limit_s = found.cost, search.time_limit_s()
+    chain = bounding.begun_on(found.mesh) or search.chain_to_bound(found.mesh)
+    bound_s = bounding.of(chain, time_limit_s)
     if bound_s <= 0:  # what is known of the plan that it was descended from has to do
         bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()
         scope = f"{_scope(search, start.chain)}; the deadline came before a bound on {found.mesh}"
@@ -102,9 +98,9 @@ def _bounded_on_its_mesh(search: MeshSearch, found: Found, start: Tried, boundin
         f"{_scope(search, chain)}; repeats decide each for itself; moves of arrays of more than {EXACT_RANK} "
         "dimensions, or that an axis does not divide, are counted by what a device must receive"
     )
-    scope += _OF_WHAT_FITS if price else ""
-    made = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
-    return closed(search, made) if price is None else made
+    return closed(
+        search, replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+    )
 
 
 def _bound_s(

@@ -26,7 +26,7 @@ from shardwright.report.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from shardwright.planner.found import Found
-    from shardwright.planner.search import Search
+    from shardwright.planner.mesh_search import MeshSearch
 
 #: Prices of a byte at which a first plan that fits is looked for, as parts of what the plan's own bytes would cost at
 #: its own time. Where memory is nearly free, what takes less for nothing is found; where it is dear, what takes least;
@@ -53,7 +53,7 @@ CLOSE = 1e-3
 _ROUNDED_UP = 1.01
 
 
-def fitted(search: Search, found: Found, below_s: float = math.inf) -> Found:
+def fitted(search: MeshSearch, found: Found, below_s: float = math.inf) -> Found:
     """`found`, or the fastest plan that fits.
 
     below_s: a plan that takes as long is no use. Raises MemoryBudgetError where none fits, or none below that.
@@ -81,7 +81,7 @@ class Fitting:
     stored in all plans.
     """
 
-    search: Search
+    search: MeshSearch
     start: Found
     below_s: float
     peaks: list[Peak] = field(default_factory=list)
@@ -267,7 +267,7 @@ def _too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
     )
 
 
-def _exactly(search: Search, found: Found, model: Memory, peaks: Sequence[Peak]) -> Found | None:
+def _exactly(search: MeshSearch, found: Found, model: Memory, peaks: Sequence[Peak]) -> Found | None:
     """The fastest plan that fits, where the program is small enough to solve whole. Else, or if none fits, None."""
 
     def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
@@ -281,7 +281,7 @@ def _exactly(search: Search, found: Found, model: Memory, peaks: Sequence[Peak])
     return replace(search.found(found.chain, best, found.notes), price_bound_s=best.rolled_bound)
 
 
-def bounded_by_price(search: Search, found: Found) -> Found:
+def bounded_by_price(search: MeshSearch, found: Found) -> Found:
     """A plan that fits, with what a price of memory says that every plan of its chain that fits takes at least."""
     if found.price is None:
         return found
@@ -290,7 +290,7 @@ def bounded_by_price(search: Search, found: Found) -> Found:
     return replace(found, price_bound_s=bound_s)
 
 
-def too_large(search: Search, least: Found) -> MemoryBudgetError:
+def too_large(search: MeshSearch, least: Found) -> MemoryBudgetError:
     """What is needed, what dominates, and what would help."""
     needed, limit = search.needed_bytes(least), search.limit_bytes
     state = sum(

@@ -15,12 +15,15 @@ from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import axis_parts, descend, lifted
+from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph, Variable
 from shardwright.planner.least_moves import EXACT_RANK
+from shardwright.planner.memory_bound import least_that_fits
 from shardwright.planner.search import Search
 from shardwright.planner.strategies import Strategy
 from shardwright.plans import Mesh
+from tests.planner.programs import lower, mlp
 from tests.planner.test_exact import random_program
 
 EIGHT = replace(Cluster.local(8), hardware="a100")
@@ -136,6 +139,34 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
     best = fine.with_price(price).solve(20.0)
     bound_s = lower_bound(bounding.with_price(price), 20.0)
     assert lower_bound(bounding, 20.0) < bound_s <= best.value
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> None:
+    """That is found by one integer program over all strategies on three axes, bytes at the peak being a row of it."""
+    search = Search(large_program(seed), EIGHT, PlanOptions())
+    fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
+    memory = search.program.memory(search.profile, fine.graph.layout.hubs)
+    found = search.found(fine, fine.solve(20.0), ())
+    peak = memory.peak(found.decisions)
+    limit = int(0.9 * memory.taken_at(peak, found.decisions))
+    best = fit_exactly(fine, limit, [peak], lambda states: (True, peak), 20.0)
+    assert best is not None
+    price = MemoryPrice(peaks=((peak, (best.value - found.cost.step_s) / limit),))
+    bound = least_that_fits(bounding, price, limit, 20.0)
+    assert lower_bound(bounding, 20.0) * 1.01 < bound.seconds <= best.value
+    assert bound.chain.price is not None
+    assert bound.chain.price.total > price.total  # the first one promises less
+
+
+def test_a_gap_is_closed_where_memory_binds() -> None:
+    step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
+    options = PlanOptions(remat="none", micro_batches=1)
+    fastest = plan(lower((step, arguments, ())), EIGHT, options)
+    made = plan(lower((step, arguments, ())), EIGHT, replace(options, memory_budget=fastest.memory.peak_bytes))
+    assert made.memory.peak_bytes < fastest.memory.peak_bytes  # a device must have more than the peak
+    assert len(made.mesh.axes) == 3
+    assert made.cost.gap <= 0.01
 
 
 @pytest.mark.parametrize("seed", [97, 98])
