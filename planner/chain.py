@@ -115,7 +115,9 @@ class Chain:
         return priced
 
     def with_price(self, price: MemoryPrice | None) -> Chain:
-        """The same chain with another price of memory."""
+        """The same chain with another price of memory; itself at its own."""
+        if price is self.price:
+            return self
         made = Chain(
             graph=self.graph, instances=self.instances, runs=self.runs, price=price, is_for_bound=self.is_for_bound
         )

@@ -58,8 +58,7 @@ def descend(
     idle = 0  # rounds since one that gained
     for name in islice(cycle(axes), most_rounds):
         near = _around(instances, runs, fine, at, frozenset({name}))
-        priced = near if price is None else near.with_price(price)
-        solved = priced.solve(time_limit_s, close=CLOSE)
+        solved = near.with_price(price).solve(time_limit_s, close=CLOSE)
         gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
         idle = 0 if gains else idle + 1
         if gains:
