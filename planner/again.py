@@ -12,11 +12,15 @@ the order of their earlier times, and those whose earlier time is above that of 
 is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy. That is as
 certain as the earlier plans were close to optimal: their times stand for bounds, which are not kept.
 
-With other sizes or devices earlier times prove nothing, and where memory binds another rung or price may be the best
-one: then everything is searched. Else the mesh of the plan and those that came near it are searched again. The plan is
-taken if it fits as it is and costs no more than the earlier one, grown as the least possible work has grown: compute
-by that ratio, communication by it where it is more than one (what moves weights does not grow, what moves activations
-does at most so much). That is a judgement, and the plan's notes say so.
+With other sizes or devices earlier times prove nothing: the mesh of the plan and those that came near it are searched
+again. The plan is taken if it fits as it is and costs no more than the earlier one, grown as the work of a device has
+grown: compute by that ratio, communication by it where it is more than one (what moves weights does not grow, what
+moves activations does at most so much). That is a judgement, and the plan's notes say so.
+
+Where memory bound the earlier plan, its entry may now be more than is needed, or less. Where a device has as much work
+as before or more, whatever keeps more did not fit then and does not now: the plan of the entry is taken if it fits, as
+it is or at a price of memory; and that of twice as many parts of the batch, where there is twice the work. Else
+everything is searched but for what bounds show to be no faster than such a plan (`Search.followed`).
 
 Else everything is searched; what was searched on the trail is not searched twice.
 
@@ -28,17 +32,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardwright.cost import compute_time_s
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.found import LEAST_GAIN, Outcome
 from shardwright.planner.hiding import kept_promises
 from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.messages import Messages, outline_of
+from shardwright.planner.recompute import LEAST_SAVING
 from shardwright.planner.relief import NOTHING, relieved
 from shardwright.planner.solve import contradiction
+from shardwright.planner.sparing import MOST_MICRO_BATCHES
 from shardwright.planner.starts import Start
 from shardwright.planner.trails import Entry, Price, Trail, Way
 from shardwright.plans import Mesh
@@ -55,19 +62,23 @@ TOLERANCE = 0.01
 #: where sizes or devices are others.
 NEAR = 1.03
 
+#: Work of a part of the batch that counts as no less than before, as a part of that: what runs once does not grow with
+#: the batch.
+_LEAST_PART = 0.9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The part of a search that is done again.
 
     meshes: those searched outright, in this order, but for those where the earlier plan (`least_s`, where less was
-    asked) took as long as the fastest one now. entry: the program that is planned.
-    at_once: whether a plan has to fit the memory as it is, without a price.
+    asked) took as long as the fastest one now. entries: the programs that are planned until a plan fits. at_once:
+    whether it has to fit the memory as it is, without a price.
     """
 
     meshes: tuple[Mesh, ...]
     least_s: Mapping[Mesh, float]
-    entry: Entry
+    entries: tuple[Entry, ...]
     at_once: bool
 
     def may_be_faster(self, mesh: Mesh, tried: Sequence[Tried]) -> bool:
@@ -89,15 +100,34 @@ def planned_again(search: Search, trail: Trail) -> Outcome | None:
         raise
     except (PlanError, AnnotationError):
         return None
-    if outcome.found is None:
-        return None
-    is_explained = _is_explained(trail, price_of(outcome.found), descends=search.descends)
-    is_fastest = _is_fastest(outcome)
-    if not (is_fastest or is_explained if _is_same(trail, search) else is_fastest and is_explained):
+    if outcome.found is None or not _is_good(trail, search, outcome):
         return None
     begun = search.begun.get((outcome.found.start or outcome.found).mesh)
     outcome.notes.append(_note(trail, search) + (f"; its search began with what was known of {begun}" if begun else ""))
     return outcome
+
+
+def _is_good(trail: Trail, search: Search, outcome: Outcome) -> bool:
+    """Whether nothing else need be searched."""
+    assert outcome.found is not None
+    price = price_of(search, outcome.found)
+    is_explained = _is_explained(trail, price, descends=search.descends)
+    if _is_same(trail, search):
+        return _is_fastest(outcome) or is_explained
+    if outcome.plain is outcome:
+        return is_explained and _is_fastest(outcome)
+    return is_explained and _binds_as_before(trail, search, price, outcome)
+
+
+def _binds_as_before(trail: Trail, search: Search, price: Price, outcome: Outcome) -> bool:
+    """Whether what keeps more than the plan of an entry was too large before, and so is now: a device has no less work
+    in each part of the batch, and no more memory."""
+    before, now = trail.entry, outcome.entry
+    assert now is not None
+    saves_as_before = (now.rung == NOTHING) == (before.rung == NOTHING) and now.saved <= before.saved + LEAST_SAVING
+    part_s = trail.price.work_s / before.micro_batches
+    is_as_large = price.work_s / now.micro_batches >= _LEAST_PART * part_s
+    return saves_as_before and is_as_large and search.limit_bytes <= trail.limit_bytes
 
 
 def _is_fastest(outcome: Outcome) -> bool:
@@ -113,7 +143,14 @@ def trail_of(search: Search, outcome: Outcome) -> Trail | None:
         return None
     ways = sorted((Way.of(each) for each in plain.tried), key=lambda way: way.step_s)
     won = next(way for way in map(Way.of, outcome.tried) if way.leads_to(found))
-    return Trail(question=search.question, ways=tuple(ways), won=won, entry=outcome.entry, price=price_of(found))
+    return Trail(
+        question=search.question,
+        ways=tuple(ways),
+        won=won,
+        entry=outcome.entry,
+        price=price_of(search, found),
+        limit_bytes=search.limit_bytes,
+    )
 
 
 def begin(search: Search, chain: Chain) -> None:
@@ -154,11 +191,21 @@ def keep_messages(search: Search, outcome: Outcome) -> None:
             search.trails.keep_messages(search.question, tried.mesh, outline, messages)
 
 
-def price_of(found: Found) -> Price:
-    """What a plan costs, and what its program costs at least."""
-    graph = (found.start or found).chain.graph
-    work_s = graph.least_s() + graph.least_of_free_s()
-    return Price(compute_s=found.cost.compute_s, communication_s=found.cost.communication_s, work_s=work_s)
+def price_of(search: Search, found: Found) -> Price:
+    """What a plan costs, and the work of the program as it is."""
+    return Price(compute_s=found.cost.compute_s, communication_s=found.cost.communication_s, work_s=work_s(search))
+
+
+def work_s(search: Search) -> float:
+    """Seconds of all instructions of the program as it is, divided by the devices: what a step takes of each if nothing
+    is computed twice."""
+    program, total = search.program, 0.0
+    for node in program.flow.nodes:
+        if not node.is_value:
+            operands = [leaf.dimensions for operand in node.instruction.operands for leaf in operand.shape.leaves]
+            results = [leaf.dimensions for leaf in node.instruction.shape.leaves]
+            total += node.weight * compute_time_s(node.instruction, operands, results, search.profile)
+    return total / search.cluster.device_count
 
 
 def _is_explained(trail: Trail, now: Price, *, descends: bool) -> bool:
@@ -174,17 +221,14 @@ def _is_explained(trail: Trail, now: Price, *, descends: bool) -> bool:
 def _route(trail: Trail, search: Search) -> Route | None:
     """What of a search follows a trail; None where none of its meshes can be had.
 
-    Where only more is asked, all meshes, that of the plan first, then the fastest; else the plan's and those near it,
-    unless memory bound it.
+    Where only more is asked, all meshes, that of the plan first, then the fastest; else the plan's and those near it.
     """
     candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
     if _is_same(trail, search):
         least_s = {mesh: _least_s(mesh, trail) for mesh in candidates}
         first = _alike(trail.won.root, len(trail.won.root.axes), candidates)
         ordered = sorted(candidates, key=lambda mesh: (mesh not in first, least_s[mesh]))
-        return Route(meshes=tuple(ordered), least_s=least_s, entry=trail.entry, at_once=False)
-    if trail.entry.rung != NOTHING or trail.entry.micro_batches != search.program.micro_batches:
-        return None
+        return Route(meshes=tuple(ordered), least_s=least_s, entries=(trail.entry,), at_once=False)
     near = (way for way in trail.ways if way.step_s <= NEAR * trail.ways[0].step_s)
     found: set[Mesh] = set()
     for way in (trail.won, *near):
@@ -193,7 +237,18 @@ def _route(trail: Trail, search: Search) -> Route | None:
     if not found:
         return None
     meshes = tuple(mesh for mesh in candidates if mesh in found)
-    return Route(meshes=meshes, least_s={}, entry=trail.entry, at_once=True)
+    return Route(meshes=meshes, least_s={}, entries=_entries(trail, search), at_once=True)
+
+
+def _entries(trail: Trail, search: Search) -> tuple[Entry, ...]:
+    """The entry of a trail and, where memory bound its plan and a device has twice the work now, that of twice the
+    parts."""
+    entry, parts = trail.entry, 2 * trail.entry.micro_batches
+    is_plain = entry.rung == NOTHING and entry.micro_batches == search.program.micro_batches
+    is_free = search.options.micro_batches is None and parts <= MOST_MICRO_BATCHES
+    if is_plain or not is_free or work_s(search) < 2 * _LEAST_PART * trail.price.work_s:
+        return (entry,)
+    return entry, replace(entry, micro_batches=parts)
 
 
 def _least_s(mesh: Mesh, trail: Trail) -> float:

@@ -71,6 +71,7 @@ class Outcome:
 
     others: what planning the same program otherwise gave. notes: what else is to be said of that.
     plain: the outcome of the program as it is. entry: what of it this one computes otherwise.
+    is_priced: whether all that was tried was fitted by a price of memory.
     """
 
     search: Search
@@ -82,6 +83,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     plain: Outcome | None = None
     entry: Entry | None = None
+    is_priced: bool = False
     _plans: dict[int, Found] = field(default_factory=dict)
 
     def plan(self, tried: Tried) -> Found:
@@ -91,6 +93,16 @@ class Outcome:
             made = self.search.found(tried.chain, tried.solved, tried.notes)
             found = self._plans[id(tried)] = replace(made, start=tried.start)
         return found
+
+    def widened(self, without: frozenset[Mesh]) -> Outcome:
+        """The outcome of a part of the meshes with what all others but those of `without` give."""
+        search = self.search.off_route(without | {(each.start or each).mesh for each in self.tried})
+        try:
+            others = search.outcome()
+        except (PlanError, AnnotationError):  # there are none, or none gives anything
+            return self
+        tried, refusals = [*self.tried, *others.tried], {**self.refusals, **others.refusals}
+        return replace(self, search=search, tried=tried, refusals=refusals, is_priced=False)
 
     @property
     def fastest(self) -> Tried:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.fitting import NEARLY
-from shardwright.planner.recompute import Recomputation, recomputations
+from shardwright.planner.recompute import LEAST_SAVING, Recomputation, recomputations
 from shardwright.planner.sparing import MOST_MICRO_BATCHES, sparing_plan
 from shardwright.planner.trails import Entry
 from shardwright.plans import Candidate, Mesh
@@ -76,22 +76,52 @@ def _relieved(outcome: Outcome) -> Outcome:
 
 
 def _followed(outcome: Outcome, route: Route) -> Outcome:
-    """The outcome of the entry that a route names; without a plan where the ladder is another one.
+    """The outcome of the first entry of a route that a plan fits with, or of the program as it is, where it fits
+    now; without a plan where nothing fits.
 
     Raises MicroBatchError where the step does not split.
     """
-    search, made, entry = outcome.search, outcome, route.entry
-    if entry.rung != NOTHING:
-        ladder = _ladder(outcome)
-        if len(ladder) != entry.rungs:
-            return outcome
-        made = search.variant(ladder[entry.rung], entry.micro_batches)
-    elif entry.micro_batches != search.program.micro_batches:
-        made = search.variant(None, entry.micro_batches)
-    made.plain, made.entry = outcome, entry
-    if not made.search.fit(made, at_once=True) and not route.at_once:
-        made.search.fit(made)
+    made = outcome
+    if route.at_once and outcome.search.fit(outcome, at_once=True):
+        return outcome
+    ladder = _ladder(outcome) if any(entry.rung != NOTHING for entry in route.entries) else []
+    for entry in route.entries:
+        rung = _rung_like(entry, ladder)
+        if rung is None:
+            continue
+        made = _entered(outcome, ladder, rung, entry.micro_batches)
+        if made is not outcome:
+            outcome.search.followed.append(made)
+        if made.search.fit(made, at_once=True):
+            break
+        made.is_priced = not route.at_once or (made is not outcome and _excess(made) <= NEARLY)
+        if made.is_priced and made.search.fit(made):
+            break
     return made
+
+
+def _entered(outcome: Outcome, ladder: Sequence[Recomputation], rung: int, micro_batches: int) -> Outcome:
+    """The outcome of an entry, where that of the program as it is is known. Raises MicroBatchError."""
+    search, made = outcome.search, outcome
+    if rung != NOTHING or micro_batches != search.program.micro_batches:
+        made = search.variant(None if rung == NOTHING else ladder[rung], micro_batches)
+    made.plain, made.entry = outcome, _entry(ladder, rung, micro_batches)
+    return made
+
+
+def _entry(ladder: Sequence[Recomputation], rung: int, micro_batches: int) -> Entry:
+    saved = 0.0 if rung == NOTHING else ladder[rung].saved_bytes / ladder[-1].saved_bytes
+    return Entry(rung=rung, rungs=len(ladder), micro_batches=micro_batches, saved=saved)
+
+
+def _rung_like(entry: Entry, ladder: Sequence[Recomputation]) -> int | None:
+    """The first rung that saves no smaller part than that of an entry of another ladder; None where there is none."""
+    if entry.rung == NOTHING:
+        return NOTHING
+    if len(ladder) == entry.rungs:
+        return entry.rung
+    least = entry.saved - LEAST_SAVING
+    return next((rung for rung, each in enumerate(ladder) if each.saved_bytes >= least * ladder[-1].saved_bytes), None)
 
 
 def _ladder(outcome: Outcome) -> list[Recomputation]:
@@ -105,7 +135,10 @@ def _ladder(outcome: Outcome) -> list[Recomputation]:
 
 @dataclass(slots=True, eq=False)
 class _Table:
-    """Outcomes by number of micro-batches and rung, made when asked for."""
+    """Outcomes by number of micro-batches and rung, made when asked for.
+
+    found: the fastest that fits. followed: those of an earlier search's entry and of ones near it, on some meshes.
+    """
 
     search: Search
     ladder: Sequence[Recomputation]
@@ -113,6 +146,12 @@ class _Table:
     found: Outcome | None = None
     priced: set[tuple[int, int]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    followed: list[Outcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        share = self.search.hidden_share
+        self.followed = [each for each in self.search.followed if each.search.hidden_share == share]
+        self.found = min((each for each in self.followed if each.found), key=lambda each: each.step_s, default=None)
 
     def best(self) -> Outcome:
         """The fastest of the outcomes that fit, or the one that needs least."""
@@ -131,11 +170,11 @@ class _Table:
         return best
 
     def _entry(self, outcome: Outcome) -> Entry | None:
-        """What an outcome computes otherwise; None for one that is none of the table's."""
+        """What an outcome computes otherwise; None for one that is none of the table's and was not known before."""
         for (number, rung), tried in self.tried.items():
             if tried is outcome:
-                return Entry(rung=rung, rungs=len(self.ladder), micro_batches=number)
-        return None
+                return _entry(self.ladder, rung, number)
+        return outcome.entry
 
     def _numbers(self) -> Iterator[int]:
         """Numbers of micro-batches, as long as the step splits into as many and may be faster than what fits."""
@@ -168,7 +207,8 @@ class _Table:
             for mesh in {each.mesh, each.start.mesh if each.start is not None else each.mesh}:
                 least[mesh] = min(least.get(mesh, math.inf), bound_s)
         slow = frozenset(mesh for mesh, least_s in least.items() if least_s >= self._below_s(number))
-        return self.search.variant(again, number, slow)
+        known = next((each for each in self.followed if each.search.computes(again, number)), None)
+        return known.widened(slow) if known is not None else self.search.variant(again, number, slow)
 
     def _fastest_s(self, number: int, rung: int) -> float:
         """What a plan takes at least, memory aside: what is computed again adds to what the program takes without."""
@@ -207,7 +247,7 @@ class _Table:
                 low = rung + 1
         while low and not self.search.is_late():  # what nearly fits may take no longer and do so
             low -= 1
-            if self._is_too_slow(number, low) or self._excess(self._at(number, low)) > NEARLY:
+            if self._is_too_slow(number, low) or _excess(self._at(number, low)) > NEARLY:
                 break
             if not self._fit_by_price(number, low):
                 break
@@ -218,7 +258,7 @@ class _Table:
         if low:
             return (low + high) // 2
         outcome = self.tried[number, NOTHING]
-        too_much = (self._excess(outcome) - 1) * outcome.search.limit_bytes
+        too_much = (_excess(outcome) - 1) * outcome.search.limit_bytes
         return next((rung for rung in range(high) if self.ladder[rung].saved_bytes >= too_much), high - 1)
 
     def _price(self) -> None:
@@ -235,15 +275,16 @@ class _Table:
 
     def _fit_by_price(self, number: int, rung: int) -> bool:
         self.priced.add((number, rung))
-        return self._fits(number, rung, at_once=False)
+        known = self._at(number, rung)
+        if not known.is_priced:
+            return self._fits(number, rung, at_once=False)
+        if known.step_s >= self._below_s(number):
+            return False
+        self.found = known
+        return True
 
     def _promise_s(self, outcome: Outcome) -> float:
-        return outcome.fastest.step_s * max(1.0, self._excess(outcome))
-
-    def _excess(self, outcome: Outcome) -> float:
-        """What the fastest plan needs, as a multiple of what there is."""
-        search = outcome.search
-        return search.needed_bytes(outcome.plan(outcome.fastest)) / search.limit_bytes
+        return outcome.fastest.step_s * max(1.0, _excess(outcome))
 
     def _least(self) -> Outcome:
         """The last outcome that is refused, with the most that was tried to save memory."""
@@ -252,6 +293,12 @@ class _Table:
             refused = [next(iter(self.tried.values()))]
             refused[0].search.fit(refused[0])
         return refused[-1]
+
+
+def _excess(outcome: Outcome) -> float:
+    """What the fastest plan needs, as a multiple of what there is."""
+    search = outcome.search
+    return search.needed_bytes(outcome.plan(outcome.fastest)) / search.limit_bytes
 
 
 def _summary(outcome: Outcome) -> Iterator[Candidate]:

@@ -84,6 +84,7 @@ class Search(MeshSearch):
         self.question = Question.of(self.program.original, cluster, options) if trails is not None else None
         self.trail: Trail | None = None
         self.route: Route | None = None
+        self.followed: list[Outcome] = []  # what a trail that was left led to where memory binds
         self.known = Known()
         self.bounding = Bounding()
         self.as_given: dict[Mesh, Tried] = {}
@@ -169,6 +170,16 @@ class Search(MeshSearch):
         made = self.computing(again, micro_batches)
         made.close, made.without = CLOSE, without
         return made.outcome()
+
+    def computes(self, again: Recomputation | None, micro_batches: int) -> bool:
+        """Whether this is the search for the program computing so."""
+        return (self.recomputation, self.program.micro_batches) == (again, micro_batches)
+
+    def off_route(self, without: frozenset[Mesh]) -> Search:
+        """The same search following nothing, on all meshes but some."""
+        made = copy(self)
+        made.route, made.without = None, without
+        return made
 
     def computing(self, again: Recomputation | None, micro_batches: int) -> Search:
         """The search for the same program computing otherwise. Raises MicroBatchError."""

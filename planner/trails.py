@@ -80,16 +80,20 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What of a program is computed otherwise: the rung of the ladder of `relief`, its length, micro-batches."""
+    """What of a program is computed otherwise: the rung of the ladder of `relief`, its length, micro-batches.
+
+    saved: by the rung, as a part of what the last one saves.
+    """
 
     rung: int
     rungs: int
     micro_batches: int
+    saved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Seconds of a plan, and the least seconds of compute of any plan of its program on its mesh."""
+    """Seconds of a plan, and those that a device computes if the work is divided evenly."""
 
     compute_s: float
     communication_s: float
@@ -104,7 +108,8 @@ class Price:
 class Trail:
     """How a search went.
 
-    ways: what was tried with the program as it is, fastest first. won / entry / price: of the plan.
+    ways: what was tried with the program as it is, fastest first. won / entry / price: of the plan. limit_bytes: what
+    a device had.
     """
 
     question: Question
@@ -112,6 +117,7 @@ class Trail:
     won: Way
     entry: Entry
     price: Price
+    limit_bytes: int
 
 
 class Trails:
@@ -177,6 +183,7 @@ def _said(trail: Trail) -> dict[str, Any]:
         "won": _way_said(trail.won),
         "entry": asdict(trail.entry),
         "price": asdict(trail.price),
+        "limit_bytes": trail.limit_bytes,
     }
 
 
@@ -188,6 +195,7 @@ def _read(said: Mapping[str, Any], kind: bytes) -> Trail:
         won=_way_read(said["won"]),
         entry=Entry(**said["entry"]),
         price=Price(**said["price"]),
+        limit_bytes=int(said["limit_bytes"]),
     )
     if not trail.ways or trail.price.work_s <= 0 or not -1 <= trail.entry.rung < trail.entry.rungs:
         raise ValueError("no search leaves such a trail")

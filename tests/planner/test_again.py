@@ -111,14 +111,7 @@ def test_what_is_computed_again_is_followed_where_only_more_is_asked(monkeypatch
     before = plan(first, FEWER, options, trails=trails)
     assert before.recomputed
     whole = next(each for each in before.parameters if len(each.sharding.dims) == 1 and not each.sharding.axes)
-    variants: list[Recomputation | None] = []
-    variant = Search.variant
-
-    def counting(search: Search, again: Recomputation | None, micro_batches: int) -> Outcome:
-        variants.append(again)
-        return variant(search, again, micro_batches)
-
-    monkeypatch.setattr(Search, "variant", counting)
+    variants = counted_variants(monkeypatch)
     again = plan(first, FEWER, replace(options, force={whole.name: {0: None}}), trails=trails)
     assert follows(again)
     assert len(variants) == 1
@@ -130,6 +123,61 @@ def test_what_is_computed_again_is_followed_where_only_more_is_asked(monkeypatch
     assert trail is not None
     assert trail.entry.rung >= 0
     assert planned_again(smaller, trail) is None
+    assert any(each.found for each in smaller.followed)  # which is what a whole search has to be faster than
+
+
+@pytest.fixture(scope="module")
+def bound() -> tuple[PlanOptions, MemoryStore]:
+    """What the search for a step left behind that keeps as little as it must; and what it had."""
+    options = PlanOptions(mesh={"data": 4})
+    unlimited = plan(STEP_OF_28, FEWER, options)
+    options = replace(options, memory_budget=3 * unlimited.memory.peak_bytes // 5)
+    store = MemoryStore()
+    before = plan(STEP_OF_28, FEWER, options, trails=Trails(store))
+    assert before.recomputed
+    return options, store
+
+
+STEP_OF_28, STEP_OF_56, STEP_OF_12 = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (28, 56, 12))
+
+
+def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(
+    bound: tuple[PlanOptions, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = counted_variants(monkeypatch)
+    options, store = bound
+    again = plan(STEP_OF_56, FEWER, options, trails=Trails(store))
+    few = len(variants)
+    assert follows(again)
+    variants.clear()
+    nothing = plan(STEP_OF_56, FEWER, options)
+    assert 0 < few <= len(variants) // 3
+    assert again.memory.peak_bytes <= (options.memory_budget or 0)
+    assert again.cost.step_s <= nothing.cost.step_s * (1 + TOLERANCE)
+
+
+def test_where_memory_binds_no_longer_nothing_is_computed_again(
+    bound: tuple[PlanOptions, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = counted_variants(monkeypatch)
+    options, store = bound
+    again = plan(STEP_OF_12, FEWER, options, trails=Trails(store))
+    assert follows(again)
+    assert not variants
+    assert not again.recomputed
+
+
+def counted_variants(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The micro-batches of every variant of the program that is searched from now on."""
+    found: list[int] = []
+    variant = Search.variant
+
+    def counting(search: Search, again: Recomputation | None, micro_batches: int, *without: Any) -> Outcome:
+        found.append(micro_batches)
+        return variant(search, again, micro_batches, *without)
+
+    monkeypatch.setattr(Search, "variant", counting)
+    return found
 
 
 def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes(searched: list[Mesh]) -> None:
