@@ -13,6 +13,9 @@ from shardwright.report.units import format_bytes, format_seconds
 #: Arguments besides state that are named one by one.
 _SHOWN_INPUTS = 6
 
+#: Part of the step from which the time that inputs take to arrive is said.
+_LEAST_ARRIVAL = 0.01
+
 _SINGULAR = {"tensors": "tensor", "matrices": "matrix", "vectors": "vector"}
 
 
@@ -23,6 +26,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     count = sum(each.count for each in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
+    arrival_s = _arrival_s(plan)
+    parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _LEAST_ARRIVAL * cost.step_s else ""
     parts += f" ({format_seconds(cost.hidden_s)} more beside compute)" if cost.hidden_s else ""
     return [
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
@@ -33,6 +38,12 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("bound", certificate(cost)),
         ("prices", f"hardware profile {plan.hardware!r}"),
     ]
+
+
+def _arrival_s(plan: Plan) -> float:
+    """Seconds a step that arguments from the client take: what of the communication is no collective's."""
+    moving_s = sum(each.time_s for each in plan.collectives)
+    return plan.cost.communication_s + plan.cost.hidden_s - moving_s
 
 
 def state_kinds(plan: Plan) -> list[tuple[str, list[VariablePlan]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -170,6 +170,16 @@ def test_layers_that_need_the_same_collective_share_a_row() -> None:
     many = [collective("all-gather", ("data",), f"p_{i}__4_ wants operand 0 as [-, -]", 100) for i in range(24)]
     (group,) = group_collectives(many)
     assert (group.cause, group.count) == ("p_0..23__4_ wants operand 0 as [-, -]", 24)
+
+
+def test_inputs_that_take_long_to_arrive_are_no_collectives() -> None:
+    cost = CostSummary(
+        compute_s=0.002, communication_s=0.005, hidden_s=0.001, lower_bound_s=0.006, bound_scope="one mesh"
+    )
+    step = "7.00 ms predicted = 2.00 ms compute + 5.00 ms communication, 2.50 ms of it for inputs (1.00 ms more beside"
+    assert step in " ".join(explain_plan(plan(cost=cost)).split())
+    hidden = replace(cost, communication_s=0.0025)
+    assert "for inputs" not in explain_plan(plan(cost=hidden))
 
 
 def test_the_report_says_it_all() -> None:
