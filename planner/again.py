@@ -13,9 +13,10 @@ is taken if it is the fastest one memory aside, or close to the earlier one, whi
 certain as the earlier plans were close to optimal: their times stand for bounds, which are not kept.
 
 With other sizes or devices earlier times prove nothing: the mesh of the plan and those that came near it are searched
-again. The plan is taken if it fits as it is and costs no more than the earlier one, grown as the work of a device has
-grown: compute by that ratio, communication by it where it is more than one (what moves weights does not grow, what
-moves activations does at most so much). That is a judgement, and the plan's notes say so.
+again, and all where memory bound it. The plan is taken if it fits as it is and costs no more than the earlier one,
+grown as the work of a device has grown: compute by that ratio, communication by it where it is more than one (what
+moves weights does not grow, what moves activations does at most so much). That is a judgement, and the plan's notes say
+so.
 
 Where memory bound the earlier plan, its entry may now be more than is needed, or less. Where a device has as much work
 as before or more, whatever keeps more did not fit then and does not now: the plan of the entry is taken if it fits, as
@@ -221,7 +222,8 @@ def _is_explained(trail: Trail, now: Price, *, descends: bool) -> bool:
 def _route(trail: Trail, search: Search) -> Route | None:
     """What of a search follows a trail; None where none of its meshes can be had.
 
-    Where only more is asked, all meshes, that of the plan first, then the fastest; else the plan's and those near it.
+    Where only more is asked, all meshes, that of the plan first, then the fastest. All, too, where memory bound the
+    plan, for what runs once weighs less in a larger batch. Else the plan's and those near it.
     """
     candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
     if _is_same(trail, search):
@@ -229,6 +231,9 @@ def _route(trail: Trail, search: Search) -> Route | None:
         first = _alike(trail.won.root, len(trail.won.root.axes), candidates)
         ordered = sorted(candidates, key=lambda mesh: (mesh not in first, least_s[mesh]))
         return Route(meshes=tuple(ordered), least_s=least_s, entries=(trail.entry,), at_once=False)
+    entries = _entries(trail, search)
+    if entries[0].rung != NOTHING or entries[0].micro_batches != search.program.micro_batches:
+        return Route(meshes=tuple(candidates), least_s={}, entries=entries, at_once=True)
     near = (way for way in trail.ways if way.step_s <= NEAR * trail.ways[0].step_s)
     found: set[Mesh] = set()
     for way in (trail.won, *near):
@@ -237,7 +242,7 @@ def _route(trail: Trail, search: Search) -> Route | None:
     if not found:
         return None
     meshes = tuple(mesh for mesh in candidates if mesh in found)
-    return Route(meshes=meshes, least_s={}, entries=_entries(trail, search), at_once=True)
+    return Route(meshes=meshes, least_s={}, entries=entries, at_once=True)
 
 
 def _entries(trail: Trail, search: Search) -> tuple[Entry, ...]:
@@ -295,7 +300,9 @@ def _note(trail: Trail, search: Search) -> str:
     before = f"planned like an earlier plan over {trail.won.mesh}"
     if _is_same(trail, search):
         return f"{before} that had less to satisfy: what its search found slower than this plan was not searched again"
+    is_plain = trail.entry.rung == NOTHING and trail.entry.micro_batches == 1
+    slower = f"more than {NEAR - 1:.0%} slower then" if is_plain else "needed more memory then, or computed more,"
     return (
-        f"{before} of the same program in other sizes or on other devices: what was more than {NEAR - 1:.0%} slower "
-        'then was not searched again (effort="best" does)'
+        f"{before} of the same program in other sizes or on other devices: what was {slower} was not searched again "
+        '(effort="best" does)'
     )
