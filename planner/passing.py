@@ -11,8 +11,7 @@ messages edge by edge (MPLP++), and each costs half.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress, repeat
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +56,8 @@ class Passing:
         self.told = list(told or ((np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges))
         self._before: list[list[_End]] = [[] for _ in self.unary]
         self._after: list[list[_End]] = [[] for _ in self.unary]
-        room = np.empty(max((matrix.size for *_, matrix in self.edges), default=0))
+        self._is_swept = False  # whether each edge's first variable took last from it, so that no state has any left
+        room = self._room = np.empty(max((matrix.size for *_, matrix in self.edges), default=0))
         for (v, w, matrix), (left, right) in zip(self.edges, self.told, strict=True):
             rest = room[: matrix.size].reshape(matrix.shape)
             ends = _End(matrix, left, right, 1, rest), _End(matrix, right, left[:, None], 0, rest)
@@ -75,7 +75,8 @@ class Passing:
             self.unary[v] = _visit(self.unary[v], self._before[v], self._after[v])
         for v in reversed(range(len(self.unary))):
             self.unary[v] = _visit(self.unary[v], self._after[v], self._before[v])
-        return self._bound(of_edges=(v == w for v, w, _ in self.edges))  # of the others all was taken last
+        self._is_swept = True
+        return self.bound()
 
     def move(self, moved: Mapping[tuple[int, int], _Ends], most: float) -> None:
         """Move costs from variables onto edges: of states of which nothing is known (NaN) as much as of the others, and
@@ -83,6 +84,7 @@ class Passing:
         for (v, w, _), told in zip(self.edges, self.told, strict=True):
             if (v, w) in moved:
                 of_v, of_w = (np.clip(filled(costs), -most, most) for costs in moved[v, w])
+                self._is_swept = False
                 self.unary[v] = self.unary[v] - of_v
                 self.unary[w] = self.unary[w] - of_w
                 np.subtract(told[0], of_v, out=told[0])
@@ -90,18 +92,16 @@ class Passing:
 
     def bound(self) -> float:
         """What no assignment costs less than."""
-        return self._bound(of_edges=repeat(True))
-
-    def _bound(self, of_edges: Iterable[bool]) -> float:
-        """The same, where other edges than these have nothing left of some pair of states, and of none less."""
-        left = compress(range(len(self.edges)), of_edges)
-        return float(sum(LEAST(cost) for cost in self.unary) + sum(LEAST(self._left(edge), None) for edge in left))
+        least = sum(LEAST(cost) for cost in self.unary)
+        edges = [edge for edge, (v, w, _) in enumerate(self.edges) if v == w or not self._is_swept]
+        return float(least + sum(LEAST(self._left(edge), None) for edge in edges))
 
     def _left(self, edge: int) -> FloatArray:
-        """What an edge has left."""
+        """What an edge has left, in room that is used again."""
         left, right = self.told[edge]
-        found: FloatArray = self.edges[edge][2] - left[:, None]
-        found -= right
+        room = self._room[: self.edges[edge][2].size].reshape(self.edges[edge][2].shape)
+        found: FloatArray = np.subtract(self.edges[edge][2], right, out=room)
+        found -= left[:, None]
         return found
 
     def decode(self) -> IntArray:
@@ -123,6 +123,9 @@ class Passing:
         raised = [cost - cost.min() for cost in self.unary]
         for edge, (v, w, _) in enumerate(self.edges):
             left = self._left(edge)
+            if self._is_swept and v != w:
+                raised[max(v, w)] = raised[max(v, w)] + LEAST(left, 0 if v < w else 1)
+                continue
             of_v, of_w = LEAST(left, 1), LEAST(left, 0)
             least = LEAST(of_v)
             raised[v] = raised[v] + (of_v - least)

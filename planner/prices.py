@@ -49,9 +49,9 @@ class Prices:
         self._ids: dict[TensorSharding, int] = {}
         self._bit_of = {axis.name: 1 << i for i, axis in enumerate(mesh.axes)}
         #: By the sharding's integer, sets of axes as bits: those that split it, and those that it is partial over.
-        self._split: list[int] = []
-        self._unreduced: list[int] = []
-        self._layout: list[int] = []  # sums aside, as `EvenMoves` counts them
+        self._split = _Column()
+        self._unreduced = _Column()
+        self._layout = _Column()  # sums aside, as `EvenMoves` counts them
         #: By source and target, the number of the moves: of even arrays, and of each type of uneven ones.
         self._tables: dict[ArrayShape | None, IntArray] = {}
         self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
@@ -137,27 +137,22 @@ class Prices:
         """Put the number of the moves between each pair into a table, where it has none."""
         rows, columns = np.nonzero(table[np.ix_(sources, targets)] == _UNKNOWN)
         have, want = sources[rows], targets[columns]
-        is_possible = (self._bits(self._split, have) & self._bits(self._unreduced, want)) == 0
+        is_possible = (self._split[have] & self._unreduced[want]) == 0
         table[have[~is_possible], want[~is_possible]] = _NUMBER_OF_IMPOSSIBLE
         have, want = have[is_possible], want[is_possible]
         if uneven is not None:
             for source, target in zip(have.tolist(), want.tolist(), strict=True):
                 table[source, target] = self._number_of(self._followed(uneven, source, target))
         elif len(have):
-            over = self._bits(self._unreduced, have) & ~self._bits(self._unreduced, want)
-            layout, rank = np.array(self._layout), len(self.shardings[have[0]].dims)
-            lists, places = even_moves(self.mesh, rank).between(layout[have], layout[want], over)
+            over = self._unreduced[have] & ~self._unreduced[want]
+            moves = even_moves(self.mesh, len(self.shardings[have[0]].dims))
+            lists, places = moves.between(self._layout[have], self._layout[want], over)
             table[have, want] = np.array([self._number_of(moves) for moves in lists], np.int64)[places]
 
     def becoming(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
         """Where a value that is whole along an axis would become a partial sum over it."""
-        found: NDArray[np.bool_] = (
-            ~self._bits(self._unreduced, sources)[:, None] & self._bits(self._unreduced, targets)
-        ) != 0
+        found: NDArray[np.bool_] = (~self._unreduced[sources][:, None] & self._unreduced[targets]) != 0
         return found
-
-    def _bits(self, of: list[int], ids: IntArray) -> IntArray:
-        return np.array(of, np.int64)[ids]
 
     def _table(self, kind: ArrayShape | None) -> IntArray:
         """The table of an uneven array, or of all even ones, with room for every sharding known now."""
@@ -212,6 +207,22 @@ class Prices:
             collective_time_s(kind, round(part * size_bytes), axes, self.mesh, self.topology, group_size=group_size)
             for kind, axes, group_size, part in moves
         )
+
+
+class _Column:
+    """A number for each sharding, looked up for many at once."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._known: IntArray = np.empty(0, np.int64)
+
+    def append(self, number: int) -> None:
+        self._numbers.append(number)
+
+    def __getitem__(self, ids: IntArray) -> IntArray:
+        if len(self._known) < len(self._numbers):
+            self._known = np.array(self._numbers, np.int64)
+        return self._known[ids]
 
 
 def can_become(source: TensorSharding, target: TensorSharding) -> bool:

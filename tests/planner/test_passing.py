@@ -36,7 +36,10 @@ def test_nothing_is_lost_on_the_way(seed: int) -> None:
         moved[w] += right
     for now, expected in zip(passing.unary, moved, strict=True):
         np.testing.assert_allclose(now, expected, atol=1e-9)
-    assert bounds[-1] == pytest.approx(passing.bound(), abs=1e-9)
+    anew = passing.restricted([np.arange(size) for size in sizes])  # which knows of no round
+    assert bounds[-1] == pytest.approx(anew.bound(), abs=1e-9)
+    for one, other in zip(passing.raised(), anew.raised(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20))
