@@ -93,7 +93,7 @@ bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the wh
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --quick --json build/bench-planner-quick.json
 
 .PHONY: bench-planner-unseen
-bench-planner-unseen: $(VENV)/.stamp-dev ## The same for models that the planner was not built on, their experts counted on the way (an hour); JSON in build/.
+bench-planner-unseen: $(VENV)/.stamp-dev ## The same for models that the planner was not built on, their experts counted on the way (long); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --unseen --budgets 1 --json build/bench-planner-unseen.json
 
 .PHONY: bench-ablation
