@@ -129,6 +129,19 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
     assert made.cost.gap <= rough.cost.gap / 2
 
 
+def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = large_program(97, 2047)
+    monkeypatch.setattr(closing, "FEW_ENTRIES", -1)  # all edges of so small a program are folded away
+    monkeypatch.setattr(closing, "MOST_OPEN", 0.02518)  # what is open before is more, what the bound leaves is less
+    bounded = plan(text, EIGHT, PlanOptions())
+    monkeypatch.undo()
+    monkeypatch.setattr(closing, "MOST_OPEN", 0.02518)
+    better = plan(text, EIGHT, PlanOptions())
+    assert closing.BETTER < bounded.cost.gap < closing.MOST_OPEN
+    assert better.cost.step_s < bounded.cost.step_s
+    assert better.cost.gap <= closing.BETTER
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -> None:
     search = Search(large_program(seed), EIGHT, PlanOptions())
