@@ -48,6 +48,14 @@ def test_the_heap_is_never_less_than_possible_and_seldom_much_more(seed: int) ->
     assert live_bytes(intervals) <= least <= heap_bytes(intervals) <= 1.5 * least
 
 
+def test_equal_buffers_are_placed_by_what_is_allocated_and_freed_while_they_live() -> None:
+    """The first and the last of a chain see most and share memory; then neither has room for both between."""
+    chain = [Interval(1000, time, time + 1) for time in range(5, 9)]
+    assert heap_bytes(chain) == 2000
+    beside = [Interval(1, 3, 5), Interval(1, 4, 5), Interval(1, 3, 9), Interval(1, 9, 9)]
+    assert 3000 <= heap_bytes([*chain, *beside]) < 3010
+
+
 def test_free_memory_takes_the_largest_that_fits_while_it_is_there() -> None:
     free = [Interval(100, 2, 8)]
     inside, beside, early, large = Interval(90, 3, 5), Interval(80, 4, 8), Interval(90, 1, 3), Interval(110, 3, 4)
