@@ -14,7 +14,7 @@ from shardwright.cost.donated import copied_arguments
 from shardwright.cost.fusion import Kernels, fuse, round_for_products
 from shardwright.cost.hoisting import hoisted
 from shardwright.cost.inline import first_leaf
-from shardwright.cost.opcodes import ELEMENTWISE, IN_PLACE
+from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
 from shardwright.cost.profiles import Compiler
 from shardwright.cost.program import Program
 from shardwright.cost.schedule import Step, schedule
@@ -73,9 +73,24 @@ def buffers_of(
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
     order = schedule(program, kernels, compiler.schedule, together)
     buffers = allocate(program, kernels, order, before)
+    if compiler.schedule == "breadth-first":
+        _copy_early(program, buffers)
     if donated and compiler.copies_donated:
         _copy_arguments(program, kernels, buffers, donated)
     return buffers
+
+
+def _copy_early(program: Program, buffers: Buffers) -> None:
+    """Let what is updated in place, in a copy since others read what it begins as, begin as soon as that is there.
+
+    After CopyInsertion, which is ahead of the schedule: a copy needs nothing else.
+    """
+    for buffer, (node, leaf) in enumerate(buffers.owners):
+        if program.opcodes[node] not in COPYING or buffer in buffers.follows or not buffers.size_bytes[buffer]:
+            continue
+        sources = [each for operand in program.operands[node] for each in buffers.where[operand]]
+        if leaf < len(sources):
+            buffers.starts[buffer] = min(buffers.starts[buffer], buffers.starts[sources[leaf]] + 1)
 
 
 def _copy_arguments(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
@@ -185,11 +200,21 @@ def _reusable(program: Program, kernels: Kernels, buffers: Buffers, node: int, p
     if opcode not in IN_PLACE and opcode not in _WRITES_OVER:
         return
     for source, aligned in kernels.reads[node].items():
-        if not aligned and opcode not in IN_PLACE:
+        if opcode not in IN_PLACE and not (aligned and _is_alike(program, kernels, node, source)):
             continue
         for buffer in buffers.where[source]:
             if buffers.ends[buffer] == position and buffers.starts[buffer] < position:
                 yield buffer
+
+
+def _is_alike(program: Program, kernels: Kernels, node: int, source: int) -> bool:
+    """Whether XLA sees one shape in both: it writes over nothing else, and not through a view.
+
+    After HloDataflowAnalysis::CanShareOperandBufferWithUser (xla/hlo/analysis/hlo_dataflow_analysis.cc).
+    """
+    ours, theirs = (program.instructions[each].shape.leaves for each in (node, source))
+    is_same = len(ours) == len(theirs) == 1 and ours[0].dimensions == theirs[0].dimensions
+    return is_same and not kernels.is_view[source]
 
 
 def invariant_leaves(instruction: Instruction) -> set[int]:

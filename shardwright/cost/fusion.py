@@ -157,6 +157,8 @@ class _Fusion:
         program = self.program
         if program.opcodes[node] != "concatenate" or sum(program.sizes_bytes[node]) < _SMALL_CONCATENATION_BYTES:
             return False
+        if node in program.marks:
+            return program.marks[node] == ("edges", True)
         instruction = program.instructions[node]
         (along,) = instruction.get("dimensions", (0,))
         rank = instruction.shape.leaves[0].rank
@@ -198,6 +200,10 @@ class _Fusion:
         ]
         return len(large) <= 1
 
+    def _keeps_shape(self, node: int) -> bool:
+        """Whether a node is an identity, other than one that brings a product's dimensions into another order."""
+        return self.program.opcodes[node] in IDENTITIES and node not in self.program.marks
+
     def _repeats(self, user: int, node: int) -> bool:
         program = self.program
         return program.opcodes[user] in _REPEATING and program.elements[user] != program.elements[node]
@@ -207,7 +213,7 @@ class _Fusion:
         is_view = [opcode in TUPLE_VIEWS for opcode in program.opcodes]
         reads: list[dict[int, bool]] = []
         for node, operands in enumerate(program.operands):
-            aligned = program.opcodes[node] in ELEMENTWISE or program.opcodes[node] in IDENTITIES
+            aligned = program.opcodes[node] in ELEMENTWISE or self._keeps_shape(node)
             found: dict[int, bool] = {}
             for operand in operands:
                 if self.is_taken_in[operand] and self._takes_in(node, operand):

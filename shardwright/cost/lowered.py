@@ -7,16 +7,18 @@ What several readers need the same way is made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.convolution import convolution_orders
+from shardwright.cost.dots import has_other_dimensions, operand_orders
 from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.inline import FlatComputation
 from shardwright.cost.limits import without_limits
 from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS
+from shardwright.cost.paths import Move
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.program import Program
 from shardwright.cost.reshard import reshard
@@ -117,7 +119,7 @@ class _Lowered:
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
         if instruction.opcode == "dot" and self.compiler.copies_dot_operands:
-            for i, (opcode, order) in enumerate(_rearranged(instruction)):
+            for i, (opcode, order) in enumerate(operand_orders(instruction, self._lengths(instruction))):
                 if opcode:
                     source = self.flat.instructions[operands[i]]
                     used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i], mark=order))
@@ -193,11 +195,12 @@ class _Lowered:
         summed = plan.partial if plan is not None else ()
         local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
         node = self._add(opcode, instruction, operands, local)
-        is_copied = opcode == "convolution" and self.compiler.copies_dot_operands
-        if is_copied and not _is_natural(convolution_orders(instruction.get("dim_labels"))[2]):
-            node = self._like("transpose", instruction, node)
-        if self.widens and self._is_widened(instruction) and _is_bf16(instruction):
+        is_wide = self.widens and self._is_widened(instruction) and _is_bf16(instruction)
+        if is_wide:
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
+        if self.compiler.copies_dot_operands:
+            node = self._in_order(instruction, node, local)
+        if is_wide:
             node = self._like("convert", instruction, node, 0.5)
         if summed and len(result) > 1:
             return self._gathered(instruction, node, result, summed)
@@ -205,6 +208,25 @@ class _Lowered:
             unreduced = tuple(TensorSharding(sharding.dims, summed) for sharding in local)
             node = self._moved(instruction, node, unreduced, result)
         return node
+
+    def _in_order(self, instruction: Instruction, node: int, result: ValueSharding) -> int:
+        """The node that holds a product's result with its own dimensions."""
+        if instruction.opcode == "dot":
+            lengths = result[0].shard_shape(instruction.shape.leaves[0].dimensions, self.lowering.mesh)
+            is_reshaped = has_other_dimensions(instruction, self._lengths(instruction), lengths)
+            return self._like("bitcast", instruction, node, mark=("reshaped",)) if is_reshaped else node
+        if instruction.opcode != "convolution" or _is_natural(convolution_orders(instruction.get("dim_labels"))[2]):
+            return node
+        return self._like("transpose", instruction, node)
+
+    def _lengths(self, instruction: Instruction) -> list[tuple[int, ...]]:
+        """Dimensions of each operand on one device, as it is used; all are arrays."""
+        plan = self.lowering.plans.get(instruction.name)
+        shapes = [operand.shape.leaves[0].dimensions for operand in instruction.operands]
+        if plan is None:
+            return shapes
+        used = [sharding for (sharding,) in plan.operands]
+        return [sharding.shard_shape(shape, self.lowering.mesh) for sharding, shape in zip(used, shapes, strict=True)]
 
     def _gathered(self, instruction: Instruction, node: int, result: ValueSharding, axes: tuple[str, ...]) -> int:
         """Partial results of several arrays, gathered over `axes` and reduced once more."""
@@ -229,7 +251,10 @@ class _Lowered:
             wide = self.widens and _is_bf16(instruction)
             if wide:
                 node = self._like("convert", instruction, node, 2)
+            shard = node
             node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)
+            if move.joined_bytes:
+                node = self._joined(move, shard, node, move.joined_bytes * (2 if wide else 1))
             if wide:
                 node = self._like("convert", instruction, node, 0.5)
             if kind == "all-gather" and self.compiler.copies_gathered and self._gathers_inner(shape, source, target):
@@ -237,6 +262,15 @@ class _Lowered:
         if self.program.sizes_bytes[node] != (self.lowering.shard(shape, target)[0],):
             node = self._add(_SLICE, instruction, (node,), wanted)
         return node
+
+    def _joined(self, move: Move, shard: int, edges: int, size: int) -> int:
+        """As much as a shard has, of it and its neighbours' edges together."""
+        program, instruction = self.program, self.program.instructions[shard]
+        (before,) = program.sizes_bytes[shard]
+        elements = program.elements[shard] * size // before
+        node = program.add("concatenate", instruction, (shard, edges), (size,), elements)
+        program.marks[node] = ("edges", move.is_minor)
+        return program.add(_SLICE, instruction, (node,), (before,), program.elements[shard])
 
     def _gathers_inner(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> bool:
         """Whether the one dimension that a move gathers lies inside others, of more than one element."""
@@ -270,20 +304,3 @@ def _is_bf16(instruction: Instruction) -> bool:
 def _before_reduction(result: TensorSharding, partial: tuple[str, ...]) -> TensorSharding:
     """How a partial result lies before it is reduced over the axes `partial`."""
     return TensorSharding(tuple(tuple(axis for axis in dim if axis not in partial) for dim in result.dims))
-
-
-def _rearranged(dot: Instruction) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """What XLA's DotDecomposer makes of each operand: `transpose`, `bitcast` where dimensions only become one, or
-    nothing, and the order it needs them in."""
-    for side, operand in zip(("lhs", "rhs"), dot.operands, strict=True):
-        batch = tuple(dot.get(f"{side}_batch_dims", ()))
-        contracted = tuple(dot.get(f"{side}_contracting_dims", ()))
-        natural = tuple(range(operand.shape.leaves[0].rank))
-        free = tuple(dim for dim in natural if dim not in batch and dim not in contracted)
-        order = (batch, contracted, free) if side == "rhs" else (batch, free, contracted)
-        turned = (batch, free, contracted) if side == "rhs" else (batch, contracted, free)
-        is_matrix = len(free) <= 1 and len(contracted) <= 1
-        if natural == sum(order, ()) or (is_matrix and natural == sum(turned, ())):
-            yield "" if is_matrix else "bitcast", order
-        else:
-            yield "transpose", order

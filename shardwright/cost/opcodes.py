@@ -24,6 +24,9 @@ INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose
 #: Kernels that write over their operands although they are not elementwise; XLA's in-place instructions.
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter", "while", "conditional", "sort", "custom-call"})
 
+#: Those of them whose results must lie where their first operands did: where others still read those, XLA copies them.
+COPYING = frozenset({"dynamic-update-slice", "scatter", "while"})
+
 #: Kernels of libraries, or of matrix units.
 PRODUCTS = frozenset({"dot", "convolution"})
 

@@ -20,12 +20,26 @@ class DividesByZero(ArithmeticError):
     """XLA's partitioner ends its process (SIGFPE) on this resharding."""
 
 
+class Joined(NamedTuple):
+    """A shard and what neighbours sent of theirs, concatenated.
+
+    elements: of both. is_minor: whether along the last dimension.
+    """
+
+    elements: int
+    is_minor: bool
+
+
 class Step(NamedTuple):
-    """One collective over the devices that differ in `atoms`; elements: of its payload on one device."""
+    """One collective over the devices that differ in `atoms`; elements: of its payload on one device.
+
+    joined: what each device makes of its shard and the result; None where the result takes the shard's place.
+    """
 
     kind: str
     atoms: Order
     elements: int
+    joined: Joined | None = None
 
 
 class Resharding:
@@ -193,9 +207,11 @@ class Resharding:
             gap = -(-self.shape[dim] // many) * (many // few) - -(-self.shape[dim] // few)
             if gap and few > 1:
                 rows = -(-self.shape[dim] // held.tiles[dim])
-                self._add(
-                    "collective-permute", coarse.parts[dim], min(gap * (few - 1), rows) * self._local(held) // rows
-                )
+                row = self._local(held) // rows
+                # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
+                edge = gap * few if held is coarse else gap * (few - 1)
+                joined = Joined((rows + edge) * row, dim == len(self.shape) - 1)
+                self._add("collective-permute", coarse.parts[dim], min(gap * (few - 1), rows) * row, joined)
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
         """Reshard with dimension `dim` seen as two, and see them as one again."""
@@ -222,8 +238,8 @@ class Resharding:
         local[target] = -(-self.shape[target] // have.tiles[source]) * have.tiles[source] // have.tiles[target]
         return prod(local)
 
-    def _add(self, kind: str, atoms: Order, elements: int) -> None:
-        self.steps.append(Step(kind, atoms, elements))
+    def _add(self, kind: str, atoms: Order, elements: int, joined: Joined | None = None) -> None:
+        self.steps.append(Step(kind, atoms, elements, joined))
 
 
 _Way = Callable[[Resharding, Tiling, Tiling], bool]

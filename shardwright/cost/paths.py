@@ -27,12 +27,16 @@ class Move:
 
     axes: the mesh axes whose links it uses.
     group_size: devices that take part together; less than the axes have where XLA splits an axis.
+    joined_bytes: of what each device makes of its shard and what it receives, edges of its neighbours' shards; 0 where
+        what it receives takes the shard's place. is_minor: whether they lie along the last dimension.
     """
 
     kind: str
     axes: tuple[str, ...]
     payload_bytes: int
     group_size: int
+    joined_bytes: int = 0
+    is_minor: bool = False
 
     @property
     def wire_bytes(self) -> int:
@@ -151,11 +155,14 @@ class Paths:
         return tuple(resharding.steps)
 
     def _move(self, step: Step, bits: int, elements: int) -> Move:
+        joined = step.joined
         return Move(
             kind=step.kind,
             axes=self.ordered(axis for atom in step.atoms for axis in atom.axes),
             payload_bytes=_bytes(bits, elements),
             group_size=count(step.atoms),
+            joined_bytes=_bytes(bits, joined.elements) if joined else 0,
+            is_minor=joined is not None and joined.is_minor,
         )
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from shardwright.client.annotate import annotate, annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.cost import hardware_profile, memory, required_bytes
 from shardwright.hlo import parse
@@ -66,6 +67,18 @@ def attention(batch: int = 4, time: int = 64) -> Step:
     return sgd(loss), ([layer] * 2, array(batch, time, width), array(batch, time, width)), (0,)
 
 
+def embeddings() -> Step:
+    """Tables whose gradients all begin as the same zeros, of which each but one is a copy, made at the beginning."""
+
+    def loss(parameters: Any, ids: jax.Array, y: jax.Array) -> jax.Array:
+        *tables, inner, outer = parameters
+        rows = jnp.concatenate([table[ids[:, i]] for i, table in enumerate(tables)], axis=1)
+        return jnp.mean((jnp.tanh(rows @ inner) @ outer - y) ** 2)
+
+    tables = [array(4096, 64)] * 6
+    return sgd(loss), ([*tables, array(384, 4096), array(4096, 8)], array(512, 6, dtype=jnp.int32), array(512, 8)), (0,)
+
+
 def convolutions() -> Step:
     def loss(parameters: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         for kernel in parameters[:-1]:
@@ -120,6 +133,7 @@ MODELS = {
     "mlp, nothing donated": lambda: mlp(donate=False),
     "scan": scanned,
     "attention": attention,
+    "embeddings": embeddings,
     "convolutions": convolutions,
     "mlp in bfloat16": mlp_in_bfloat16,
     "loop over bfloat16": loop_over_bfloat16,
@@ -314,15 +328,32 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     assert required_bytes(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes
 
 
-@pytest.mark.parametrize("time", [256, 512])
-def test_attention_needs_what_xla_says(time: int, service: CompileService) -> None:
-    """Divisors of softmaxes are stored spread to the scores' size, from a size of the sums on."""
-    step, arguments, donated = attention(batch=16, time=time)
+@pytest.mark.parametrize(("batch", "time"), [(16, 256), (16, 512), (8, 256)])
+def test_attention_needs_what_xla_says(batch: int, time: int, service: CompileService) -> None:
+    """Divisors of softmaxes are stored spread to the scores' size, from a size of the sums on. Where a device has a
+    batch of one, transposed scores are copied."""
+    step, arguments, donated = attention(batch=batch, time=time)
     text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
     made = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
     program = service.compile(made.require_hlo(), made, want_executable=False)
     assert program.memory is not None
     assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
+
+
+def test_a_shard_is_stored_once_more_with_its_neighbours_edges(service: CompileService) -> None:
+    """Half of 1022 columns ends one before two of four shards of them do."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        halves = annotate(x @ w, {0: None, 1: "x"})
+        return jnp.sin(annotate(jnp.sin(halves), {0: None, 1: ("x", "y")}))
+
+    with annotations_kept():
+        text = jax.jit(step, keep_unused=True).lower(array(8, 1022), array(512, 8)).as_text("hlo")
+    made = plan(text, Cluster.local(4), plan_options(mesh={"x": 2, "y": 2}))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
+    assert made.memory.temporaries_bytes > 2 * 512 * 511 * 4
 
 
 def test_a_loops_stacks_begin_as_one_devices_part(service: CompileService) -> None:

@@ -1,0 +1,66 @@
+"""The order in which kernels of products take their operands' dimensions, and what XLA adds to bring them into it.
+
+After DotDecomposer (dot_decomposer.cc), the AlgebraicSimplifier behind it, which takes off dimensions of one element,
+and TransposeFolding, which comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from shardwright.hlo import Instruction
+
+
+class _Side(NamedTuple):
+    """One operand of a dot: its dimensions by what they are for, and their lengths on one device."""
+
+    batch: tuple[int, ...]
+    contracted: tuple[int, ...]
+    free: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether XLA leaves it as it is: batch dimensions first, a matrix or a vector behind."""
+        return self.batch == tuple(range(len(self.batch))) and len(self.contracted) == 1 and len(self.free) <= 1
+
+    def change_to(self, order: tuple[tuple[int, ...], ...]) -> str:
+        """What brings the dimensions into an order: `transpose`, or `bitcast` where elements stay where they are."""
+        dims = [dim for group in order for dim in group if self.lengths[dim] > 1]
+        return "bitcast" if dims == sorted(dims) else "transpose"
+
+
+def _sides(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Iterator[_Side]:
+    for side, lengths in zip(("lhs", "rhs"), shapes, strict=True):
+        batch = tuple(dot.get(f"{side}_batch_dims", ()))
+        contracted = tuple(dot.get(f"{side}_contracting_dims", ()))
+        free = tuple(dim for dim in range(len(lengths)) if dim not in (*batch, *contracted))
+        yield _Side(batch, contracted, free, lengths)
+
+
+def operand_orders(
+    dot: Instruction, shapes: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """What XLA makes of each operand of a dot, of these lengths on one device: `transpose`, `bitcast` where dimensions
+    only become one, or nothing, and the order it needs them in.
+
+    Its DotDecomposer takes both operands, or none. A transposed matrix is read as it lies, unless dimensions of one
+    element are taken off between (RemoveDegenerateDimensionFromDot in algebraic_simplifier.cc).
+    """
+    sides = tuple(_sides(dot, shapes))
+    is_kept = all(side.is_canonical for side in sides)
+    for side, is_rhs in zip(sides, (False, True), strict=True):
+        batch, contracted, free, lengths = side
+        natural = tuple(range(len(lengths)))
+        order = (batch, contracted, free) if is_rhs else (batch, free, contracted)
+        turned = (batch, free, contracted) if is_rhs else (batch, contracted, free)
+        is_matrix = len(free) <= 1 and len(contracted) <= 1
+        is_read = is_matrix and (natural == sum(order, ()) or (natural == sum(turned, ()) and 1 not in lengths))
+        yield "" if is_kept or is_read else side.change_to(order), order
+
+
+def has_other_dimensions(dot: Instruction, shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> bool:
+    """Whether a dot's result has other dimensions than the kernel's that computes it: no more than one of rows and one
+    of columns, and none of one element."""
+    return 1 in result or any(len(side.free) > 1 for side in _sides(dot, shapes))
