@@ -121,7 +121,7 @@ def test_a_plan_is_worked_out_once() -> None:
 
 def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
     peaks = []
-    for force in (None, "data", "replicated"):
+    for force in (None, "data", "fsdp"):
         search = searched(STEP, force=force)
         outcome = search.outcome()
         found = outcome.plan(outcome.fastest)
