@@ -100,7 +100,8 @@ class Fitting:
         if first is None:
             raise too_large(self.search, self.thriftiest)
         best = self._fastest(first)
-        return replace(best, price=self._bounding(best), price_bound_s=self.start.solved.rolled_bound)
+        fastest = self.start.solved
+        return replace(best, price=self._bounding(best), price_bound_s=fastest.rolled_bound, fastest=fastest)
 
     def _bounding(self, best: Found) -> MemoryPrice:
         """The price that promised most, of what is live where the unsplit program peaks, free where a plan fits that
@@ -279,15 +280,6 @@ def _exactly(search: MeshSearch, found: Found, model: Memory, peaks: Sequence[Pe
     if best is None:
         return None
     return replace(search.found(found.chain, best, found.notes), price_bound_s=best.rolled_bound)
-
-
-def bounded_by_price(search: MeshSearch, found: Found) -> Found:
-    """A plan that fits, with what a price of memory says that every plan of its chain that fits takes at least."""
-    if found.price is None:
-        return found
-    solved = found.chain.with_price(found.price).solve(search.time_limit_s(), CLOSE)
-    bound_s = max(found.price_bound_s, solved.rolled_bound - found.price.total * search.limit_bytes)
-    return replace(found, price_bound_s=bound_s)
 
 
 def too_large(search: MeshSearch, least: Found) -> MemoryBudgetError:

@@ -44,7 +44,7 @@ class Found:
     promised_s: seconds a step that the search took to run beside compute, and that find nothing to run beside.
     start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh,
     whose bounds hold too. held: buffers that are live where it takes most. price_bound_s: no plan of the chain that
-    fits the memory takes less; price: of memory, that bounds those.
+    fits the memory takes less; price: of memory, that bounds those; fastest: the chain's plan that does not fit.
     """
 
     mesh: Mesh
@@ -60,6 +60,7 @@ class Found:
     held: tuple[Held, ...] = ()
     price_bound_s: float = 0.0
     price: MemoryPrice | None = None
+    fastest: SolvedChain | None = None
     promised_s: float = 0.0
     start: Tried | None = None
     relaxed: tuple[Tried, ...] = ()

@@ -7,12 +7,16 @@ upwards from the one that a plan was found at, or downwards, as long as that rai
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from shardwright.planner.assemble import decide
 from shardwright.planner.bound import lower_bound
-from shardwright.planner.budget import MemoryPrice
-from shardwright.planner.chain import Chain
+from shardwright.planner.budget import MemoryPrice, Peak
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.found import Found
+from shardwright.planner.mesh_search import MeshSearch
 from shardwright.plans import CostSummary
 
 #: What a bound under a price of memory is of: what a compiler stores may hang on how it is split.
@@ -21,6 +25,12 @@ OF_WHAT_FITS = "; of plans that fit the memory and store what is live where the 
 #: Prices that are tried upwards at most, as many downwards, and the ratio of one to the next.
 _MOST_PRICES = 2
 _RATIO = 2.0
+
+#: The same where tangents say which price is next, the ratio to a dearer one where none of them falls, and the relative
+#: gap at which a price is solved.
+_MOST_TANGENTS = 5
+_DEARER = 16.0
+CLOSE = 1e-3
 
 
 class Bound(NamedTuple):
@@ -59,3 +69,75 @@ def least_that_fits(chain: Chain, price: MemoryPrice | None, limit_bytes: int, t
         return unpriced
     best = climbed(unpriced, price, _RATIO)
     return best if best is not unpriced else climbed(unpriced, price.times(1 / _RATIO), 1 / _RATIO)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dual:
+    """The bound that prices of memory give, of all plans of a chain whose repeats decide alike. peaks: priced alike."""
+
+    search: MeshSearch
+    chain: Chain
+    peaks: Sequence[Peak]
+
+    def at(self, price: float) -> _Tangent:
+        """The bound at a price of a byte: the search's, solved nearly."""
+        terms = MemoryPrice(peaks=tuple((peak, price / len(self.peaks)) for peak in self.peaks))
+        return self.tangent(price, self.chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE))
+
+    def tangent(self, price: float, solved: SolvedChain) -> _Tangent:
+        """The bound at the price that something was solved at."""
+        decisions, limit = decide(self.chain.graph, solved.states), self.search.limit_bytes
+        model = self.search.program.memory(self.search.profile, self.chain.graph.layout.hubs)
+        taken = sum(model.taken_at(_decided(peak, solved), decisions) for peak in self.peaks) / len(self.peaks)
+        free_s = price * limit
+        return _Tangent(price, solved.rolled_bound - free_s, solved.value - free_s, taken - limit)
+
+
+def _decided(peak: Peak, solved: SolvedChain) -> Peak:
+    """What of a peak has a price: not what is made anew for its readers."""
+    return replace(peak, values={leaf: times for leaf, times in peak.values.items() if (leaf[0], -1) in solved.states})
+
+
+class _Tangent(NamedTuple):
+    """What a price of a byte gives. bound_s: seconds that it promises. seconds / slope: what the plan that is the
+    cheapest there costs, less what the budget does, and how much more that is per price: bytes beyond the budget."""
+
+    price: float
+    bound_s: float
+    seconds: float
+    slope: float
+
+    def meets(self, other: _Tangent) -> float:
+        """The price at which two tangents meet, one that rises and one that falls."""
+        between = other.seconds - self.seconds + self.slope * self.price - other.slope * other.price
+        return between / (self.slope - other.slope)
+
+
+def bounded_by_price(search: MeshSearch, found: Found) -> Found:
+    """A plan that fits, with what prices of memory say that every plan of its chain that fits takes at least.
+
+    The bound is concave, and highest between a price at which too many bytes are taken and one at which there is room:
+    what is tried next is where their tangents meet (Kelley's cutting planes, 1960).
+    """
+    price, fastest = found.price, found.fastest
+    is_descended = found.start is not None and found.start.mesh != found.mesh  # to where all strategies bound it
+    if price is None or fastest is None or not price.total or is_descended:
+        return found
+    dual = _Dual(search=search, chain=found.chain, peaks=[peak for peak, _ in price.peaks])
+    low, high = dual.tangent(0.0, fastest), dual.at(price.total)
+    bound_s = max(found.price_bound_s, high.bound_s)
+    for _ in range(_MOST_TANGENTS):
+        if low.slope <= 0 or search.is_late():
+            break
+        next_price = _DEARER * high.price if high.slope >= 0 else low.meets(high)
+        if high.slope < 0 and low.seconds + low.slope * (next_price - low.price) <= bound_s * (1 + CLOSE):
+            break
+        made = dual.at(next_price)
+        bound_s = max(bound_s, made.bound_s)
+        if high.slope >= 0:
+            low, high = high, made
+        elif made.slope > 0:
+            low = made
+        else:
+            high = made
+    return replace(found, price_bound_s=bound_s)

@@ -19,10 +19,11 @@ from shardwright.planner.descent import descend, lifted
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.experts import expert_candidates, faster_than, first_plan
 from shardwright.planner.finishing import Bounding, assembled, bounded
-from shardwright.planner.fitting import CLOSE, bounded_by_price, fitted
+from shardwright.planner.fitting import CLOSE, fitted
 from shardwright.planner.force import origin
 from shardwright.planner.found import LEAST_GAIN, Found, Known, Outcome, Tried
 from shardwright.planner.hiding import kept_promises
+from shardwright.planner.memory_bound import bounded_by_price
 from shardwright.planner.mesh_search import Listener, MeshSearch
 from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.recompute import Recomputation
