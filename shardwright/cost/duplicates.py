@@ -51,7 +51,7 @@ class _Signatures:
     def of(self, program: Program, node: int) -> object:
         instruction = program.instructions[node]
         if program.opcodes[node] == instruction.opcode:
-            return self._instruction(instruction)
+            return (*self._instruction(instruction), program.marks.get(node))
         return program.marks.get(node, node)
 
     def _instruction(self, instruction: Instruction) -> _Key:

@@ -30,6 +30,9 @@ from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueShardi
 #: Opcode of what a device cuts out of a value that it holds.
 _SLICE = "dynamic-slice"
 
+#: Marks of products that have other dimensions than their kernels: any, or more of them, of one element.
+_RESHAPED, _LENGTHENED = ("reshaped",), ("lengthened",)
+
 
 class Lowering:
     """Makes the per-device programs of one plan.
@@ -123,6 +126,8 @@ class _Lowered:
                 if opcode:
                     source = self.flat.instructions[operands[i]]
                     used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i], mark=order))
+        if instruction.opcode == "divide" and self.compiler.copies_dot_operands and self._had_fewer_dimensions(used[0]):
+            used[1] = self._spread_apart(used[1])
         if instruction.opcode == "convolution" and self.compiler.copies_dot_operands:
             for i, wanted_order in enumerate(convolution_orders(instruction.get("dim_labels"))[:2]):
                 if not _is_natural(wanted_order):
@@ -130,6 +135,22 @@ class _Lowered:
                     turned = partial(self._like, "transpose", source, used[i], mark=wanted_order)
                     used[i] = self._once((used[i], wanted_order), turned)
         return tuple(used)
+
+    def _had_fewer_dimensions(self, node: int) -> bool:
+        """Whether a value is that of a product whose kernel leaves out dimensions of one element."""
+        while self.program.opcodes[node] == "convert":
+            (node,) = self.program.operands[node]
+        return self.program.marks.get(node) == _LENGTHENED
+
+    def _spread_apart(self, node: int) -> int:
+        """What such a quotient is divided by: where that is spread, XLA spreads it for this quotient alone."""
+        program = self.program
+        if program.opcodes[node] != "broadcast":
+            return node
+        sizes, elements = program.sizes_bytes[node], program.elements[node]
+        made = program.add("broadcast", program.instructions[node], program.operands[node], sizes, elements)
+        program.marks[made] = ("of a product",)
+        return made
 
     def _used_as(self, operand: int, wanted: ValueSharding) -> int:
         """The node that holds an operand in another layout, by way of the one that its readers share."""
@@ -214,7 +235,8 @@ class _Lowered:
         if instruction.opcode == "dot":
             lengths = result[0].shard_shape(instruction.shape.leaves[0].dimensions, self.lowering.mesh)
             is_reshaped = has_other_dimensions(instruction, self._lengths(instruction), lengths)
-            return self._like("bitcast", instruction, node, mark=("reshaped",)) if is_reshaped else node
+            mark = _LENGTHENED if 1 in lengths else _RESHAPED
+            return self._like("bitcast", instruction, node, mark=mark) if is_reshaped else node
         if instruction.opcode != "convolution" or _is_natural(convolution_orders(instruction.get("dim_labels"))[2]):
             return node
         return self._like("transpose", instruction, node)

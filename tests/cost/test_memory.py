@@ -328,10 +328,10 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     assert required_bytes(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes
 
 
-@pytest.mark.parametrize(("batch", "time"), [(16, 256), (16, 512), (8, 256)])
+@pytest.mark.parametrize(("batch", "time"), [(16, 256), (16, 512), (8, 256), (8, 1024)])
 def test_attention_needs_what_xla_says(batch: int, time: int, service: CompileService) -> None:
     """Divisors of softmaxes are stored spread to the scores' size, from a size of the sums on. Where a device has a
-    batch of one, transposed scores are copied."""
+    batch of one, they are not, and transposed scores are copied."""
     step, arguments, donated = attention(batch=batch, time=time)
     text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
     made = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
