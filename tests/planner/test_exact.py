@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner import exact_fit, plan
+from shardwright.planner import exact_fit, plan, program
+from shardwright.planner.budget import Memory
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph, Variable, variables_of
@@ -158,19 +160,27 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
 
 def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device must have more than the peak. Were the rows of the peak alone, plans between the two would be found and
-    refused one by one: eight of them here. Nothing is donated: what XLA copies of that is in no row."""
-    step, arguments, _ = mlp(batch=64, width=256, hidden=1024)
+    refused one by one. What XLA copies is in no row: here it copies nothing."""
+    step, arguments, _ = mlp(batch=1024, width=32, hidden=64)
     text = lower((step, arguments, ()))
     options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
     fastest = plan(text, Cluster.local(4), options)
-    solved = []
+    limited = replace(options, memory_budget=fastest.memory.peak_bytes * 2001 // 2000)
+    solved: list[int] = []
     solve = exact_fit.ilp.solve
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        solved.append(1)
+        solved[-1] += 1
         return solve(*arguments, **named)
 
     monkeypatch.setattr(exact_fit.ilp, "solve", counted)
-    limited = plan(text, Cluster.local(4), replace(options, memory_budget=fastest.memory.peak_bytes * 99 // 100))
-    assert limited.memory.peak_bytes < fastest.memory.peak_bytes
-    assert len(solved) == 1
+    for memory in (program.Memory, partial(_of_the_peak_alone, program.Memory)):
+        monkeypatch.setattr(program, "Memory", memory)
+        solved.append(0)
+        assert plan(text, Cluster.local(4), limited).memory.peak_bytes < fastest.memory.peak_bytes
+    with_margin, without = solved
+    assert with_margin == 1 < without
+
+
+def _of_the_peak_alone(memory: type[Memory], **named: Any) -> Memory:
+    return memory(**{**named, "margin": 0.0})
