@@ -95,8 +95,8 @@ def test_other_attributes_stay() -> None:
     [
         ("sharding={maximal device=0}", "puts the whole array on one device"),
         ("sharding={manual}", "shard_map"),
-        ("sharding={devices=[1,16]<=[16]}", "splits dimension 1, 8 elements, over 16 devices"),
-        ("sharding={devices=[3,1]0,1,2}", "splits dimension 0, 16 elements, over 3 devices"),
+        ("sharding={devices=[1,16]<=[16]}", "splits dimension 1 16 ways, which no axes of a=2 × b=4 do"),
+        ("sharding={devices=[3,1]0,1,2}", "splits dimension 0 3 ways, which no axes of a=2 × b=4 do"),
         ("sharding={devices=[16,1]<=[16]}", "splits dimension 0 16 ways, which no axes of a=2 × b=4 do"),
     ],
 )
