@@ -36,8 +36,9 @@ from shardwright.planner.strategies import StrategyBuilder, StrategySet
 from shardwright.plans import CostSummary, Mesh
 from shardwright.progress import PlanProgress
 
-#: Seconds the integer program may take on one mesh.
-TIME_LIMIT_S = 20.0
+#: Seconds that one integer program may take. What keeps them short is their size (`solve.MOST_ENTRIES`): they take up
+#: to two seconds, and this many on a machine so busy that a plan may come to hang on it.
+TIME_LIMIT_S = 60.0
 
 #: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
 #: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need

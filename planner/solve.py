@@ -105,8 +105,8 @@ def _solve_core(
         if is_close or (clock.is_late and np.isfinite(known.value)):
             break
         reach = known.lower_bound + part * (known.value - known.lower_bound)
-        limit_s = clock.within(time_limit_s if part == _ALL else time_limit_s / 4)
-        found = _among(core, known, bounded.kept(reach), limit_s, good_enough or ilp.EXACT, is_all=part == _ALL)
+        limit_s, gap = clock.within(time_limit_s), good_enough or ilp.EXACT
+        found = _among(core, known, bounded.kept(reach), limit_s, gap, is_all=part == _ALL)
         if found is None:  # too many: those that remain are more
             break
         known = found
