@@ -26,10 +26,9 @@ def main() -> None:
 
     if job["compiler"]:
         _predict_memory_for(job["compiler"])
-    cluster = Cluster.from_json(job["cluster"])  # neither is reading the cluster file, which imports a schema checker
     try:
         started = time.perf_counter()
-        plan = shardwright.plan(text, cluster, **job["options"])
+        plan = shardwright.plan(text, Cluster.from_json(job["cluster"]), **job["options"])
         planning_s = time.perf_counter() - started
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if job["stablehlo"]:
