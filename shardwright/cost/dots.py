@@ -43,7 +43,7 @@ def operand_orders(
     dot: Instruction, shapes: Sequence[tuple[int, ...]]
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
     """What XLA makes of each operand of a dot, of these lengths on one device: `transpose`, `bitcast` where dimensions
-    only become one, or nothing, and the order it needs them in.
+    only become one or are taken off, or nothing, and the order it needs them in.
 
     Its DotDecomposer takes both operands, or none. A transposed matrix is read as it lies, unless dimensions of one
     element are taken off between (RemoveDegenerateDimensionFromDot in algebraic_simplifier.cc).
@@ -57,7 +57,10 @@ def operand_orders(
         turned = (batch, free, contracted) if is_rhs else (batch, contracted, free)
         is_matrix = len(free) <= 1 and len(contracted) <= 1
         is_read = is_matrix and (natural == sum(order, ()) or (natural == sum(turned, ()) and 1 not in lengths))
-        yield "" if is_kept or is_read else side.change_to(order), order
+        if is_kept or is_read:
+            yield "bitcast" if 1 in lengths else "", natural
+        else:
+            yield side.change_to(order), order
 
 
 def has_other_dimensions(dot: Instruction, shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> bool:
