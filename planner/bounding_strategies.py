@@ -20,6 +20,7 @@ from shardwright.cost import compute_time_s
 from shardwright.hlo import Instruction
 from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, rule_of
+from shardwright.planner.rules.denied import DENIED_OPCODES
 from shardwright.planner.rules.linear import reduced_at_once
 from shardwright.planner.strategies import Choice, Near, Strategy, StrategyBuilder, StrategySet, splits
 from shardwright.plans import TensorSharding
@@ -217,12 +218,12 @@ class _Layouts:
 
 
 def _is_plain(instruction: Instruction, rule: OpRule) -> bool:
-    """Whether strategies are what this module knows: no borders, nothing gathered, nothing that XLA reduces at once,
-    and what is summed splits no result."""
+    """Whether strategies are what this module knows: no borders, nothing gathered, nothing that XLA reduces at once or
+    does wrong, and what is summed splits no result."""
     return not (
         rule.leafwise
         or rule.bordered
-        or instruction.opcode == "convolution"
+        or instruction.opcode in DENIED_OPCODES
         or reduced_at_once(instruction)
         or any(f.halo or f.reduction == "gather" or (f.contracted and set(f.results) != {None}) for f in rule.factors)
     )

@@ -58,7 +58,7 @@ def operand_orders(
         is_matrix = len(free) <= 1 and len(contracted) <= 1
         is_read = is_matrix and (natural == sum(order, ()) or (natural == sum(turned, ()) and 1 not in lengths))
         if is_kept or is_read:
-            yield "bitcast" if 1 in lengths else "", natural
+            yield "bitcast" if 1 in lengths else "", (natural,)
         else:
             yield side.change_to(order), order
 

@@ -1,11 +1,13 @@
-"""What is denied is really wrong, and is denied. A failure of "is wrong" means that XLA was mended: lift the denial."""
+"""What is denied is really wrong, or moves what nothing asks for, and is denied. A failure of "is wrong" or "moves"
+means that XLA was mended: lift the denial."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
-from rule_cases import Trial, cases_of
+from rule_cases import Case, Trial, cases_of, shares
 from rule_programs import hlo_text, operations
 from rule_validator import judge
 
@@ -13,6 +15,7 @@ from shardwright.planner.rules import Factor, denied
 from shardwright.plans import Mesh
 
 MESH = Mesh.of({"x": 2, "y": 2})
+THREE = Mesh.of({"x": 2, "y": 2, "z": 2})
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,13 @@ DEFECTS = {
 }
 
 
+def _case(program: str, opcode: str, number: int = 0) -> Case:
+    cases = cases_of({program: hlo_text(operations()[program])})
+    return [case for case in cases if case.instruction.opcode == opcode][number]
+
+
 def _trial(defect: Defect, mesh: Mesh) -> Trial:
-    cases = cases_of({defect.program: hlo_text(operations()[defect.program])})
-    case = [case for case in cases if case.instruction.opcode == "convolution"][defect.number]
+    case = _case(defect.program, "convolution", defect.number)
     factors: dict[str | None, Factor | None] = {None: None, **{factor.name: factor for factor in case.factors}}
     return Trial(case, {"x": factors[defect.x], "y": factors[defect.y]}, mesh)
 
@@ -74,3 +81,19 @@ def test_an_idle_axis_of_one_device_does_no_harm() -> None:
 def test_other_opcodes_are_not_denied() -> None:
     (case, *_) = cases_of({"dot": hlo_text(operations()["dot_matrix"])})
     assert denied(case.instruction, {"x": case.factors[0], "y": None}, MESH) is None
+
+
+LOOKUPS = {"embedding": "gather", "embedding_gradient": "scatter", "take_along_axis": "gather"}
+
+
+@pytest.mark.parametrize("program", LOOKUPS)
+def test_a_lookup_beside_an_idle_first_axis_is_moved_and_denied(program: str) -> None:
+    """Of all ways to lay a lookup's factors on three axes, those are denied that move more than they promise."""
+    case = _case(program, LOOKUPS[program])
+    for taken in product((None, *case.factors), repeat=3):
+        trial = Trial(case, dict(zip("xyz", taken, strict=True)), THREE)
+        if not any(taken) or any(factor.size % parts for factor, parts in shares(trial.assignment, THREE).items()):
+            continue
+        (verdict,) = judge([trial])
+        assert not verdict.wrong, verdict
+        assert bool(verdict.extra) == (denied(case.instruction, trial.assignment, THREE) is not None), verdict
