@@ -16,7 +16,7 @@ from math import prod
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.writing import Writer, combining
+from shardwright.planner.rewrites.writing import Writer, combining, rewritten
 
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 
@@ -27,13 +27,7 @@ def normalizations_taken_apart(module: Module) -> Module:
     Left as they are: those of several element types, whose roundings are XLA's own, and of dynamic sizes. Where a
     normalization was, its result, or the tuple of its results, has its name.
     """
-    found = {instruction for instruction in module.instructions() if _can_be_taken_apart(instruction)}
-    if not found:
-        return module
-    names = edit.Names(module)
-    regions: dict[str, Computation] = {}
-    made = edit.expanded(module, found, lambda _, norm: _Normalization(norm, names, regions).write())
-    return edit.module_of(made, [*regions.values(), *made.computations])
+    return rewritten(module, _can_be_taken_apart, lambda *given: _Normalization(*given).write())
 
 
 def _can_be_taken_apart(instruction: Instruction) -> bool:

@@ -17,7 +17,7 @@ from math import prod
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape, parse
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.writing import Writer
+from shardwright.planner.rewrites.writing import Writer, rewritten
 
 #: Elements up to which a top-k is searched for in rounds, as many as routers take: each round reads the whole array.
 MOST_ROUNDS = 8
@@ -35,13 +35,7 @@ def in_rounds(module: Module) -> Module:
     Left as they are: searches of one row, where there is nothing to split but what is searched, and element types whose
     order is not known here. Where a top-k was, the tuple of its results has its name.
     """
-    found = {instruction for instruction in module.instructions() if _has_rounds(instruction)}
-    if not found:
-        return module
-    names = edit.Names(module)
-    regions: dict[str, Computation] = {}
-    made = edit.expanded(module, found, lambda _, top_k: _Rounds(top_k, names, regions).write())
-    return edit.module_of(made, [*regions.values(), *made.computations])
+    return rewritten(module, _has_rounds, lambda *given: _Rounds(*given).write())
 
 
 def _has_rounds(instruction: Instruction) -> bool:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from shardwright.hlo import ArrayShape, Computation, Instruction, Shape, parse
+from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, parse
 from shardwright.planner.rewrites import edit
+
+#: Makes the result of an instruction of others, which it returns; takes a module's names, and the regions that what it
+#: writes shares, by what tells them apart.
+Rewrite = Callable[[Instruction, edit.Names, dict[str, Computation]], list[Instruction]]
+
+
+def rewritten(module: Module, is_rewritten: Callable[[Instruction], bool], rewrite: Rewrite) -> Module:
+    """`module` with some instructions rewritten; the same one where there are none."""
+    found = {instruction for instruction in module.instructions() if is_rewritten(instruction)}
+    if not found:
+        return module
+    names = edit.Names(module)
+    regions: dict[str, Computation] = {}
+    made = edit.expanded(module, found, lambda _, instruction: rewrite(instruction, names, regions))
+    return edit.module_of(made, [*regions.values(), *made.computations])
 
 
 class Writer:
