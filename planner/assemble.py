@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from shardwright.hlo import Instruction
 from shardwright.planner.causes import is_backward
 from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.scopes import span, telling_depth
 from shardwright.planner.segments import CHOOSERS
 from shardwright.planner.strategies import Strategy, local_results

@@ -21,7 +21,7 @@ import numpy as np
 from shardwright.planner.chain import Chain, Key, aligned
 from shardwright.planner.clock import Clock
 from shardwright.planner.dual import tighten
-from shardwright.planner.graph import Variable
+from shardwright.planner.layout import Variable
 from shardwright.planner.passing import Passing
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem, reduce
 from shardwright.planner.segments import Run

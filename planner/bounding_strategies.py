@@ -22,7 +22,8 @@ from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule, rule_of
 from shardwright.planner.rules.denied import DENIED_OPCODES
 from shardwright.planner.rules.linear import reduced_at_once
-from shardwright.planner.strategies import Choice, Near, Strategy, StrategyBuilder, StrategySet, splits
+from shardwright.planner.strategies import Choice, Near, Strategy, splits
+from shardwright.planner.strategy_sets import StrategyBuilder, StrategySet
 from shardwright.plans import TensorSharding
 
 BoolArray = NDArray[np.bool_]

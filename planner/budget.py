@@ -22,7 +22,8 @@ from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.assemble import Decisions
 from shardwright.planner.dataflow import Dataflow, Leaf
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.prices import FloatArray
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.report.units import format_bytes

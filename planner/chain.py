@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.planner.budget import MemoryPrice, copy_bytes, value_bytes
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.solve import contradiction, solve

@@ -15,7 +15,8 @@ import numpy as np
 from shardwright.planner.colours import NodeDims
 from shardwright.planner.dataflow import Dataflow, Node
 from shardwright.planner.prices import IntArray
-from shardwright.planner.strategies import Strategy, StrategySet, local_results
+from shardwright.planner.strategies import Strategy, local_results
+from shardwright.planner.strategy_sets import StrategySet
 
 #: Dimensions of one colour: of each operand, and of each leaf of the result.
 _Colours = tuple[NodeDims, NodeDims]

@@ -16,7 +16,8 @@ from itertools import cycle, islice
 
 from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain, SolvedChain
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.strategies import Near, Strategy
 from shardwright.plans import Mesh, TensorSharding

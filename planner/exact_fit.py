@@ -16,7 +16,8 @@ from shardwright.errors import PlanError
 from shardwright.planner import ilp
 from shardwright.planner.budget import Peak, value_bytes
 from shardwright.planner.chain import Chain, SolvedChain
-from shardwright.planner.graph import Graph, Variable, variables_of
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable, variables_of
 from shardwright.planner.pbqp import IntArray
 
 #: Largest program, in states of all variables together, that is solved whole.

@@ -20,7 +20,7 @@ from shardwright.planner.budget import Memory, MemoryPrice, Peak, breakdown, dom
 from shardwright.planner.chain import SolvedChain
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
-from shardwright.planner.graph import Variable
+from shardwright.planner.layout import Variable
 from shardwright.planner.mixing import groups_between, mixed
 from shardwright.report.units import format_bytes, format_seconds
 

@@ -52,7 +52,7 @@ from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.mixtures import expert_weights
 from shardwright.planner.pins import DimPin, Requirement, Requirements, dim_pin
-from shardwright.planner.strategies import StrategyBuilder
+from shardwright.planner.strategy_sets import StrategyBuilder
 from shardwright.planner.uneven import divides, divides_or_pays_along_one
 from shardwright.plans import Mesh, TensorSharding
 

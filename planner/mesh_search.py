@@ -21,7 +21,8 @@ from shardwright.planner.dataflow import Leaf
 from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.force import Forced, check_force
 from shardwright.planner.found import Found, Tried
-from shardwright.planner.graph import Graph, free_nodes, with_views
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import free_nodes, with_views
 from shardwright.planner.least_moves import EXACT_RANK, LeastPrices
 from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
@@ -32,7 +33,7 @@ from shardwright.planner.program import Program
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.rule_mode import propagated
 from shardwright.planner.source import Source
-from shardwright.planner.strategies import StrategyBuilder, StrategySet
+from shardwright.planner.strategy_sets import StrategyBuilder, StrategySet
 from shardwright.plans import CostSummary, Mesh
 from shardwright.progress import PlanProgress
 

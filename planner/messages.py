@@ -22,7 +22,7 @@ import numpy as np
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.planner.chain import Chain, Key
 from shardwright.planner.dataflow import Dataflow
-from shardwright.planner.graph import Variable
+from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import IntArray
 from shardwright.planner.starts import Place, Start, told
 from shardwright.planner.strategies import Strategy

@@ -18,7 +18,8 @@ from shardwright.errors import PlanError
 from shardwright.planner import ilp
 from shardwright.planner.budget import Peak, copy_bytes, value_bytes
 from shardwright.planner.chain import Chain
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import Problem
 
 States = Mapping[Variable, int]

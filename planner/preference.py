@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.planner.prices import FloatArray
-from shardwright.planner.strategies import Strategy, StrategySet
+from shardwright.planner.strategies import Strategy
+from shardwright.planner.strategy_sets import StrategySet
 
 #: The most that preferences may add to a plan, as a part of the least that the program can cost.
 MOST = 1e-5

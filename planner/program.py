@@ -21,8 +21,8 @@ from shardwright.planner.donors import alias_donors
 from shardwright.planner.exposed import gradients
 from shardwright.planner.force import Forced, forced, pins_by_name, state_arguments
 from shardwright.planner.foreign import ForeignSharding
-from shardwright.planner.graph import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.inlining import inline_calls
+from shardwright.planner.layout import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import Requirement

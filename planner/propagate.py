@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.dataflow import Dataflow, Node
-from shardwright.planner.strategies import Strategy, StrategySet
+from shardwright.planner.strategies import Strategy
+from shardwright.planner.strategy_sets import StrategySet
 from shardwright.plans import Mesh
 
 #: [strategies, columns]; a column is one axis on one dimension of one operand or result leaf.

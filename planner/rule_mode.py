@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.planner.chain import Chain, SolvedChain
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.propagate import propagate
 
 

@@ -37,8 +37,8 @@ from shardwright.config import PlanOptions
 from shardwright.planner import dual, ilp, pbqp
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.chain import Chain, Kind, SolvedChain
-from shardwright.planner.graph import lay_out, variables_of
 from shardwright.planner.ilp import Solution
+from shardwright.planner.layout import lay_out, variables_of
 from shardwright.planner.pbqp import Problem, Reduction
 from shardwright.planner.preference import MOST
 from shardwright.planner.search import Search

@@ -9,7 +9,7 @@ from shardwright.config import PlanOptions
 from shardwright.planner.colours import Ties
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.force import state_arguments
-from shardwright.planner.graph import free_nodes
+from shardwright.planner.layout import free_nodes
 from shardwright.planner.microbatch.kinds import Along
 from shardwright.planner.rules import rule_of
 

@@ -16,13 +16,15 @@ from shardwright.planner.assemble import Decisions
 from shardwright.planner.causes import Causes
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, build_dataflow
-from shardwright.planner.graph import Graph, free_nodes, lay_out
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import free_nodes, lay_out
 from shardwright.planner.ledger import compute_time_s, planned_collectives
 from shardwright.planner.pipeline.assembly import Assembled
 from shardwright.planner.prices import Prices
 from shardwright.planner.rules import rule_of
 from shardwright.planner.segments import Segments
-from shardwright.planner.strategies import Strategy, StrategyBuilder, local_results
+from shardwright.planner.strategies import Strategy, local_results
+from shardwright.planner.strategy_sets import StrategyBuilder
 from shardwright.planner.verify import check_plan
 from shardwright.plans import CostSummary, InstructionPlan, Mesh, Plan, TensorSharding, VariablePlan
 

@@ -10,7 +10,8 @@ from shardwright.hlo import parse
 from shardwright.planner.bounding_strategies import BoundingBuilder
 from shardwright.planner.prices import Prices
 from shardwright.planner.signatures import signature
-from shardwright.planner.strategies import StrategyBuilder, StrategySet, ways_through
+from shardwright.planner.strategies import ways_through
+from shardwright.planner.strategy_sets import StrategyBuilder, StrategySet
 from shardwright.plans import Mesh
 from tests.planner.programs import PROGRAMS, lower
 from tests.planner.test_meshes import cluster

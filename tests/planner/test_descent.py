@@ -17,7 +17,8 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import axis_parts, descend, lifted
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import least_that_fits
 from shardwright.planner.search import Search

@@ -22,7 +22,8 @@ from shardwright.planner import exact_fit, plan, program
 from shardwright.planner.budget import Memory
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.force import Forced
-from shardwright.planner.graph import Graph, Variable, variables_of
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable, variables_of
 from shardwright.planner.search import Search
 from shardwright.plans import Mesh
 from tests.planner.programs import lower, mlp

@@ -16,7 +16,7 @@ from shardwright.planner import exact_fit
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain
 from shardwright.planner.fitting import Fitting
-from shardwright.planner.graph import Variable
+from shardwright.planner.layout import Variable
 from shardwright.planner.search import Search
 from tests.planner.programs import gpt2, lower, mlp, scan
 

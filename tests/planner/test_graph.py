@@ -13,7 +13,8 @@ from shardwright.planner import plan
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.chain import Chain
 from shardwright.planner.force import Forced
-from shardwright.planner.graph import Graph, Variable
+from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.search import Search
 from shardwright.planner.segments import Instance
 from shardwright.planner.solve import solve

@@ -15,7 +15,7 @@ from shardwright.config import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.assemble import decide
 from shardwright.planner.force import Forced
-from shardwright.planner.graph import variables_of
+from shardwright.planner.layout import variables_of
 from shardwright.planner.ledger import planned_collectives
 from shardwright.planner.search import Search
 from shardwright.plans import Mesh, Plan, TensorSharding

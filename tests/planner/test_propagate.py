@@ -19,7 +19,8 @@ from shardwright.planner.dataflow import Dataflow, build_dataflow
 from shardwright.planner.pins import allowed
 from shardwright.planner.prices import Prices
 from shardwright.planner.propagate import propagate
-from shardwright.planner.strategies import Strategy, StrategyBuilder
+from shardwright.planner.strategies import Strategy
+from shardwright.planner.strategy_sets import StrategyBuilder
 from shardwright.plans import Mesh
 from tests.planner.programs import PROGRAMS
 

@@ -21,7 +21,8 @@ from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Instruction, parse
 from shardwright.planner import experts, plan
 from shardwright.planner.prices import Prices
-from shardwright.planner.strategies import Strategy, StrategyBuilder, shardings_of
+from shardwright.planner.strategies import Strategy, shardings_of
+from shardwright.planner.strategy_sets import StrategyBuilder
 from shardwright.planner.uneven import divides, divides_or_pays, divides_or_pays_along_one
 from shardwright.plans import Mesh, Plan
 from tests.planner.programs import Program, gpt2, lower, mlp, scan

@@ -1,0 +1,291 @@
+"""What of the graph of decisions does not depend on the mesh: its variables, and which of them are hubs.
+
+A variable is a node that chooses its strategy, or a *hub*: how a value lies for its readers. A value with several
+readers that would have it moved has one, so that a move which several share (a gradient reduced once,
+weights gathered for forward and backward) is paid once; so has every value that crosses from one segment to another.
+What a loop carries and others read behind it has a hub for those alone: a gradient that a loop adds up stays a
+partial sum inside, and is reduced once for all who read it.
+
+What is made from constants, iota and scalars alone is left out: any device can make any part of it, so it takes
+the sharding its readers want (`Layout.is_free`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.hlo import Instruction
+from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
+from shardwright.planner.rules import rule_of
+from shardwright.planner.rules.linear import is_zero, reduced_at_once
+from shardwright.planner.segments import CHOOSERS, Segments
+from shardwright.planner.signatures import signature
+from shardwright.planner.strategies import ways_through
+
+#: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
+_REMADE = frozenset({
+    "constant", "iota", "broadcast", "convert", "compare", "select", "add", "subtract", "multiply", "divide", "negate",
+    "and", "or", "not", "xor", "maximum", "minimum", "reshape", "transpose", "sign", "abs", "clamp", "rsqrt", "sqrt",
+    "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
+})  # fmt: skip
+
+#: Instructions that fill memory with little.
+FILLED = frozenset({"broadcast", "iota"})
+
+_VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "bitcast"})
+
+#: A variable: (node, -1) its strategy, (node, leaf) the hub of one of its array leaves.
+Variable = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What of the graph does not depend on the mesh.
+
+    signatures: per node, a number that is equal for instructions with equal strategies.
+    is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
+    ways: per node, which operands may be partial together.
+    hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
+    apart: hubs of what a loop carries, for readers behind the loop. direct: readers inside it, and what they read.
+    whole: hubs that lie reduced, because what is made anew for each reader reads them.
+    keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
+    """
+
+    flow: Dataflow
+    segments: Segments
+    signatures: tuple[int, ...]
+    is_free: tuple[bool, ...]
+    can_be_partial: tuple[bool, ...]
+    ways: tuple[tuple[frozenset[int], ...], ...]
+    hubs: Mapping[Leaf, float]
+    crossing: Mapping[Leaf, tuple[int, ...]]
+    apart: frozenset[Leaf]
+    direct: frozenset[tuple[int, Leaf]]
+    whole: frozenset[Leaf]
+    keys: Mapping[int, Hashable]
+
+    def describe(self, variable: Variable) -> Hashable:
+        """What decides the states and costs of a variable on any mesh, besides what it is connected to."""
+        index, leaf = variable
+        node = self.flow.nodes[index]
+        if leaf >= 0:
+            may_be_partial = self.can_be_partial[index] and variable not in self.whole
+            return (node.shapes[leaf], may_be_partial, self.hubs[variable], variable in self.crossing)
+        uses = tuple(  # of values made anew: whether they are zero
+            (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
+        )
+        what = node.shapes if node.is_value else self.signatures[index]
+        return (
+            what,
+            node.is_value,
+            node.weight,
+            self.can_be_partial[index],
+            self.ways[index],
+            uses,
+            tuple(use.position for use in node.uses if (index, use.source) in self.direct),
+            self.keys.get(index),
+        )
+
+    def source(self, node: Node, use: Use) -> Variable:
+        """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
+        is_hub = use.source in self.hubs and (node.index, use.source) not in self.direct
+        return use.source if is_hub else (use.source[0], -1)
+
+
+def lay_out(
+    flow: Dataflow,
+    free: Sequence[bool],
+    segments: Segments,
+    pinned: Mapping[int, Hashable],
+    keys: Mapping[int, Hashable],
+) -> Layout:
+    """Decide what may be partial and which values get hubs.
+
+    pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
+    keys: the same of nodes that differ in anything else.
+    """
+    signatures, instructions = _signatures(flow)
+    rules = [rule_of(instruction) for instruction in instructions]
+    through = [ways_through(instruction) for instruction in instructions]
+    ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
+    sums = [
+        any(factor.reduction == "add" for factor in rule.factors) and not reduced_at_once(instruction)
+        for rule, instruction in zip(rules, instructions, strict=True)
+    ]
+    made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
+    partial = _can_be_partial(flow, free, made, ways, frozenset(pinned))
+    allowed = tuple(
+        tuple(way for way in found if all(partial[node.uses[leaf].source[0]] for leaf in way))
+        for node, found in zip(flow.nodes, ways, strict=True)
+    )
+    uses: dict[Leaf, list[tuple[Node, Use]]] = {}
+    whole: set[Leaf] = set()
+    for node in flow.nodes:
+        for use in node.uses:
+            if not free[use.source[0]] and not free[node.index]:
+                uses.setdefault(use.source, []).append((node, use))
+            elif free[node.index] and partial[use.source[0]] and not free[use.source[0]]:
+                whole.add(use.source)  # a scalar that something made anew reads
+    hubs: dict[Leaf, float] = {}
+    crossing: dict[Leaf, tuple[int, ...]] = {}
+    arguments = frozenset(flow.parameters)
+    apart, direct = _behind_loops(flow, segments, uses, whole)
+    for leaf in sorted({*whole, *uses}):
+        found = [(node, use) for node, use in uses.get(leaf, ()) if (node.index, leaf) not in direct]
+        away = sorted({segments.of[node.index] for node, _ in found} - {segments.of[leaf[0]]})
+        if any(use.hard for _, use in found):
+            continue
+        choosers = sum(node.instruction.opcode in CHOOSERS and not node.is_value for node, _ in found)
+        is_shared = len(found) > 1 and (partial[leaf[0]] or choosers > 1 or leaf[0] in arguments)
+        if away or is_shared or leaf in whole or leaf in apart:
+            hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
+        if away:
+            crossing[leaf] = tuple(away)
+    return Layout(
+        flow=flow,
+        segments=segments,
+        signatures=tuple(signatures),
+        is_free=tuple(free),
+        can_be_partial=tuple(partial),
+        ways=allowed,
+        hubs=hubs,
+        crossing=crossing,
+        apart=apart,
+        direct=direct,
+        whole=frozenset(whole),
+        keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
+    )
+
+
+def _behind_loops(
+    flow: Dataflow, segments: Segments, uses: Mapping[Leaf, Sequence[tuple[Node, Use]]], whole: Container[Leaf]
+) -> tuple[frozenset[Leaf], frozenset[tuple[int, Leaf]]]:
+    """What loops carry and several nodes read behind them, and every reader inside of such a value.
+
+    Not where a reader inside is of another segment, or takes the value as it lies.
+    """
+    apart: set[Leaf] = set()
+    direct: set[tuple[int, Leaf]] = set()
+    for loop, carried in flow.leaves.items():
+        if loop.opcode != "while":
+            continue
+        inside = computations_of(loop)
+        for leaf in carried:
+            found = uses.get(leaf, ())
+            within = [node for node, _ in found if node.computation in inside]
+            if leaf in whole or len(found) - len(within) < 2 or any(use.hard for _, use in found):
+                continue
+            if all(segments.of[node.index] == segments.of[leaf[0]] for node in within):
+                apart.add(leaf)
+                direct.update((node.index, leaf) for node in within)
+    return frozenset(apart), frozenset(direct)
+
+
+def _signatures(flow: Dataflow) -> tuple[list[int], list[Instruction]]:
+    """Per node the number of its instruction's signature, and an instruction of each; -1 for what only hands on."""
+    numbers: dict[Hashable, int] = {}
+    instructions: list[Instruction] = []
+    found = []
+    for node in flow.nodes:
+        if node.is_value:
+            found.append(-1)
+            continue
+        number = numbers.setdefault(signature(node.instruction), len(numbers))
+        if number == len(instructions):
+            instructions.append(node.instruction)
+        found.append(number)
+    return found, instructions
+
+
+def _can_be_partial(
+    flow: Dataflow,
+    free: Sequence[bool],
+    made: Sequence[bool],
+    ways: Sequence[tuple[frozenset[int], ...]],
+    pinned: frozenset[int],
+) -> list[bool]:
+    """Per node, whether its value may be a partial sum: made by a contracted factor, or linear in what may be one.
+
+    made: nodes with such a factor. What loops carry may be if anything that flows into it may, for a whole value can
+    become a partial sum: assumed first, dropped until nothing changes.
+    """
+    fixed = pinned | set(flow.parameters) | set(flow.outputs)
+    fixed |= {node.index for node in flow.nodes if node.is_value and node.instruction.opcode in BARRIERS}
+    can = [False] * len(flow.nodes)
+    for node in flow.nodes:
+        can[node.index] = node.is_value and bool(node.uses) and node.index not in fixed and node.shapes[0].rank > 0
+        can[node.index] = can[node.index] and node.shapes[0].element_type.startswith(("f", "bf"))
+    zero = [
+        not node.is_value
+        and (free[node.index] or node.instruction.opcode in FILLED)
+        and is_zero(node.instruction)
+        and node.shapes[0].element_type.startswith(("f", "bf"))
+        for node in flow.nodes
+    ]
+    changed = True
+    while changed:
+        changed = False
+        for node in flow.nodes:
+            i = node.index
+            if i in fixed:
+                continue
+            if free[i]:
+                found = zero[i]
+            elif node.is_value:
+                found = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
+            else:
+                found = (
+                    made[i] or zero[i] or any(all(can[node.uses[leaf].source[0]] for leaf in way) for way in ways[i])
+                )
+            if found != can[i]:
+                can[i] = found
+                changed = True
+    return can
+
+
+def variables_of(layout: Layout, nodes: Sequence[int]) -> tuple[list[Variable], int]:
+    """The variables of `nodes`, each followed by its hubs, then the hubs they read from elsewhere; how many are own."""
+    own: list[Variable] = []
+    elsewhere: dict[Variable, None] = {}
+    inside = set(nodes)
+    for index in nodes:
+        own.append((index, -1))
+        own += [(index, leaf) for leaf in range(len(layout.flow.nodes[index].shapes)) if (index, leaf) in layout.hubs]
+        for use in layout.flow.nodes[index].uses:
+            if use.source[0] not in inside and not layout.is_free[use.source[0]]:
+                elsewhere[layout.source(layout.flow.nodes[index], use)] = None
+    return [*own, *elsewhere], len(own)
+
+
+def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
+    """`nodes`, and what only rearranges or converts their values."""
+    found = set(nodes)
+    if nodes:
+        for node in flow.nodes:
+            if node.instruction.opcode in _VIEWS and not node.is_value and node.uses[0].source[0] in found:
+                found.add(node.index)
+    return frozenset(found)
+
+
+def free_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = False) -> list[bool]:
+    """Per node, whether each reader gets it made anew, in the sharding that it wants.
+
+    Not what a loop carries or the program returns: that is stored once. with_stored: that too, as it is made of
+    nothing that is split.
+    """
+    stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].rank for use in node.uses}
+    free: list[bool] = []
+    for node in flow.nodes:
+        free.append(
+            node.instruction.opcode in _REMADE
+            and not node.is_value
+            and (with_stored or node.index not in stored)
+            and len(node.shapes) == 1
+            and node.index not in pinned
+            and all(
+                source < node.index and (free[source] or flow.nodes[source].shapes[leaf].rank == 0)
+                for source, leaf in (use.source for use in node.uses)
+            )
+        )
+    return free

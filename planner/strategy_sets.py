@@ -1,0 +1,174 @@
+"""The strategies of a program's instructions as arrays for the search: equal instructions share one set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.prices import FloatArray, IntArray, Prices
+from shardwright.planner.rules import OpRule, rule_of
+from shardwright.planner.signatures import signature
+from shardwright.planner.strategies import (
+    Choice,
+    Near,
+    Strategy,
+    enumerate_strategies,
+    local_results,
+    shardings_of,
+    stages_of_sum,
+    strategies_of,
+)
+from shardwright.planner.uneven import MaySplit, divides, divides_or_pays, divides_or_pays_along_one
+from shardwright.plans import TensorSharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StrategySet:
+    """All strategies of an instruction on a mesh, as arrays for the search.
+
+    operand_ids: [strategies, operand leaves], result_ids: [strategies, result leaves]: interned shardings.
+    time_s: [strategies], seconds of computing, and of reducing what cannot stay partial, once.
+    reason: why there is no more to choose from; else empty.
+    """
+
+    strategies: tuple[Strategy, ...]
+    operand_ids: IntArray
+    result_ids: IntArray
+    time_s: FloatArray
+    reason: str = ""
+
+    def __len__(self) -> int:
+        return len(self.strategies)
+
+
+class StrategyBuilder:
+    """Strategy sets of instructions on one mesh; equal instructions share one set.
+
+    pads: dimensions may also be split over an axis that does not divide them; over several, near a chosen strategy.
+    pads_along_several: or always.
+    """
+
+    def __init__(self, prices: Prices, *, pads: bool = False, pads_along_several: bool = False) -> None:
+        self._prices = prices
+        self._pads = pads
+        self._pads_along_several = pads_along_several
+        self._sets: dict[object, StrategySet] = {}
+        self._rules: dict[object, OpRule] = {}
+        self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
+
+    def _may_split(self, near: Near | None = None) -> MaySplit:
+        if not self._pads:
+            return divides
+        return divides_or_pays if self._pads_along_several or near is not None else divides_or_pays_along_one
+
+    def rule(self, instruction: Instruction, number: int | None = None) -> OpRule:
+        """The instruction's rule. number: stands for its signature."""
+        key = signature(instruction) if number is None else number
+        found = self._rules.get(key)
+        if found is None:
+            found = self._rules[key] = rule_of(instruction)
+        return found
+
+    def of_instruction(
+        self,
+        instruction: Instruction,
+        linear: tuple[frozenset[int], ...] = (),
+        number: int | None = None,
+        near: Near | None = None,
+    ) -> StrategySet:
+        """Strategies by the instruction's rule; the first one is replicated unless only those `near` one are asked for.
+
+        linear: which operand leaves may be partial sums together. number: stands for the instruction's signature.
+        """
+        key = (signature(instruction) if number is None else number, linear, near)
+        found = self._sets.get(key)
+        if found is None:
+            found = self._sets[key] = self._build(instruction, linear, near)
+        return found
+
+    def of_value(self, shape: ArrayShape, *, partial: bool = False, near: Near | None = None) -> StrategySet:
+        """Every sharding of an array that is only handed on; with `partial`, also as a partial sum."""
+        key = ("value", shape.dimensions, partial, near)
+        found = self._sets.get(key)
+        if found is None:
+            found = self.of_shardings(
+                tuple(shardings_of(shape, self._prices.mesh, partial, near, self._may_split(near)))
+            )
+            self._sets[key] = found
+        return found
+
+    def giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
+        """A strategy that makes the instruction's array as `result` and reduces nothing; None where there is none.
+
+        number: stands for the instruction's signature.
+        """
+        key = (number, result)
+        if key not in self._giving:
+            self._giving[key] = self._find_giving(instruction, number, result)
+        return self._giving[key]
+
+    def _find_giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
+        places = {axis: dim for dim, axes in enumerate(result.dims) for axis in axes}
+        factors = self.rule(instruction, number).factors
+        choices = [
+            [Choice(factor=factor) for factor in factors if factor.results == (places[axis.name],)]
+            if axis.name in places
+            else [Choice()]
+            for axis in self._prices.mesh.axes
+        ]
+        found = strategies_of(instruction, self._prices.mesh, choices, self._may_split())
+        return next((each for each in found if each.results == (result,) and not each.partial), None)
+
+    def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
+        """The given shardings of an array that is only handed on."""
+        strategies = tuple(Strategy(operands=(sharding,), results=(sharding,)) for sharding in shardings)
+        return self._set(strategies, np.zeros(len(strategies)), "")
+
+    def narrowed(self, found: StrategySet, near: Near) -> StrategySet:
+        """Of strategies that come from no rule, those that are left."""
+        kept = [i for i, strategy in enumerate(found.strategies) if near.admits(strategy)]
+        return StrategySet(
+            strategies=tuple(found.strategies[i] for i in kept),
+            operand_ids=found.operand_ids[kept],
+            result_ids=found.result_ids[kept],
+            time_s=found.time_s[kept],
+            reason=found.reason,
+        )
+
+    def _build(
+        self, instruction: Instruction, linear: tuple[frozenset[int], ...], near: Near | None = None
+    ) -> StrategySet:
+        rule = rule_of(instruction)
+        mesh = self._prices.mesh
+        strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, self._may_split(near)))
+        time_s = np.array([self._time_s(instruction, strategy) for strategy in strategies])
+        return self._set(strategies, time_s, rule.reason if len(strategies) == 1 else "")
+
+    def _set(self, strategies: tuple[Strategy, ...], time_s: FloatArray, reason: str) -> StrategySet:
+        identify = self._prices.identify
+        count = len(strategies)
+        return StrategySet(
+            strategies=strategies,
+            operand_ids=np.array([[identify(s) for s in each.operands] for each in strategies], np.int64).reshape(
+                count, -1
+            ),
+            result_ids=np.array([[identify(s) for s in each.results] for each in strategies], np.int64).reshape(
+                count, -1
+            ),
+            time_s=time_s,
+            reason=reason,
+        )
+
+    def _time_s(self, instruction: Instruction, strategy: Strategy) -> float:
+        before = local_results(strategy)
+        compute_s = self._prices.compute_s(instruction, strategy.operands, before)
+        reduced_s = sum(
+            self._prices.reshard_s(leaf, source, target)
+            for leaf, *stages in zip(instruction.shape.leaves, *stages_of_sum(strategy), strategy.results, strict=True)
+            for source, target in pairwise(stages)
+        )
+        exchanged_s = sum(self._prices.collective_s(e.kind, e.axes, e.payload_bytes) for e in strategy.exchanges)
+        return compute_s + reduced_s + exchanged_s
