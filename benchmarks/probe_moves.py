@@ -2,7 +2,7 @@
 
 For each mesh and shape, one program holds all (source, target) pairs, as Shardy constraints on a chain of
 operations each. XLA's partitioner takes a second or two for a few hundred of them; what it inserted is read from
-its dump and held against `shardwright.cost.reshard`. Exit code 1 where one differs in kind, group or bytes.
+its dump and held against `shardwright.cost.reshard`. Exit code 1 where one differs in kind, devices or bytes.
 
     python benchmarks/probe_moves.py [--mesh 2x2x2 --shape 16x32x64] [--all]   # --all prints what agrees, too
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, product
 from typing import NamedTuple
 
 from shardwright.cost import reshard, wire_bytes
+from shardwright.cost.device_groups import groups_along
+from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.xla import CompileService, observed_collectives
 from shardwright.xla.boundary import sharding_text
@@ -46,6 +48,9 @@ SCATTERED = "reduce-scatter"
 CONTRACTED = 144
 
 
+Groups = tuple[tuple[int, ...], ...]
+
+
 class Case(NamedTuple):
     """One resharding; `source.unreduced` is a matrix product's partial sum."""
 
@@ -54,11 +59,12 @@ class Case(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A permute's devices are left out: XLA lists those that keep their data, too."""
+    """groups: the devices of each, in order. A permute's are left out: XLA lists those that keep their data, too."""
 
     kind: str
     group_size: int
     payload_bytes: int
+    groups: Groups
 
 
 def shardings(mesh: Mesh, rank: int) -> Iterator[TensorSharding]:
@@ -96,7 +102,9 @@ def realised(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> list[l
     found: list[list[Collective]] = [[] for _ in chosen]
     for seen in observed_collectives(text, mesh.device_count):
         if seen.group_size > 1 and seen.op_name.startswith("case"):
-            found[int(seen.op_name.removeprefix("case"))].append(_plain(seen.kind, seen.group_size, seen.payload_bytes))
+            groups = [range(mesh.device_count)] if seen.groups == "all" else parse_replica_groups(seen.groups)
+            made = _plain(seen.kind, seen.group_size, seen.payload_bytes, groups)
+            found[int(seen.op_name.removeprefix("case"))].append(made)
     return found
 
 
@@ -170,7 +178,7 @@ def _typed(shape: Sequence[int], lies: TensorSharding) -> str:
 def predicted(mesh: Mesh, case: Case, shape: Sequence[int]) -> list[Collective]:
     """The same from the model."""
     moves = reshard("f32", tuple(shape), case.source, case.target, mesh)
-    return [_plain(move.kind, move.group_size, move.payload_bytes) for move in moves]
+    return [_plain(move.kind, move.group_size, move.payload_bytes, groups_along(move.atoms, mesh)) for move in moves]
 
 
 def agree(real: Sequence[Collective], model: Sequence[Collective], *, uneven: bool) -> bool:
@@ -207,8 +215,10 @@ def _others(collectives: Sequence[Collective], kind: str) -> list[Collective]:
     return [each for each in collectives if each.kind != kind]
 
 
-def _plain(kind: str, group_size: int, payload_bytes: int) -> Collective:
-    return Collective(kind, 0 if kind == PERMUTE else group_size, payload_bytes)
+def _plain(kind: str, group_size: int, payload_bytes: int, groups: Iterable[Iterable[int]]) -> Collective:
+    if kind == PERMUTE:
+        return Collective(kind, 0, payload_bytes, ())
+    return Collective(kind, group_size, payload_bytes, tuple(sorted(tuple(sorted(group)) for group in groups)))
 
 
 def parsed_mesh(text: str) -> Mesh:

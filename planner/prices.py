@@ -17,7 +17,15 @@ import numpy.ma  # by np.unique, when it is first called: a tenth of a second of
 from numpy.typing import NDArray
 
 from shardwright.cluster import Cluster
-from shardwright.cost import HardwareProfile, Topology, collective_time_s, compute_time_s, reshard, reshard_time_s
+from shardwright.cost import (
+    HardwareProfile,
+    Topology,
+    collective_time_s,
+    compute_time_s,
+    group_time_s,
+    reshard,
+    reshard_time_s,
+)
 from shardwright.cost.even_moves import Moves, even_moves
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo import ArrayShape, Instruction
@@ -29,7 +37,7 @@ IntArray = NDArray[np.int64]
 _UNKNOWN = -1
 _NO_TABLE: IntArray = np.empty((0, 0), np.int64)
 _NUMBER_OF_IMPOSSIBLE = 1
-_IMPOSSIBLE: Moves = (("impossible", (), 0, 0.0),)
+_IMPOSSIBLE: Moves = (("impossible", (), 0.0),)
 
 #: Seconds of the first two lists of moves: none, and one that cannot be.
 _FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
@@ -188,7 +196,7 @@ class Prices:
         except UnpartitionableError:
             return None
         whole = shape.size_bytes
-        return tuple((move.kind, move.axes, move.group_size, move.payload_bytes / whole) for move in followed)
+        return tuple((move.kind, move.atoms, move.payload_bytes / whole) for move in followed)
 
     def _keeps_uneven_sum(self, dims: tuple[int, ...], have: TensorSharding, want: TensorSharding) -> bool:
         """Whether a sum of uneven shards would stay partial over some axes: it is reduced over all where it is made."""
@@ -204,8 +212,7 @@ class Prices:
 
     def _price(self, moves: Moves, size_bytes: int) -> float:
         return sum(
-            collective_time_s(kind, round(part * size_bytes), axes, self.mesh, self.topology, group_size=group_size)
-            for kind, axes, group_size, part in moves
+            group_time_s(kind, round(part * size_bytes), atoms, self.mesh, self.topology) for kind, atoms, part in moves
         )
 
 

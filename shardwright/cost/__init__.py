@@ -1,6 +1,6 @@
 """What a plan costs: seconds of compute and communication, bytes of memory, from hardware data."""
 
-from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
+from shardwright.cost.collectives import Topology, collective_time_s, group_time_s, wire_bytes
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
 from shardwright.cost.liveness import Liveness, liveness
 from shardwright.cost.memory import memory, memory_and_peak, required_bytes
@@ -17,6 +17,7 @@ __all__ = [
     "collective_time_s",
     "compute_time_s",
     "flops",
+    "group_time_s",
     "hardware_profile",
     "is_free",
     "known_profiles",

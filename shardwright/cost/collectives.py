@@ -1,4 +1,4 @@
-"""Seconds and wire bytes of collectives: latency per step plus bytes over the links an axis crosses.
+"""Seconds and wire bytes of collectives: latency per step plus bytes over the links that a group of devices crosses.
 
 Ring algorithms over n devices (Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH", 2005): all-gather and
@@ -18,13 +18,13 @@ Groups that lie across nodes, as NCCL runs them (src/graph/tuning.cc, src/graph/
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
+from shardwright.cost.device_groups import Spread, spreads
 from shardwright.cost.profiles import HardwareProfile, Link
+from shardwright.cost.tilings import Order, along, count
 from shardwright.errors import InternalError
 from shardwright.plans import Mesh
 
@@ -92,32 +92,24 @@ def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
     raise InternalError(f"unknown collective kind {kind!r}")
 
 
-def collective_time_s(
-    kind: str,
-    payload_bytes: int,
-    axes: tuple[str, ...],
-    mesh: Mesh,
-    topology: Topology,
-    *,
-    group_size: int | None = None,
-) -> float:
-    """Seconds of one collective over the named mesh axes, all its groups running side by side.
+def collective_time_s(kind: str, payload_bytes: int, axes: tuple[str, ...], mesh: Mesh, topology: Topology) -> float:
+    """Seconds of one collective over all of the named mesh axes, all its groups running side by side.
 
-    payload_bytes: as `wire_bytes` takes it. group_size: devices of one group where that is not
-    all devices along the axes.
+    payload_bytes: as `wire_bytes` takes it.
     """
+    return group_time_s(kind, payload_bytes, along(axes, mesh), mesh, topology)
+
+
+def group_time_s(kind: str, payload_bytes: int, atoms: Order, mesh: Mesh, topology: Topology) -> float:
+    """The same of a collective whose groups differ in `atoms`, which may be parts of axes."""
     kind = topology.reduce_scatter_runs_as if kind == "reduce-scatter" else kind
-    n = mesh.size(axes) if group_size is None else group_size
+    n = count(atoms)
     if n <= 1:
         return 0.0
     return max(
         _latency_s(kind, n, spread, topology) + _transfer_s(kind, payload_bytes, n, spread, topology)
-        for spread in _spreads(axes, mesh, topology.devices_per_node)
+        for spread in spreads(atoms, mesh, topology.devices_per_node)
     )
-
-
-#: Members of one group per node, the most first.
-Spread = tuple[int, ...]
 
 
 def _latency_s(kind: str, n: int, spread: Spread, topology: Topology) -> float:
@@ -128,9 +120,9 @@ def _latency_s(kind: str, n: int, spread: Spread, topology: Topology) -> float:
     if kind == "collective-permute":
         return inside_s if nodes == 1 else between_s
     if kind == "all-to-all":
-        alone = max(0, n - min(spread)) if nodes > 1 else 0  # a group of fewer than the axes have may lie inside
-        return (n - 1 - alone) * inside_s + alone * between_s
-    rounds_s = max(0, n - nodes) * inside_s + (nodes - 1) * between_s
+        beyond = n - min(spread)
+        return (n - 1 - beyond) * inside_s + beyond * between_s
+    rounds_s = (n - nodes) * inside_s + (nodes - 1) * between_s
     if kind != "all-reduce":
         return rounds_s
     tree_s = (max(spread) - 1) * inside_s + ceil(log2(nodes)) * between_s
@@ -146,31 +138,6 @@ def _transfer_s(kind: str, payload_bytes: int, n: int, spread: Spread, topology:
     if kind == "collective-permute":
         return sent / min(inside, between)
     if kind == "all-to-all":
-        most_between, most_inside = max(0, n - min(spread)), min(n, max(spread)) - 1
+        most_between, most_inside = n - min(spread), max(spread) - 1
         return payload_bytes / n * max(most_between / between, most_inside / inside)
     return sent / min(inside, min(spread) * between)
-
-
-@cache
-def _spreads(axes: tuple[str, ...], mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
-    """How the groups over `axes` lie in nodes, each way once; devices beyond the last node count as one more."""
-    node_of = [node for node, count in enumerate(devices_per_node) for _ in range(count)]
-    found: dict[Spread, None] = {}
-    for group in device_groups(axes, mesh):
-        members = Counter(node_of[device] if device < len(node_of) else -1 for device in group)
-        found[tuple(sorted(members.values(), reverse=True))] = None
-    return tuple(found)
-
-
-@cache
-def device_groups(axes: tuple[str, ...], mesh: Mesh) -> tuple[tuple[int, ...], ...]:
-    """Device positions that differ only along `axes`, one tuple a group; devices lie row-major."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for device in range(mesh.device_count):
-        rest, position = [], device
-        for axis in reversed(mesh.axes):
-            position, coordinate = divmod(position, axis.size)
-            if axis.name not in axes:
-                rest.append(coordinate)
-        groups.setdefault(tuple(rest), []).append(device)
-    return tuple(tuple(group) for group in groups.values())

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from shardwright.cost.partitioner import DividesByZero
 from shardwright.cost.paths import Dims, Move, even_size, paths_on, scattering
+from shardwright.cost.tilings import Order
 from shardwright.plans import Mesh
 
 IntArray = NDArray[np.int64]
 
-#: Collectives in order: kind, axes, devices of a group, payload as a part of the whole array's bytes.
-Moves = tuple[tuple[str, tuple[str, ...], int, float], ...]
+#: Collectives in order: kind, what its groups differ in, payload as a part of the whole array's bytes.
+Moves = tuple[tuple[str, Order, float], ...]
 
 _UNKNOWN = -1
 
@@ -136,7 +137,7 @@ class EvenMoves:
 
     def _relative(self, moves: Sequence[Move]) -> Moves:
         whole = self._shape[0] ** len(self._shape) if self._shape else 1
-        return tuple((move.kind, move.axes, move.group_size, move.payload_bytes / whole) for move in moves)
+        return tuple((move.kind, move.atoms, move.payload_bytes / whole) for move in moves)
 
     def _bits(self, axes: Iterable[str]) -> int:
         return sum(self._bit_of[axis] for axis in axes)

@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import groupby, takewhile
 from math import prod
 
-from shardwright.cost.collectives import Topology, collective_time_s, wire_bytes
+from shardwright.cost.collectives import Topology, group_time_s, wire_bytes
 from shardwright.cost.partitioner import Resharding, Step, refined
-from shardwright.cost.tilings import Order, count, tiling_of
+from shardwright.cost.tilings import Order, along, count, tiling_of
 from shardwright.plans import Mesh
 
 #: Axes that split each dimension of an array, major first.
@@ -25,25 +25,30 @@ Dims = tuple[tuple[str, ...], ...]
 class Move:
     """One collective of a resharding; payload as `wire_bytes` takes it.
 
-    axes: the mesh axes whose links it uses.
-    group_size: devices that take part together; less than the axes have where XLA splits an axis.
+    axes: the mesh axes whose links it uses. atoms: what of them its groups differ in, in order: all, but for where XLA
+        splits an axis.
     joined_bytes: of what each device makes of its shard and what it receives, edges of its neighbours' shards; 0 where
         what it receives takes the shard's place. is_minor: whether they lie along the last dimension.
     """
 
     kind: str
     axes: tuple[str, ...]
+    atoms: Order
     payload_bytes: int
-    group_size: int
     joined_bytes: int = 0
     is_minor: bool = False
+
+    @property
+    def group_size(self) -> int:
+        """Devices that take part together."""
+        return count(self.atoms)
 
     @property
     def wire_bytes(self) -> int:
         return wire_bytes(self.kind, self.payload_bytes, self.group_size)
 
     def time_s(self, mesh: Mesh, topology: Topology) -> float:
-        return collective_time_s(self.kind, self.payload_bytes, self.axes, mesh, topology, group_size=self.group_size)
+        return group_time_s(self.kind, self.payload_bytes, self.atoms, mesh, topology)
 
 
 def even_size(mesh: Mesh) -> int:
@@ -55,6 +60,7 @@ class Paths:
     """What is asked of one mesh, remembered. sizes: of the axes of more than one device, in mesh order."""
 
     def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
         self.sizes = {axis.name: axis.size for axis in mesh.axes if axis.size > 1}
         self._has_idle_axes = len(self.sizes) < len(mesh.axes)
         self._even_size = even_size(mesh)
@@ -126,8 +132,7 @@ class Paths:
         """A reduction of an array that is split like `dims`."""
         ordered = self.ordered(axes)
         elements = prod(-(-size // tiles) for size, tiles in zip(shape, self.tiling(dims).tiles, strict=True))
-        group_size = prod(self.sizes[axis] for axis in ordered)
-        return Move(kind=kind, axes=ordered, payload_bytes=_bytes(bits, elements), group_size=group_size)
+        return Move(kind=kind, axes=ordered, atoms=along(ordered, self._mesh), payload_bytes=_bytes(bits, elements))
 
     # ---- whole values --------------------------------------------------------------
     def moves(
@@ -159,8 +164,8 @@ class Paths:
         return Move(
             kind=step.kind,
             axes=self.ordered(axis for atom in step.atoms for axis in atom.axes),
+            atoms=tuple(sorted(step.atoms)),
             payload_bytes=_bytes(bits, elements),
-            group_size=count(step.atoms),
             joined_bytes=_bytes(bits, joined.elements) if joined else 0,
             is_minor=joined is not None and joined.is_minor,
         )

@@ -9,7 +9,7 @@ first. Splitting and joining dimensions is then a matter of cutting the order in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cache, lru_cache
 from math import prod
 from typing import NamedTuple
@@ -20,12 +20,14 @@ from shardwright.plans import Mesh
 class Atom(NamedTuple):
     """One prime factor of the mesh: `place` counts them, major first, over all axes.
 
-    A factor that lies across several axes (`cut` makes such ones) has their names and a place of its own.
+    A factor that lies across several axes (`cut` makes such ones) has their names, a place of its own, and what it was
+    cut from: atoms in order, and the sizes that their run was cut into.
     """
 
     place: tuple[int, ...]
     size: int
     axes: tuple[str, ...]
+    cut: tuple[tuple[Atom, ...], tuple[int, ...]] | None = None
 
 
 Order = tuple[Atom, ...]
@@ -113,10 +115,16 @@ def cut(atoms: Order, sizes: tuple[int, ...]) -> tuple[Order, ...]:
 
 
 def _recut(atoms: Order, sizes: Sequence[int]) -> list[Order]:
+    rest = iter(factors(atoms, tuple(sizes)))
+    return [tuple(itertools.islice(rest, len(_primes(size)))) for size in sizes]
+
+
+def factors(atoms: Order, sizes: tuple[int, ...]) -> Order:
+    """What a run of atoms becomes that is cut into `sizes` where these end between none of them."""
     axes = tuple(dict.fromkeys(axis for atom in atoms for axis in atom.axes))
     places = tuple(number for atom in atoms for number in atom.place)
-    factors = iter(range(len(atoms)))
-    return [tuple(Atom((*places, *sizes, next(factors)), prime, axes) for prime in _primes(size)) for size in sizes]
+    primes = [prime for size in sizes for prime in _primes(size)]
+    return tuple(Atom((*places, *sizes, i), prime, axes, (atoms, sizes)) for i, prime in enumerate(primes))
 
 
 @cache
@@ -126,6 +134,11 @@ def tiling_of(dims: tuple[tuple[str, ...], ...], mesh: Mesh) -> Tiling:
     used = {axis for axes in dims for axis in axes}
     parts = [tuple(atom for axis in axes for atom in atoms[axis]) for axes in dims]
     return arranged(parts, tuple(atom for axis in mesh.axes if axis.name not in used for atom in atoms[axis.name]))
+
+
+def along(axes: Container[str], mesh: Mesh) -> Order:
+    """The atoms of some axes of a mesh, in its order."""
+    return tuple(atom for axis in mesh.axes if axis.name in axes for atom in _atoms(mesh)[axis.name])
 
 
 @cache

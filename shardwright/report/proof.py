@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from shardwright.cost import wire_bytes
-from shardwright.cost.collectives import device_groups
+from shardwright.cost.device_groups import device_groups
 from shardwright.hlo import parse
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.plans import Mesh, Plan

@@ -8,7 +8,6 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.cost import Link, Topology, collective_time_s, hardware_profile, wire_bytes
-from shardwright.cost.collectives import device_groups
 from shardwright.errors import InternalError
 from shardwright.plans import Mesh
 
@@ -57,13 +56,6 @@ def test_threads_that_wait_for_one_another_pay_latency_per_member(kind: str) -> 
     mesh = Mesh.of({"x": 2, "y": 4})
     times = [collective_time_s(kind, 0, axes, mesh, waiting) for axes in (("x",), ("y",), ("x", "y"))]
     assert times == pytest.approx([2e-6, 4e-6, 8e-6])
-
-
-def test_groups_are_row_major() -> None:
-    mesh = Mesh.of({"x": 2, "y": 4})
-    assert device_groups(("y",), mesh) == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert device_groups(("x",), mesh) == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert device_groups(("x", "y"), mesh) == (tuple(range(8)),)
 
 
 def test_an_axis_inside_a_node_uses_its_fast_links() -> None:

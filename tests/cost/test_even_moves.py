@@ -31,7 +31,7 @@ def one_by_one(source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Mo
         moves = reshard("u8", shape, source, target, mesh)
     except UnpartitionableError:
         return None
-    return tuple((move.kind, move.axes, move.group_size, move.payload_bytes / np.prod(shape)) for move in moves)
+    return tuple((move.kind, move.atoms, move.payload_bytes / np.prod(shape)) for move in moves)
 
 
 @pytest.mark.parametrize(
