@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from shardwright.hlo import Computation, Instruction, Module
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.writing import combining
+from shardwright.planner.rewrites.writing import combining, rewritten
 from shardwright.planner.rules.reduction import reductions_of
 
 
@@ -16,15 +16,7 @@ def reduced_apart(module: Module) -> Module:
     """`module` with one reduce for each array that its region takes by itself; the same one where there is nothing
     to take apart. Where such a reduce was, the tuple of its results has its name.
     """
-    found = {instruction for instruction in module.instructions() if _kinds(instruction) is not None}
-    if not found:
-        return module
-    names = edit.Names(module)
-    regions: dict[tuple[str, str], Computation] = {}
-    made = edit.expanded(module, found, lambda _, reduce: _taken_apart(reduce, names, regions))
-    used = {called for each in made.instructions() for group in each.called.values() for called in group}
-    kept = [each for each in made.computations if each.is_entry or each in used]
-    return edit.module_of(made, [*regions.values(), *kept])
+    return rewritten(module, lambda instruction: _kinds(instruction) is not None, _taken_apart)
 
 
 def _kinds(instruction: Instruction) -> tuple[str, ...] | None:
@@ -34,18 +26,16 @@ def _kinds(instruction: Instruction) -> tuple[str, ...] | None:
     return reductions_of(instruction.called["to_apply"][0])
 
 
-def _taken_apart(
-    together: Instruction, names: edit.Names, regions: dict[tuple[str, str], Computation]
-) -> list[Instruction]:
+def _taken_apart(together: Instruction, names: edit.Names, regions: dict[str, Computation]) -> list[Instruction]:
     """Make a tuple of a reduce; the reduces that it reads. regions: those that the module's reduces share."""
     count = len(together.operands) // 2
     kinds = _kinds(together)
     assert kinds is not None
     reduces = []
     for number, (kind, shape) in enumerate(zip(kinds, together.shape.leaves, strict=True)):
-        key = (kind, shape.element_type)
+        key = f"{kind} {shape.element_type}"
         if key not in regions:
-            regions[key] = combining(names.like(*key), *key)
+            regions[key] = combining(names.like(kind, shape.element_type), kind, shape.element_type)
         called = {"to_apply": (regions[key],)}
         reduce = edit.copy_of(
             together,

@@ -13,14 +13,16 @@ Rewrite = Callable[[Instruction, edit.Names, dict[str, Computation]], list[Instr
 
 
 def rewritten(module: Module, is_rewritten: Callable[[Instruction], bool], rewrite: Rewrite) -> Module:
-    """`module` with some instructions rewritten; the same one where there are none."""
+    """`module` with some instructions rewritten, without what only these called; the same one where there are none."""
     found = {instruction for instruction in module.instructions() if is_rewritten(instruction)}
     if not found:
         return module
     names = edit.Names(module)
     regions: dict[str, Computation] = {}
     made = edit.expanded(module, found, lambda _, instruction: rewrite(instruction, names, regions))
-    return edit.module_of(made, [*regions.values(), *made.computations])
+    called = {each for instruction in made.instructions() for group in instruction.called.values() for each in group}
+    kept = [each for each in made.computations if each.is_entry or each in called]
+    return edit.module_of(made, [*regions.values(), *kept])
 
 
 class Writer:
