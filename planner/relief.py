@@ -27,7 +27,7 @@ from shardwright.plans import Candidate, Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.again import Route
-    from shardwright.planner.found import Outcome
+    from shardwright.planner.found import Outcome, Tried
     from shardwright.planner.search import Search
 
 #: Part of the step time that a choice must save over one tried before it.
@@ -201,14 +201,19 @@ class _Table:
     def _variant(self, number: int, again: Recomputation | None) -> Outcome:
         """What the search gives on the meshes where the program as it is might take less than what fits, for computing
         again and parts of a batch only add to that. Raises as `Search.variant` does."""
-        least: dict[Mesh, float] = {}
-        for each in self.tried[self.search.program.micro_batches, NOTHING].tried:
-            bound_s = each.step_s - (each.solved.value - each.solved.rolled_bound)
-            for mesh in {each.mesh, each.start.mesh if each.start is not None else each.mesh}:
-                least[mesh] = min(least.get(mesh, math.inf), bound_s)
-        slow = frozenset(mesh for mesh, least_s in least.items() if least_s >= self._below_s(number))
+        below_s = self._below_s(number)
+        slow = frozenset(mesh for mesh, least_s in self._least_s(number).items() if least_s >= below_s)
         known = next((each for each in self.followed if each.search.computes(again, number)), None)
         return known.widened(slow) if known is not None else self.search.variant(again, number, slow)
+
+    def _least_s(self, number: int) -> dict[Mesh, float]:
+        """Seconds that the program, nothing computed again, takes at least on each mesh: in so many parts where that is
+        known, which may be a little faster than the whole, else in one."""
+        least: dict[Mesh, float] = {}
+        for parts in (self.search.program.micro_batches, number):
+            outcome = self.tried.get((parts, NOTHING))
+            least |= _least_by_mesh(outcome.tried) if outcome is not None else {}
+        return least
 
     def _fastest_s(self, number: int, rung: int) -> float:
         """What a plan takes at least, memory aside: what is computed again adds to what the program takes without."""
@@ -293,6 +298,16 @@ class _Table:
             refused = [next(iter(self.tried.values()))]
             refused[0].search.fit(refused[0])
         return refused[-1]
+
+
+def _least_by_mesh(tried: Sequence[Tried]) -> dict[Mesh, float]:
+    """The least bound of the plans on each mesh, or that began there; seconds."""
+    least: dict[Mesh, float] = {}
+    for each in tried:
+        bound_s = each.step_s - (each.solved.value - each.solved.rolled_bound)
+        for mesh in {each.mesh, each.start.mesh if each.start is not None else each.mesh}:
+            least[mesh] = min(least.get(mesh, math.inf), bound_s)
+    return least
 
 
 def _excess(outcome: Outcome) -> float:
