@@ -2,14 +2,14 @@
 
 The search asks for the same few thousand prices millions of times: shardings are
 interned to small integers, and resharding prices come as matrices between lists
-of them. Which collectives take one sharding to another does not depend on the array, as long as its
-dimensions are even (an array that some sharding does not divide has a table of its own), and many pairs need
-the same ones: they are interned too (as *moves*), and each is priced once for an array's size. The formulas are
-`shardwright.cost`'s; nothing is priced here.
+of them. Which collectives take one sharding to another depends on the array only as far as its dimensions are uneven
+(`cost.many_moves` says which arrays are of one kind), and many pairs need the same ones: they are interned too (as
+*moves*), and each is priced once for an array's size. The formulas are `shardwright.cost`'s; nothing is priced here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,11 +23,9 @@ from shardwright.cost import (
     collective_time_s,
     compute_time_s,
     group_time_s,
-    reshard,
     reshard_time_s,
 )
-from shardwright.cost.even_moves import Moves, even_moves
-from shardwright.errors import UnpartitionableError
+from shardwright.cost.many_moves import Kind, Layouts, Moves, layouts_on
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.plans import Mesh, TensorSharding
 
@@ -59,9 +57,12 @@ class Prices:
         #: By the sharding's integer, sets of axes as bits: those that split it, and those that it is partial over.
         self._split = _Column()
         self._unreduced = _Column()
-        self._layout = _Column()  # sums aside, as `EvenMoves` counts them
-        #: By source and target, the number of the moves: of even arrays, and of each type of uneven ones.
-        self._tables: dict[ArrayShape | None, IntArray] = {}
+        self._layouts: dict[int, Layouts] = {}  # by rank
+        self._layout = _Column()  # sums aside, as `Layouts` counts them
+        self._place = _Column()  # among shardings of the same rank
+        self._counts: Counter[int] = Counter()  # of shardings, by rank
+        #: Per kind of arrays, by the places of source and target: the number of the moves.
+        self._tables: dict[Kind, IntArray] = {}
         self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
         self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
         self._priced: dict[int, FloatArray] = {}
@@ -75,7 +76,10 @@ class Prices:
             self.shardings.append(sharding)
             self._split.append(sum(self._bit_of[axis] for axis in sharding.axes))
             self._unreduced.append(sum(self._bit_of[axis] for axis in sharding.unreduced))
-            self._layout.append(even_moves(self.mesh, len(sharding.dims)).layout(sharding.dims))
+            rank = len(sharding.dims)
+            self._layout.append(self._layouts_of(rank).number(sharding.dims))
+            self._place.append(self._counts[rank])
+            self._counts[rank] += 1
         return number
 
     def compute_s(
@@ -131,40 +135,51 @@ class Prices:
             matrix = self._matrices[key] = times(self._seconds(shape)[moves], count)
         return matrix
 
+    def _layouts_of(self, rank: int) -> Layouts:
+        """Kept here, for their numbers are in `_layout`."""
+        found = self._layouts.get(rank)
+        if found is None:
+            found = self._layouts[rank] = layouts_on(self.mesh, rank)
+        return found
+
     def _moves_between(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
         """The number of the moves between each pair."""
+        layouts = self._layouts_of(shape.rank)
         is_even = self._is_even(shape, sources) and self._is_even(shape, targets)
-        table = self._table(None if is_even else shape)
-        numbers = table[np.ix_(sources, targets)]
+        kind = layouts.even_kind if is_even else layouts.kind(shape.dimensions)
+        table = self._table(kind)
+        places = np.ix_(self._place[sources], self._place[targets])
+        numbers = table[places]
         if (numbers == _UNKNOWN).any():
-            self._learn(table, None if is_even else shape, np.unique(sources), np.unique(targets))
-            numbers = table[np.ix_(sources, targets)]
+            self._learn(table, kind, np.unique(sources), np.unique(targets))
+            numbers = table[places]
         return numbers
 
-    def _learn(self, table: IntArray, uneven: ArrayShape | None, sources: IntArray, targets: IntArray) -> None:
+    def _learn(self, table: IntArray, kind: Kind, sources: IntArray, targets: IntArray) -> None:
         """Put the number of the moves between each pair into a table, where it has none."""
-        rows, columns = np.nonzero(table[np.ix_(sources, targets)] == _UNKNOWN)
+        rows, columns = np.nonzero(table[np.ix_(self._place[sources], self._place[targets])] == _UNKNOWN)
         have, want = sources[rows], targets[columns]
+        moves = self._layouts_of(len(kind)).moves(kind)
         is_possible = (self._split[have] & self._unreduced[want]) == 0
-        table[have[~is_possible], want[~is_possible]] = _NUMBER_OF_IMPOSSIBLE
+        # A sum of uneven shards does not stay partial over some axes: it is reduced over all where it is made.
+        keeps_sum = (have != want) & (self._unreduced[have] != 0) & (self._unreduced[want] != 0)
+        is_possible &= ~keeps_sum | moves.are_even(self._layout[have])
+        table[self._place[have[~is_possible]], self._place[want[~is_possible]]] = _NUMBER_OF_IMPOSSIBLE
         have, want = have[is_possible], want[is_possible]
-        if uneven is not None:
-            for source, target in zip(have.tolist(), want.tolist(), strict=True):
-                table[source, target] = self._number_of(self._followed(uneven, source, target))
-        elif len(have):
+        if len(have):
             over = self._unreduced[have] & ~self._unreduced[want]
-            moves = even_moves(self.mesh, len(self.shardings[have[0]].dims))
             lists, places = moves.between(self._layout[have], self._layout[want], over)
-            table[have, want] = np.array([self._number_of(moves) for moves in lists], np.int64)[places]
+            numbers = np.array([self._number_of(moves) for moves in lists], np.int64)
+            table[self._place[have], self._place[want]] = numbers[places]
 
     def becoming(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
         """Where a value that is whole along an axis would become a partial sum over it."""
         found: NDArray[np.bool_] = (~self._unreduced[sources][:, None] & self._unreduced[targets]) != 0
         return found
 
-    def _table(self, kind: ArrayShape | None) -> IntArray:
-        """The table of an uneven array, or of all even ones, with room for every sharding known now."""
-        size = len(self.shardings)
+    def _table(self, kind: Kind) -> IntArray:
+        """The table of a kind of arrays, with room for every sharding of their rank that is known now."""
+        size = self._counts[len(kind)]
         known = self._tables.get(kind, _NO_TABLE)
         if known.shape[0] < size:
             grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)
@@ -183,24 +198,6 @@ class Prices:
     def _number_of(self, moves: Moves | None) -> int:
         """Interns moves; None: what cannot be."""
         return _NUMBER_OF_IMPOSSIBLE if moves is None else self._numbers.setdefault(moves, len(self._numbers))
-
-    def _followed(self, shape: ArrayShape, source: int, target: int) -> Moves | None:
-        """The moves between two shardings of an array, the second of which the first can become."""
-        have, want = self.shardings[source], self.shardings[target]
-        if have == want:
-            return ()
-        if self._keeps_uneven_sum(shape.dimensions, have, want):
-            return None
-        try:
-            followed = reshard(shape.element_type, shape.dimensions, have, want, self.mesh)
-        except UnpartitionableError:
-            return None
-        whole = shape.size_bytes
-        return tuple((move.kind, move.atoms, move.payload_bytes / whole) for move in followed)
-
-    def _keeps_uneven_sum(self, dims: tuple[int, ...], have: TensorSharding, want: TensorSharding) -> bool:
-        """Whether a sum of uneven shards would stay partial over some axes: it is reduced over all where it is made."""
-        return bool(have.unreduced and want.unreduced) and not have.is_even(dims, self.mesh)
 
     def _seconds(self, shape: ArrayShape) -> FloatArray:
         """Seconds of every known list of moves for an array of this size."""

@@ -1,7 +1,7 @@
 """What moves on one mesh are made of, with every answer remembered.
 
 A move reduces partial sums first, then brings a whole value to where it is wanted. What either takes
-is worked out here, for `reshard` and `even_moves` to put together.
+is worked out here, for `reshard` and `many_moves` to put together.
 """
 
 from __future__ import annotations
