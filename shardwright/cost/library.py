@@ -90,21 +90,6 @@ class _Growing:
         leaves = self.program.instructions[node].shape.leaves
         return len(leaves) == 1 and leaves[0].element_type in _FLOATS
 
-    def _is_inverted(self, node: int) -> bool:
-        """Whether XLA computes 1 / node apart: where a quotient alone reads it spread, it multiplies by the inverse,
-        which is spread instead."""
-        program = self.program
-        if program.elements[node] >= LEAST_ELEMENTS or len(self.users[node]) != 1:
-            return False
-        (spread,) = self.users[node]
-        readers = self.users[spread]
-        return (
-            program.opcodes[spread] == "broadcast"
-            and len(readers) == 1
-            and program.opcodes[readers[0]] == "divide"
-            and program.operands[readers[0]][1] == spread
-        )
-
     def _kernel(self, node: int) -> set[int]:
         """The nodes of the kernel around a reduction that computes a node; the node alone where there is none."""
         return {node} if self.last[node] == OUTSIDE else self.members[self.last[node]]
@@ -112,7 +97,7 @@ class _Growing:
     def _only_reader(self, node: int) -> set[int]:
         """The kernel that alone reads a node, if the library takes it in; else nothing."""
         users = self.users[node]
-        if not users or self._is_inverted(node):
+        if not users:
             return set()
         kernel = self._kernel(users[0])
         is_taken = self.last[users[0]] != OUTSIDE or self.takes(users[0])
@@ -123,7 +108,7 @@ class _Growing:
         todo = sorted(inside, reverse=True)
         while todo:
             for operand in self.program.operands[todo.pop()]:
-                if operand in inside or not inside.issuperset(self.users[operand]) or self._is_inverted(operand):
+                if operand in inside or not inside.issuperset(self.users[operand]):
                     continue
                 if self.last[operand] != OUTSIDE or self.takes(operand):
                     kernel = self._kernel(operand)

@@ -16,6 +16,7 @@ from shardwright.cost.convolution import convolution_orders
 from shardwright.cost.dots import has_other_dimensions, operand_orders
 from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.inline import FlatComputation
+from shardwright.cost.inverses import APART, with_inverses
 from shardwright.cost.limits import without_limits
 from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS
 from shardwright.cost.paths import Move
@@ -100,7 +101,8 @@ class _Lowered:
         self.program.root = self.made[self.flat.root]
         scatter_into_terms(self.program)
         without_limits(self.program)
-        return without_duplicates(self.program)
+        program = without_duplicates(self.program)
+        return with_inverses(program) if self.compiler.inverts_divisors else program
 
     def _once(self, key: object, make: Callable[[], int]) -> int:
         """The node added for `key`, made by the first who needs it."""
@@ -149,7 +151,7 @@ class _Lowered:
             return node
         sizes, elements = program.sizes_bytes[node], program.elements[node]
         made = program.add("broadcast", program.instructions[node], program.operands[node], sizes, elements)
-        program.marks[made] = ("of a product",)
+        program.marks[made] = APART
         return made
 
     def _used_as(self, operand: int, wanted: ValueSharding) -> int:

@@ -40,6 +40,7 @@ class Compiler:
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
+    inverts_divisors: whether a quotient by a spread divisor becomes a product with the inverse, spread.
     copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
         that dimension outermost.
     copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
@@ -59,6 +60,7 @@ class Compiler:
     products_read_bf16: bool
     merges_all_reduces: bool
     copies_dot_operands: bool
+    inverts_divisors: bool
     copies_gathered: bool
     copies_donated: bool
     computes_bf16_in_f32: bool

@@ -21,9 +21,9 @@ Partial sums: a value that the plan leaves partial is marked `unreduced` where i
 on its way, for XLA believes the mark: one value left out is a sum scaled by the size of the axis. A sum that is made
 and reduced in one place needs no mark, unless its operands are partial already.
 
-Steps: strip the user's own shardings → collect how values lie and are used →
-insert constraints → write what XLA would gather as manual computations (`manual`) → pad → set aliases →
-pin layouts (`row_major`).
+Steps: strip the user's own shardings → join what HLO spells as several operations (`broadcasts`) → collect how values
+lie and are used → insert constraints → write what XLA would gather as manual computations (`manual`) → pad → set
+aliases → pin layouts (`row_major`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from shardwright.errors import PlanError
 from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, served_from
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
+from shardwright.xla.broadcasts import join_broadcasts
 from shardwright.xla.manual import IN_PARTS, compute_in_parts
 from shardwright.xla.partial_sums import steps_of_sum, steps_to
 from shardwright.xla.row_major import pin_row_major
@@ -113,6 +114,7 @@ class _Emitter:
 
     def run(self) -> None:
         strip_foreign_shardings(self.module)
+        self.entries = join_broadcasts(self.module, self.entries)
         arguments = list(self.main.arguments)
         if len(arguments) != len(self.plan.parameters):
             raise PlanError(

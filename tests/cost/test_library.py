@@ -62,9 +62,20 @@ def kernels(text: str, size: int) -> dict[str, set[str]]:
 
 
 def test_a_divisor_that_a_quotient_outside_reads_too_stays_outside() -> None:
-    assert kernels(GRADIENT, 4096) == {
-        "divisor": {"total", "divisor"},
+    # What is returned is read by others than the divisor: neither quotient multiplies by its inverse.
+    returned = GRADIENT.replace("tuple(forward, sine)", "tuple(forward, sine, total)").replace(
+        "S]{1,0}) tuple", "S]{1,0}, f32[S]{0}) tuple"
+    )
+    assert kernels(returned, 4096) == {
+        "total": {"total"},
         "all": {"gradient", "weighted", "summed", "spread", "backward", "all"},
+    }
+
+
+def test_the_quotient_that_does_not_multiply_by_the_inverse_takes_its_divisor_in() -> None:
+    assert kernels(GRADIENT, 4096) == {
+        "total": {"total"},
+        "all": {"divisor", "gradient", "weighted", "summed", "spread", "backward", "all"},
     }
 
 

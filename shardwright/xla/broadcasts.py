@@ -1,0 +1,117 @@
+"""Broadcasts along dimensions of one element, which HLO text spells as three instructions, in one operation again.
+
+`[8, 1] -> [8, 4]` is `broadcast_in_dim` in StableHLO. HLO's `broadcast` cannot do it, so XLA's conversion writes
+
+    a = [8, 1] broadcast(x), dimensions={0, 1}    r = [8] reshape(a)    b = [8, 4] broadcast(r), dimensions={0}
+
+(`XlaBuilder::BroadcastInDim`, xla/hlo/builder/xla_builder.cc). Read back as three operations, the first is an identity,
+which the next conversion folds away, and XLA's simplifier does not know the program again: it writes
+`x / broadcast(s)` as `x * broadcast(1 / s)` where only that broadcast reads its operand (algebraic_simplifier.cc), and
+by then whatever else reads the divisor, such as a softmax's gradient, reads the same operand. XLA:CPU then stores the
+divisor as large as the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from shardwright.plans import InstructionPlan
+from shardwright.xla import private
+
+_BROADCAST, _RESHAPE = "stablehlo.broadcast_in_dim", "stablehlo.reshape"
+
+
+class _Spelled(NamedTuple):
+    """The three operations, in order."""
+
+    first: Any
+    reshape: Any
+    last: Any
+
+
+def join_broadcasts(module: Any, plans: Mapping[str, InstructionPlan]) -> dict[str, InstructionPlan]:
+    """Write each such broadcast of a StableHLO module as one operation, where no value between its parts is moved.
+
+    plans: by instruction name, as operations are located. Returns them without the instructions that have no operation
+    any more; the last one of a broadcast takes what its first one took. Changes the module.
+    """
+    left = dict(plans)
+    for operation in list(_operations(module.operation)):
+        spelled = _spelled(operation)
+        if spelled is None:
+            continue
+        # Looked up in `plans`: conversion leaves copies of regions behind, whose operations have the same names.
+        first, reshape, last = (plans.get(private.location_name(each.location) or "") for each in spelled)
+        if first is None or reshape is None or last is None or not _stays_put(first, reshape, last):
+            continue
+        _join(spelled)
+        left[last.name] = replace(last, operands=first.operands)
+        left.pop(first.name, None)
+        left.pop(reshape.name, None)
+    return left
+
+
+def _operations(root: Any) -> Iterator[Any]:
+    for region in root.regions:
+        for block in region.blocks:
+            for operation in block.operations:
+                yield operation.operation
+                yield from _operations(operation.operation)
+
+
+def _spelled(last: Any) -> _Spelled | None:
+    """The broadcast that ends with an operation; None where there is none."""
+    reshape = _maker(last, _BROADCAST)
+    first = _maker(reshape, _RESHAPE)
+    if first is None or first.name != _BROADCAST:
+        return None
+    between, wide = first.results[0].type.shape, last.results[0].type.shape
+    if len(between) != len(wide):
+        return None
+    same = [dim for dim, (size, other) in enumerate(zip(between, wide, strict=True)) if size == other]
+    is_shortened = list(reshape.results[0].type.shape) == [between[dim] for dim in same]
+    others_are_one = all(size == 1 for dim, size in enumerate(between) if dim not in same)
+    if not (is_shortened and others_are_one and _dimensions(last) == same):
+        return None
+    return _Spelled(first, reshape, last)
+
+
+def _maker(reader: Any, name: str) -> Any:
+    """The operation that makes the only operand of one called `name`, if nothing else reads that."""
+    if reader is None or reader.name != name:
+        return None
+    operand = reader.operands[0]
+    is_operation = not isinstance(operand.owner, private.ir().Block)
+    return operand.owner if is_operation and len(list(operand.uses)) == 1 else None
+
+
+def _dimensions(broadcast: Any) -> list[int]:
+    return list(broadcast.attributes["broadcast_dimensions"])
+
+
+def _stays_put(first: InstructionPlan, reshape: InstructionPlan, last: InstructionPlan) -> bool:
+    """Whether the values between are used as they lie, and whole."""
+    between = (*first.result, *reshape.result)
+    return (
+        (first.result, reshape.result) == (reshape.operands[0], last.operands[0])
+        and not any(entry.partial or entry.shared for entry in (first, reshape))
+        and not any(sharding.unreduced for sharding in between)
+    )
+
+
+def _join(spelled: _Spelled) -> None:
+    ir = private.ir()
+    first, reshape, last = spelled
+    joined = ir.Operation.create(
+        _BROADCAST,
+        results=[last.results[0].type],
+        operands=[first.operands[0]],
+        attributes={"broadcast_dimensions": ir.DenseI64ArrayAttr.get(_dimensions(first))},
+        loc=last.location,
+        ip=ir.InsertionPoint(last),
+    )
+    last.results[0].replace_all_uses_with(joined.results[0])
+    for operation in (last, reshape, first):
+        operation.erase()
