@@ -68,7 +68,7 @@ def buffers_of(
     """
     if compiler.products_read_bf16:
         round_for_products(program)
-    before = hoisted(program) if is_loop and compiler.hoists_loop_invariants else frozenset()
+    before = hoisted(program, compiler.hoists_loop_invariants) if is_loop else frozenset()
     kernels = fuse(program, compiler, before)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
     order = schedule(program, kernels, compiler.schedule, together)

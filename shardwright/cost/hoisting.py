@@ -20,20 +20,29 @@ _STAYS = frozenset({
 })  # fmt: skip
 
 
-def hoisted(body: Program) -> frozenset[int]:
-    """Nodes of a loop's body whose values are made before the loop and read in it."""
+def hoisted(body: Program, what: str) -> frozenset[int]:
+    """Nodes of a loop's body whose values are made before the loop and read in it.
+
+    what: `all`, or a part of it, as hardware profiles name it (`Compiler.hoists_loop_invariants`).
+    """
+    if what == "none":
+        return frozenset()
     invariant = _handed_on(body)
     worth: set[int] = set()
     for node, opcode in enumerate(body.opcodes):
         if opcode in _STAYS or not all(operand in invariant for operand in body.operands[node]):
             continue
         invariant.add(node)
-        if opcode not in _FREE:
+        if _is_worth(opcode, what):
             worth.add(node)
     needed = _read_by_worthy(body, worth)
     return frozenset(
         node for node, users in enumerate(body.users()) if node in worth and any(user not in needed for user in users)
     )
+
+
+def _is_worth(opcode: str, what: str) -> bool:
+    return opcode == "convert" if what == "roundings" else opcode not in _FREE
 
 
 def _handed_on(body: Program) -> set[int]:

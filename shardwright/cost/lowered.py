@@ -18,12 +18,12 @@ from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.inline import FlatComputation
 from shardwright.cost.inverses import APART, with_inverses
 from shardwright.cost.limits import without_limits
-from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS
+from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS, PRODUCTS
 from shardwright.cost.paths import Move
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.program import Program
 from shardwright.cost.reshard import reshard
-from shardwright.cost.scatters import scatter_into_terms
+from shardwright.cost.scatters import scatter_into_terms, writes_one_a_row
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding
@@ -128,6 +128,8 @@ class _Lowered:
                 if opcode:
                     source = self.flat.instructions[operands[i]]
                     used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i], mark=order))
+        if instruction.opcode in PRODUCTS and self.compiler.products_read_bf16:
+            used = [self._rounded(operand, each) for operand, each in zip(operands, used, strict=True)]
         if instruction.opcode == "divide" and self.compiler.copies_dot_operands and self._had_fewer_dimensions(used[0]):
             used[1] = self._spread_apart(used[1])
         if instruction.opcode == "convolution" and self.compiler.copies_dot_operands:
@@ -137,6 +139,15 @@ class _Lowered:
                     turned = partial(self._like, "transpose", source, used[i], mark=wanted_order)
                     used[i] = self._once((used[i], wanted_order), turned)
         return tuple(used)
+
+    def _rounded(self, operand: int, node: int) -> int:
+        """What a product reads of an element of a tuple: where that is the same in each pass of a loop, it is rounded
+        ahead of it."""
+        source = self.flat.instructions[operand]
+        is_wide = source.shape.leaves[0].element_type == "f32"
+        if source.opcode != "get-tuple-element" or not is_wide or node != self.made[operand]:
+            return node
+        return self._once((node, "bf16"), partial(self._like, "convert", source, node, 0.5))
 
     def _had_fewer_dimensions(self, node: int) -> bool:
         """Whether a value is that of a product whose kernel leaves out dimensions of one element."""
@@ -217,7 +228,10 @@ class _Lowered:
         plan = self.lowering.plans.get(instruction.name)
         summed = plan.partial if plan is not None else ()
         local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
-        node = self._add(opcode, instruction, operands, local)
+        if self.compiler.scatters_compare and writes_one_a_row(self.program, instruction, operands):
+            node = self._compared(instruction, operands, local)
+        else:
+            node = self._add(opcode, instruction, operands, local)
         is_wide = self.widens and self._is_widened(instruction) and _is_bf16(instruction)
         if is_wide:
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
@@ -231,6 +245,12 @@ class _Lowered:
             unreduced = tuple(TensorSharding(sharding.dims, summed) for sharding in local)
             node = self._moved(instruction, node, unreduced, result)
         return node
+
+    def _compared(self, instruction: Instruction, operands: tuple[int, ...], result: ValueSharding) -> int:
+        """The node of a scatter's result where indices are compared: where its row's index is, each element is its
+        row's update."""
+        spread = tuple(self._add("broadcast", instruction, (operand,), result) for operand in operands[1:])
+        return self._add("select", instruction, spread, result)
 
     def _in_order(self, instruction: Instruction, node: int, result: ValueSharding) -> int:
         """The node that holds a product's result with its own dimensions."""

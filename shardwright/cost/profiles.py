@@ -46,7 +46,10 @@ class Compiler:
     copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
         says that all others have read it.
     computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
-    hoists_loop_invariants: whether what a loop's body computes the same way every time is computed once, before it.
+    hoists_loop_invariants: what of that which a loop's body computes the same way every time is computed once, before
+        it: `all`, `roundings` (of what products read) or `none`.
+    scatters_compare: whether a scatter of one element into each row of zeros is computed by comparing indices, as
+        elementwise instructions are, so that nothing of it is stored.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
         called feasible that the compiler finds too large.
@@ -64,7 +67,8 @@ class Compiler:
     copies_gathered: bool
     copies_donated: bool
     computes_bf16_in_f32: bool
-    hoists_loop_invariants: bool
+    hoists_loop_invariants: str
+    scatters_compare: bool
     product_workspace_bytes: int
     temporaries_margin: float
 

@@ -1,12 +1,19 @@
-"""Sums that begin with a scatter into zeros: XLA's AlgebraicSimplifier scatters into the other term instead.
+"""Scatters into zeros, of which XLA stores less than it is given.
 
-The gradient of an embedding that is also the last layer's weight is such a sum. Without the zeros one table less is
-stored, and the product that the other term is can run as soon as its operands are there.
+Sums that begin with one: XLA's AlgebraicSimplifier scatters into the other term instead. The gradient of an embedding
+that is also the last layer's weight is such a sum. Without the zeros one table less is stored, and the product that the
+other term is can run as soon as its operands are there.
+
+Those that write one element a row: XLA:TPU compares indices instead, element by element, and stores nothing. The
+gradient of a lookup along an axis is one, as in the cross entropy of labels.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 from shardwright.cost.program import Program
+from shardwright.hlo import Instruction
 
 
 def scatter_into_terms(program: Program) -> None:
@@ -25,13 +32,34 @@ def scatter_into_terms(program: Program) -> None:
                 break
 
 
+def writes_one_a_row(program: Program, instruction: Instruction, operands: tuple[int, ...]) -> bool:
+    """Whether a scatter adds one value, at one index, to each row of an array of zeros.
+
+    operands: nodes of the program.
+    """
+    if not _adds_to_zeros(program, instruction, operands):
+        return False
+    into, _, updates = (operand.shape.leaves[0] for operand in instruction.operands)
+    indexed = instruction.get("scatter_dims_to_operand_dims", ())
+    rows = prod(size for dim, size in enumerate(into.dimensions) if dim not in indexed)
+    return (
+        len(indexed) == 1
+        and indexed == instruction.get("inserted_window_dims", ())
+        and prod(updates.dimensions) == rows
+    )
+
+
 def _fills_zeros(program: Program, node: int) -> bool:
     """Whether a node adds values up in an array of zeros."""
     instruction = program.instructions[node]
-    if program.opcodes[node] != "scatter" or instruction.opcode != "scatter" or len(program.sizes_bytes[node]) != 1:
+    return program.opcodes[node] == instruction.opcode and _adds_to_zeros(program, instruction, program.operands[node])
+
+
+def _adds_to_zeros(program: Program, instruction: Instruction, operands: tuple[int, ...]) -> bool:
+    if instruction.opcode != "scatter" or len(instruction.shape.leaves) != 1:
         return False
     (applied,) = instruction.called["to_apply"]
-    return applied.root.opcode == "add" and _is_zero(program, program.operands[node][0])
+    return applied.root.opcode == "add" and _is_zero(program, operands[0])
 
 
 def _is_zero(program: Program, node: int) -> bool:

@@ -45,10 +45,10 @@ def loop(weight: str, last: str = "w") -> Module:
     return parse(BODY.replace("WEIGHT", f"weight = f32[64,64]{{1,0}} {weight}").replace("LAST", last))
 
 
-def names(module: Module) -> set[str]:
+def names(module: Module, what: str = "all", profile: str = "cpu") -> set[str]:
     (body,) = (each for each in module.computations if each.name == "body")
-    program = program_of(body)
-    return {program.instructions[node].name for node in hoisted(program)}
+    program = program_of(body, profile)
+    return {program.instructions[node].name for node in hoisted(program, what)}
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,14 @@ def test_hoisted_is_what_is_the_same_in_each_pass(weight: str, last: str, expect
 def test_what_only_hoisted_values_read_needs_no_place_in_the_loop() -> None:
     chain = "exponential(w)\n  weight = f32[64,64]{1,0} negate(inner)"
     assert names(parse(BODY.replace("WEIGHT", f"inner = f32[64,64]{{1,0}} {chain}").replace("LAST", "w"))) == {"weight"}
+
+
+@pytest.mark.parametrize(("last", "expected"), [("w", {"w"}), ("made", set())])
+def test_what_products_read_is_rounded_before_a_loop_that_hands_it_on(last: str, expected: set[str]) -> None:
+    text = BODY.replace("WEIGHT", "").replace("dot(x, weight)", "dot(x, w)").replace("LAST", last)
+    assert names(parse(text), "roundings", "tpu-v5e") == expected
+    assert names(parse(text), "none", "tpu-v5e") == set()
+
+
+def test_nothing_but_roundings_is_made_before_a_loop_that_hoists_these_alone() -> None:
+    assert names(loop("exponential(w)"), "roundings", "tpu-v5e") == set()

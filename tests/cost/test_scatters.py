@@ -1,6 +1,8 @@
-"""Sums with what is scattered into zeros become scatters into the other term."""
+"""Scatters into zeros: into the other term of a sum, or comparisons of indices."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -52,3 +54,41 @@ def test_the_zeros_and_the_sum_are_gone() -> None:
 @pytest.mark.parametrize("other", [{"first": "1"}, {"applied": "last"}, {"other": "scattered"}])
 def test_sums_of_anything_else_stay(other: dict[str, str]) -> None:
     assert "add" in program(**other).opcodes
+
+
+ROWS = """HloModule rows
+
+sum {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+
+ENTRY main {
+  labels = s32[32,LOOKUPS,1]{2,1,0} parameter(0)
+  updates = f32[32,LOOKUPS]{1,0} parameter(1)
+  first = f32[] constant(FIRST)
+  filled = f32[32,8]{1,0} broadcast(first), dimensions={}
+  ROOT scattered = f32[32,8]{1,0} scatter(filled, labels, updates), update_window_dims={}, inserted_window_dims={1},
+    scatter_dims_to_operand_dims={1}, input_batching_dims={0}, scatter_indices_batching_dims={0}, index_vector_dim=2,
+    to_apply=sum
+}
+"""
+
+
+def rows(profile: str = "tpu-v5e", lookups: int = 1, first: str = "0") -> Program:
+    return program_of(ROWS.replace("LOOKUPS", str(lookups)).replace("FIRST", first), profile)
+
+
+def test_one_element_a_row_is_put_there_by_comparing_indices() -> None:
+    found = rows()
+    assert found.opcodes[found.root] == "select"
+    read = {found.instructions[found.operands[node][0]].name for node in found.operands[found.root]}
+    assert read == {"labels", "updates"}
+    assert found.sizes_bytes[found.root] == (32 * 8 * 4,)
+
+
+@pytest.mark.parametrize("other", [{"profile": "cpu"}, {"lookups": 2}, {"first": "1"}])
+def test_other_scatters_are_kernels(other: dict[str, Any]) -> None:
+    found = rows(**other)
+    assert found.opcodes[found.root] == "scatter"
