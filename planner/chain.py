@@ -125,6 +125,16 @@ class Chain:
         made._problems = self._problems
         return made
 
+    def apart(self) -> Chain:
+        """The same chain with no runs: its repeats decide each for itself, and pay what each takes of the memory."""
+        made = Chain(
+            graph=self.graph, instances=self.instances, runs=(), price=self.price, is_for_bound=self.is_for_bound
+        )
+        made._problems, made._joins = self._problems, self._joins
+        if self.price is None:
+            made._kinds = self._kinds
+        return made
+
     def key(self, segment: int, position: int) -> Key:
         """What stands for a segment's variable in the rolled program."""
         instance = self.instances[segment]

@@ -2,7 +2,8 @@
 
 The first bound counts uneven moves, and those of many dimensions, by what a device must receive (`least_moves`), which
 may be far less than XLA makes of them. So, where the plan that is known may be over the optimum by more than
-`MOST_OPEN`, even moves of every rank are followed through its partitioner, and uneven ones of up to three dimensions.
+`MOST_OPEN`, moves of every rank are followed through its partitioner (heads that the axes do not divide are a fourth
+dimension). What is still open then may be what the bound of one repeat loses where a run has few: they are put apart.
 
 The bound comes before any plan, for a plan is dearer. If it leaves too much open still, message passing goes on until
 it is near the relaxation's optimum: an assignment read off there, being a plan itself, is a better start than any on
@@ -25,7 +26,7 @@ from shardwright.planner.descent import descend
 from shardwright.planner.fitting import fitted
 from shardwright.planner.found import LEAST_GAIN, Found
 from shardwright.planner.least_moves import EXACT_RANK
-from shardwright.planner.memory_bound import least_that_fits
+from shardwright.planner.memory_bound import bound_at_price, least_that_fits
 from shardwright.planner.mesh_search import MeshSearch
 
 #: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
@@ -44,16 +45,17 @@ def closed(search: MeshSearch, found: Found) -> Found:
     interrupts, clock.interrupts = clock.interrupts, True
     try:
         search.report("search", str(found.mesh))
-        chain = search.chain_to_bound(found.mesh, even_rank=most, uneven_rank=EXACT_RANK)
+        chain = search.chain_to_bound(found.mesh, even_rank=most, uneven_rank=most)
         bound = least_that_fits(chain, found.price, search.limit_bytes, search.time_limit_s())
-        price = bound.chain.price
-        found = replace(found, cost=bound.of(found.cost), price=price)
+        found = replace(found, cost=bound.of(found.cost), price=bound.chain.price)
+        if found.cost.gap > MOST_OPEN and chain.runs:
+            found = _bounded_apart(search, found, bound.chain.apart())
         first_open = BETTER if _entries(bound.chain) <= FEW_ENTRIES else MOST_OPEN
-        for even_rank, most_open in ((EXACT_RANK, first_open), (most, MOST_OPEN)):
+        for rank, most_open in ((EXACT_RANK, first_open), (most, MOST_OPEN)):
             if found.cost.gap <= most_open or clock.is_late:
                 break
             search.report("search", str(found.mesh))
-            found = _read_off(search, found, search.following(chain, even_rank).with_price(price))
+            found = _read_off(search, found, search.following(chain, rank).with_price(found.price))
     except OutOfTimeError:
         pass
     finally:
@@ -61,8 +63,15 @@ def closed(search: MeshSearch, found: Found) -> Found:
     return found
 
 
+def _bounded_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
+    """A plan with what a chain without runs says at its own price, unless it has too many edges for that."""
+    if _entries(chain) > FEW_ENTRIES:
+        return found
+    return replace(found, cost=bound_at_price(chain, search.limit_bytes, search.time_limit_s()).of(found.cost))
+
+
 def _entries(chain: Chain) -> int:
-    """Of all edges between decisions, those of equal segments once."""
+    """Of all edges between decisions, those of a run's repeats once."""
     return sum(matrix.size for kind, _ in dict.fromkeys(chain.cores()) for matrix in kind.reduction.core.edges.values())
 
 

@@ -69,10 +69,10 @@ class LeastPrices(Prices):
         self._even_of: dict[tuple[tuple[int, ...], bytes], NDArray[np.bool_]] = {}
         self._lines = _Lines(self)
 
-    def following(self, even_rank: int) -> LeastPrices:
-        """The same shardings by the same integers, with even moves followed of arrays of up to so many dimensions."""
+    def following(self, rank: int) -> LeastPrices:
+        """The same shardings by the same integers, with moves followed of arrays of up to so many dimensions."""
         made = copy(self)
-        made.even_rank, made._least, made._counted = even_rank, {}, {}
+        made.even_rank, made.uneven_rank, made._least, made._counted = rank, rank, {}, {}
         return made
 
     def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
@@ -82,7 +82,8 @@ class LeastPrices(Prices):
         is_exact = shape.rank <= self.even_rank
         if shape.rank <= self.uneven_rank or (is_exact and is_even):
             return super().reshard_matrix(shape, sources, targets, count)
-        key = (shape.dimensions if is_exact else shape.rank, shape.size_bytes, is_even, *map(bytes, (sources, targets)))
+        what = shape.rank if is_even and not is_exact else shape.dimensions
+        key = (what, shape.size_bytes, is_even, *map(bytes, (sources, targets)))
         found = self._least.get(key)
         if found is None:
             found = self._least_s(shape, sources, targets, is_even=is_even)

@@ -49,12 +49,17 @@ class Bound(NamedTuple):
         return replace(cost, lower_bound_s=min(self.seconds, cost.step_s), bound_scope=scope)
 
 
+def bound_at_price(chain: Chain, limit_bytes: int, time_limit_s: float) -> Bound:
+    """The bound that a chain's own price of memory gives."""
+    free_s = chain.price.total * limit_bytes if chain.price is not None else 0.0
+    return Bound(lower_bound(chain, time_limit_s) - free_s, chain)
+
+
 def least_that_fits(chain: Chain, price: MemoryPrice | None, limit_bytes: int, time_limit_s: float) -> Bound:
     """The best bound that multiples of a price give, or none."""
 
     def at(price: MemoryPrice) -> Bound:
-        priced = chain.with_price(price)
-        return Bound(lower_bound(priced, time_limit_s) - price.total * limit_bytes, priced)
+        return bound_at_price(chain.with_price(price), limit_bytes, time_limit_s)
 
     def climbed(best: Bound, price: MemoryPrice, ratio: float) -> Bound:
         for _ in range(_MOST_PRICES):
@@ -64,7 +69,7 @@ def least_that_fits(chain: Chain, price: MemoryPrice | None, limit_bytes: int, t
             best, price = made, price.times(ratio)
         return best
 
-    unpriced = Bound(lower_bound(chain, time_limit_s), chain)
+    unpriced = bound_at_price(chain, limit_bytes, time_limit_s)
     if price is None:
         return unpriced
     best = climbed(unpriced, price, _RATIO)

@@ -196,14 +196,14 @@ class MeshSearch:
         builder = BoundingBuilder(prices, pads=self.options.rewrites != "none")
         return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
 
-    def following(self, chain: Chain, even_rank: int) -> Chain:
-        """A chain to bound with the same strategies, of which even moves are followed of arrays of up to so many
+    def following(self, chain: Chain, rank: int) -> Chain:
+        """A chain to bound with the same strategies, of which moves are followed of arrays of up to so many
         dimensions."""
         prices = chain.graph.prices
         assert isinstance(prices, LeastPrices), "only chains to bound count moves by what a device must receive"
-        if prices.even_rank == even_rank:
+        if (prices.even_rank, prices.uneven_rank) == (rank, rank):
             return chain
-        graph = replace(chain.graph, prices=prices.following(even_rank), _partial={})
+        graph = replace(chain.graph, prices=prices.following(rank), _partial={})
         return Chain(graph=graph, instances=chain.instances, runs=chain.runs, is_for_bound=True)
 
     def _chain(self, prices: Prices, builder: StrategyBuilder, force: Forced, in_place: frozenset[int]) -> Chain:

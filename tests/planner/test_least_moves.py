@@ -102,3 +102,17 @@ def test_the_same_prices_with_more_moves_followed() -> None:
     assert np.array_equal(followed, real.reshard_matrix(shape, numbers, numbers, 1.0))
     assert np.any(before < followed)
     assert np.array_equal(rough.following(EXACT_RANK).reshard_matrix(shape, ids, ids, 1.0), before)
+
+
+def test_uneven_arrays_of_equal_size_are_told_apart() -> None:
+    mesh, shapes = Mesh.of({"x": 2, "y": 2, "z": 2}), ((9, 8, 8, 64), (8, 8, 9, 64))
+    first, second = (ArrayShape("f32", dimensions) for dimensions in shapes)
+    nodes, profile = cluster(8), hardware_profile("a100")
+    both_of_them, alone = LeastPrices(mesh, nodes, profile), LeastPrices(mesh, nodes, profile)
+    layouts = list(shardings_of(first, mesh))
+    ids = np.array([both_of_them.identify(each) for each in layouts])
+    of_first = both_of_them.reshard_matrix(first, ids, ids, 1.0)
+    of_second = both_of_them.reshard_matrix(second, ids, ids, 1.0)
+    numbers = np.array([alone.identify(each) for each in layouts])
+    assert np.array_equal(of_second, alone.reshard_matrix(second, numbers, numbers, 1.0))
+    assert not np.array_equal(of_first, of_second)
