@@ -63,3 +63,22 @@ def test_impossible_pairs_stay_so() -> None:
     bounds = [passing.round() for _ in range(5)]
     assert bounds[-1] == pytest.approx(1.0)
     assert passing.decode().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_momentum_comes_further_in_fewer_rounds_than_sweeps_alone(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, columns, states = 3, 20, 16
+    pairs = [(v, v + 1) for v in range(rows * columns) if (v + 1) % columns]
+    pairs += [(v, v + columns) for v in range((rows - 1) * columns)]
+    costs = [rng.random(states) for _ in range(rows * columns)]
+    edges = [(v, w, rng.random((states, states))) for v, w in pairs]
+    passing, alone = Passing(costs, edges), Passing(costs, edges)
+    every_state = [np.arange(states)] * len(costs)
+    bounds = [passing.round() for _ in range(40)]
+    for _ in range(150):
+        swept = alone.round()
+        alone = alone.restricted(every_state)  # which knows of no round
+    assert bounds[-1] > swept
+    assert np.all(np.diff(bounds) >= -1e-9)
+    assert bounds[-1] == pytest.approx(passing.restricted(every_state).bound(), rel=1e-12)
