@@ -13,11 +13,12 @@ from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.closing import closed
+from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.force import origin
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.ledger import planned_collectives
-from shardwright.planner.memory_bound import OF_WHAT_FITS
+from shardwright.planner.memory_bound import ALIKE, OF_WHAT_FITS, bounded_by_price, freed
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.preference import MOST
@@ -42,12 +43,14 @@ class Bounding:
             return _bound(chain, time_limit_s)
         return self._begun[1].result()
 
-    def begun_on(self, mesh: Mesh) -> Chain | None:
-        """The chain that was begun, if it is one of every plan on a mesh."""
+    def begun_on(self, mesh: Mesh, flow: Dataflow) -> Chain | None:
+        """The chain that was begun, if it is one of every plan of a program on a mesh: what computes values again or
+        takes the batch in parts is a program of its own, and takes more than the one as given."""
         if self._begun is None:
             return None
         chain = self._begun[0]
-        return chain if chain.is_for_bound and chain.graph.prices.mesh == mesh else None
+        is_same = chain.graph.prices.mesh == mesh and chain.graph.flow is flow
+        return chain if chain.is_for_bound and is_same else None
 
     def cancel(self) -> None:
         """Leave off bounding what was begun."""
@@ -71,8 +74,8 @@ def _bound(chain: Chain, time_limit_s: float) -> float:
 def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     """The same with a lower bound on what any plan on its mesh costs."""
     cost = found.cost
-    if cost.bound_scope:  # a deadline cut the search short
-        return found
+    if cost.bound_scope:  # no search found it
+        return found if search.clock.is_late else _bounded_freely(search, found, bounding)
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
     if found.start is not None and found.start.mesh != found.mesh:
@@ -81,14 +84,25 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     bound_s = max((bound_s, *(_bound_s(search, bounding, each.chain, each.solved) for each in found.relaxed)))
     scope = _scope(search, found.chain)
     if found.price_bound_s:
-        scope += OF_WHAT_FITS + ", with all repeats of a run laid out alike"
+        scope += OF_WHAT_FITS + ALIKE
     return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+
+
+def _bounded_freely(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
+    """A plan that an expert would write, with a bound on all plans on its mesh that fit the memory."""
+    free = bounded_by_price(search, freed(search, found, search.on_mesh(found.mesh)))
+    bound_s = _bound_s(search, bounding, free.chain, free.solved, free.price_bound_s)
+    scope = f"{found.cost.bound_scope}; bounded is every plan {_scope(search, free.chain)}"
+    if free.price_bound_s:
+        scope += OF_WHAT_FITS + ALIKE
+    lower_bound_s = min(bound_s, found.cost.step_s)
+    return replace(found, cost=replace(found.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
 
 
 def _bounded_on_its_mesh(search: MeshSearch, found: Found, start: Tried, bounding: Bounding) -> Found:
     """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
     cost, time_limit_s = found.cost, search.time_limit_s()
-    chain = bounding.begun_on(found.mesh) or search.chain_to_bound(found.mesh)
+    chain = bounding.begun_on(found.mesh, search.flow) or search.chain_to_bound(found.mesh)
     bound_s = bounding.of(chain, time_limit_s)
     if bound_s <= 0:  # what is known of the plan that it was descended from has to do
         bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()

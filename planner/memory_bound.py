@@ -15,12 +15,15 @@ from shardwright.planner.assemble import decide
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain, SolvedChain
-from shardwright.planner.found import Found
+from shardwright.planner.found import Found, Tried
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.plans import CostSummary
 
 #: What a bound under a price of memory is of: what a compiler stores may hang on how it is split.
 OF_WHAT_FITS = "; of plans that fit the memory and store what is live where the unsplit program takes most"
+
+#: What it is of, too, where the price is the search's.
+ALIKE = ", with all repeats of a run laid out alike"
 
 #: Prices that are tried upwards at most, as many downwards, and the ratio of one to the next.
 _MOST_PRICES = 2
@@ -116,6 +119,20 @@ class _Tangent(NamedTuple):
         """The price at which two tangents meet, one that rises and one that falls."""
         between = other.seconds - self.seconds + self.slope * self.price - other.slope * other.price
         return between / (self.slope - other.slope)
+
+
+def freed(search: MeshSearch, found: Found, tried: Tried) -> Found:
+    """A plan that follows a forced strategy, as one of those that are `tried` on its mesh without any: with the price
+    of memory that `bounded_by_price` begins at, where the fastest of those takes more than there is."""
+    model = search.program.memory(search.profile, tried.chain.graph.layout.hubs)
+    fastest = decide(tried.chain.graph, tried.solved.states)
+    peak = model.peak(fastest)
+    taken = model.taken_at(peak, fastest)
+    made = replace(found, chain=tried.chain, solved=tried.solved, fastest=tried.solved)
+    if not model.taken_at(peak, found.decisions) <= search.limit_bytes < taken:  # what this plan may take bounds nothing
+        return made
+    price = MemoryPrice(peaks=((peak, tried.step_s / taken),))
+    return replace(made, price=price, price_bound_s=tried.solved.rolled_bound)
 
 
 def bounded_by_price(search: MeshSearch, found: Found) -> Found:

@@ -162,12 +162,21 @@ class _Table:
                 break
             self._bisect(number)
         self._price()
-        best = self.found or sparing_plan(self.search) or self._least()
+        best = self.found or self._sparing() or self._least()
         best.plain = self.tried[self.search.program.micro_batches, NOTHING]
         best.entry = self._entry(best)
         best.notes += self.notes
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
+
+    def _sparing(self) -> Outcome | None:
+        """A plan that takes little whatever else it takes, or a faster one of the program computing like it; None where
+        not even that one fits."""
+        made = sparing_plan(self.search)
+        if made is None or self.search.is_late():
+            return made
+        outcome = self.search.variant(made.search.recomputation, made.search.program.micro_batches)
+        return outcome if outcome.search.fit(outcome, below_s=made.step_s * (1 - LEAST_GAIN)) else made
 
     def _entry(self, outcome: Outcome) -> Entry | None:
         """What an outcome computes otherwise; None for one that is none of the table's and was not known before."""

@@ -214,7 +214,7 @@ class Search(MeshSearch):
 
     def _bound_ahead(self, mesh: Mesh) -> None:
         """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on."""
-        if self.is_as_given and self.bounding.begun_on(mesh) is None:
+        if self.is_as_given and self.bounding.begun_on(mesh, self.flow) is None:
             self.bounding.begin(self.chain_to_bound(mesh), self.time_limit_s())
 
     def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:

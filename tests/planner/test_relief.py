@@ -1,7 +1,19 @@
 """What is tried where memory binds: parts of the batch, values computed again."""
 
+import math
+
+import pytest
+
 import shardwright as sw
 from benchmarks.truth_models import gpt2
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, required_bytes
+from shardwright.planner import relief
+from shardwright.planner.found import Outcome
+from shardwright.planner.search import Search
+from shardwright.planner.sparing import sparing_plan
+from tests.planner import programs
 
 #: Two heads over eight devices: each computes both, and two parts of the batch take less time than the whole.
 OPTIONS = {"force": "tensor", "mesh": "8", "stages": 1, "cache": False}
@@ -15,3 +27,28 @@ def test_where_parts_of_the_batch_take_less_than_the_whole_more_parts_are_still_
     assert parts.micro_batches > 1
     assert parts.memory.peak_bytes <= budget
     assert parts.cost.step_s < whole.cost.step_s, "this step no longer shows what is tested"
+
+
+class FindsLate(Search):
+    """A search whose plans are over the memory until a plan that takes little is known."""
+
+    sparing: Outcome | None = None
+
+    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        return FindsLate.sparing is not None and super().fit(outcome, at_once=at_once, below_s=below_s)
+
+
+def test_the_program_of_the_plan_that_takes_little_is_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sparing(search: Search) -> Outcome | None:
+        monkeypatch.setattr(FindsLate, "sparing", sparing_plan(search))
+        return FindsLate.sparing
+
+    monkeypatch.setattr(relief, "sparing_plan", sparing)
+    text, cluster = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), Cluster.local(4)
+    profile = hardware_profile(cluster.hardware)
+    limit = required_bytes(sw.plan(text, cluster, force="fsdp", stages=1, cache=False).memory, profile) * 2 // 3
+    found = FindsLate(text, cluster, PlanOptions(memory_budget=limit)).run()
+    assert FindsLate.sparing is not None
+    assert found.cost.step_s < FindsLate.sparing.step_s
+    assert required_bytes(found.memory, profile) <= limit
+    assert found.cost.gap < 0.05
