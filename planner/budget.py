@@ -21,7 +21,7 @@ from shardwright.cost.memory import Held
 from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.assemble import Decisions
-from shardwright.planner.dataflow import Dataflow, Leaf
+from shardwright.planner.dataflow import Dataflow, Leaf, Use
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.prices import FloatArray
@@ -170,6 +170,14 @@ def value_bytes(graph: Graph, variable: Variable, leaf: int) -> FloatArray:
     found = graph.set_of(variable)
     by_id = {i: _bytes(shape, graph.prices.shardings[i], mesh) for i in set(found.result_ids[:, leaf].tolist())}
     return np.array([by_id[i] for i in found.result_ids[:, leaf].tolist()], np.float64)
+
+
+def anew_bytes(graph: Graph, node: int, use: Use) -> FloatArray:
+    """Bytes of what is made anew for a node that reads it, by the node's states."""
+    shape, mesh = graph.flow.nodes[use.source[0]].shapes[use.source[1]], graph.prices.mesh
+    wanted = graph.set_of((node, -1)).operand_ids[:, use.position].tolist()
+    by_id = {i: _bytes(shape, graph.prices.shardings[i], mesh) for i in set(wanted)}
+    return np.array([by_id[i] for i in wanted], np.float64)
 
 
 def copy_bytes(graph: Graph, leaf: Leaf) -> FloatArray:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.planner.budget import MemoryPrice, copy_bytes, value_bytes
+from shardwright.planner.budget import MemoryPrice, anew_bytes, copy_bytes, value_bytes
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
@@ -109,11 +109,21 @@ class Chain:
                     seconds = of_all([self.price.of_value((other, each)) for other in same])
                     if seconds:
                         priced.costs[i] = priced.costs[i] + seconds * value_bytes(self.graph, (node, -1), each)
+                for number, use in enumerate(self.graph.flow.nodes[node].uses):
+                    seconds = of_all([self._price_of_use(self.price, other, number) for other in same])
+                    if seconds:
+                        priced.costs[i] = priced.costs[i] + seconds * anew_bytes(self.graph, node, use)
             else:
                 seconds = of_all([self.price.of_copy((other, leaf)) for other in same])
                 if seconds:
                     priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
         return priced
+
+    def _price_of_use(self, price: MemoryPrice, index: int, number: int) -> float:
+        """Seconds per byte of what a node reads, if it decides what that takes."""
+        node = self.graph.flow.nodes[index]
+        use = node.uses[number]
+        return price.of_value(use.source) if self.graph.layout.pays_for(node, use) else 0.0
 
     def with_price(self, price: MemoryPrice | None) -> Chain:
         """The same chain with another price of memory; itself at its own."""

@@ -49,6 +49,7 @@ class Layout:
     hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
     apart: hubs of what a loop carries, for readers behind the loop. direct: readers inside it, and what they read.
     whole: hubs that lie reduced, because what is made anew for each reader reads them.
+    last_read: of values made anew, the last node that chooses freely and reads one, and at which of its operand leaves.
     keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
     """
 
@@ -63,6 +64,7 @@ class Layout:
     apart: frozenset[Leaf]
     direct: frozenset[tuple[int, Leaf]]
     whole: frozenset[Leaf]
+    last_read: Mapping[Leaf, tuple[int, int]]
     keys: Mapping[int, Hashable]
 
     def describe(self, variable: Variable) -> Hashable:
@@ -86,6 +88,11 @@ class Layout:
             tuple(use.position for use in node.uses if (index, use.source) in self.direct),
             self.keys.get(index),
         )
+
+    def pays_for(self, node: Node, use: Use) -> bool:
+        """Whether a node decides what something takes that it reads: that is made anew, and nothing reads it later.
+        What is made anew for others too is no smaller, or stored besides."""
+        return self.last_read.get(use.source) == (node.index, use.position)
 
     def source(self, node: Node, use: Use) -> Variable:
         """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
@@ -121,8 +128,11 @@ def lay_out(
     )
     uses: dict[Leaf, list[tuple[Node, Use]]] = {}
     whole: set[Leaf] = set()
+    last_read: dict[Leaf, tuple[int, int]] = {}
     for node in flow.nodes:
         for use in node.uses:
+            if free[use.source[0]] and not free[node.index]:
+                last_read[use.source] = node.index, use.position
             if not free[use.source[0]] and not free[node.index]:
                 uses.setdefault(use.source, []).append((node, use))
             elif free[node.index] and partial[use.source[0]] and not free[use.source[0]]:
@@ -154,6 +164,7 @@ def lay_out(
         apart=apart,
         direct=direct,
         whole=frozenset(whole),
+        last_read=last_read,
         keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
     )
 

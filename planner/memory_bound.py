@@ -16,6 +16,7 @@ from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.found import Found, Tried
+from shardwright.planner.layout import Layout
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.plans import CostSummary
 
@@ -95,15 +96,18 @@ class _Dual:
     def tangent(self, price: float, solved: SolvedChain) -> _Tangent:
         """The bound at the price that something was solved at."""
         decisions, limit = decide(self.chain.graph, solved.states), self.search.limit_bytes
-        model = self.search.program.memory(self.search.profile, self.chain.graph.layout.hubs)
-        taken = sum(model.taken_at(_decided(peak, solved), decisions) for peak in self.peaks) / len(self.peaks)
+        layout = self.chain.graph.layout
+        model = self.search.program.memory(self.search.profile, layout.hubs)
+        taken = sum(model.taken_at(_decided(peak, solved, layout), decisions) for peak in self.peaks) / len(self.peaks)
         free_s = price * limit
         return _Tangent(price, solved.rolled_bound - free_s, solved.value - free_s, taken - limit)
 
 
-def _decided(peak: Peak, solved: SolvedChain) -> Peak:
-    """What of a peak has a price: not what is made anew for its readers."""
-    return replace(peak, values={leaf: times for leaf, times in peak.values.items() if (leaf[0], -1) in solved.states})
+def _decided(peak: Peak, solved: SolvedChain, layout: Layout) -> Peak:
+    """What of a peak has a price: not what is made anew and read by nothing but what is, too."""
+    paid = layout.last_read
+    values = {leaf: times for leaf, times in peak.values.items() if (leaf[0], -1) in solved.states or leaf in paid}
+    return replace(peak, values=values)
 
 
 class _Tangent(NamedTuple):
@@ -129,7 +133,7 @@ def freed(search: MeshSearch, found: Found, tried: Tried) -> Found:
     peak = model.peak(fastest)
     taken = model.taken_at(peak, fastest)
     made = replace(found, chain=tried.chain, solved=tried.solved, fastest=tried.solved)
-    if not model.taken_at(peak, found.decisions) <= search.limit_bytes < taken:  # what this plan may take bounds nothing
+    if not model.taken_at(peak, found.decisions) <= search.limit_bytes < taken:  # what a plan may take bounds none
         return made
     price = MemoryPrice(peaks=((peak, tried.step_s / taken),))
     return replace(made, price=price, price_bound_s=tried.solved.rolled_bound)

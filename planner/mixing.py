@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
-from shardwright.planner.budget import Peak, copy_bytes, value_bytes
+from shardwright.planner.budget import Peak, anew_bytes, copy_bytes, value_bytes
 from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
@@ -104,6 +104,12 @@ def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: St
                 copied = copy_bytes(graph, (node, each))
                 was, will = first[node, -1], second[node, -1]
                 added += times * float(copied[will, second[node, each]] - copied[was, first[node, each]])
+        if leaf < 0:
+            reader = graph.flow.nodes[node]
+            for use in reader.uses:
+                if graph.layout.pays_for(reader, use) and (times := peak.times_value(use.source)):
+                    anew = anew_bytes(graph, node, use)
+                    added += times * float(anew[second[node, -1]] - anew[first[node, -1]])
         taken.append(added)
     return taken
 

@@ -77,6 +77,24 @@ def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text:
         assert twice.value - once.value == pytest.approx(1e-3 * taken, rel=5e-3)  # what no plan decides has no price
 
 
+def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
+    search = searched(STEP)
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    flow = search.program.flow
+    scatter = next(node for node in flow.nodes if node.instruction.opcode == "scatter")
+    zeros = scatter.uses[0].source
+    assert found.chain.graph.is_free[zeros[0]], "this step no longer shows what is tested"
+    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    peak = Peak(values={zeros: 1}, copies=frozenset(), always=frozenset(), margin=0.0)
+    once, twice = (
+        found.chain.with_price(MemoryPrice(peaks=((peak, price),))).solve(search.time_limit_s()) for price in (1.0, 2.0)
+    )
+    taken = model.taken_at(peak, search.found(found.chain, once, ()).decisions)
+    assert taken == math.ceil(flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
+    assert twice.value - once.value == pytest.approx(taken, rel=1e-3)
+
+
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: str) -> None:
     search = searched(text)

@@ -45,10 +45,11 @@ def test_the_program_of_the_plan_that_takes_little_is_searched_too(monkeypatch: 
 
     monkeypatch.setattr(relief, "sparing_plan", sparing)
     text, cluster = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), Cluster.local(4)
-    profile = hardware_profile(cluster.hardware)
-    limit = required_bytes(sw.plan(text, cluster, force="fsdp", stages=1, cache=False).memory, profile) * 2 // 3
-    found = FindsLate(text, cluster, PlanOptions(memory_budget=limit)).run()
+    profile, way = hardware_profile(cluster.hardware), {"mesh": {"data": 4}, "micro_batches": 1}
+    least = sw.plan(text, cluster, force="fsdp", remat="full", stages=1, cache=False, **way)
+    limit = round(1.1 * required_bytes(least.memory, profile))
+    found = FindsLate(text, cluster, PlanOptions(memory_budget=limit, **way)).run()
     assert FindsLate.sparing is not None
     assert found.cost.step_s < FindsLate.sparing.step_s
     assert required_bytes(found.memory, profile) <= limit
-    assert found.cost.gap < 0.05
+    assert 0 <= found.cost.gap < 0.05
