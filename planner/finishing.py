@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
+from shardwright.cost import memory, required_bytes
+from shardwright.hlo import Module
 from shardwright.planner.assemble import segment_plans
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.causes import Causes
@@ -22,6 +24,7 @@ from shardwright.planner.memory_bound import ALIKE, OF_WHAT_FITS, bounded_by_pri
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.preference import MOST
+from shardwright.planner.rewrites import without_idle_views
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.plans import Candidate, InstructionPlan, Mesh, Plan
 
@@ -173,3 +176,18 @@ def _replicated_notes(instructions: tuple[InstructionPlan, ...]) -> list[str]:
     """`3 × cholesky: no strategy rule…`, one note per opcode and reason."""
     counts = Counter((entry.opcode, entry.reason) for entry in instructions if entry.reason)
     return [f"{count} × {opcode}: {reason}" for (opcode, reason), count in sorted(counts.items())]
+
+
+def as_stored(search: MeshSearch, plan: Plan) -> tuple[Module, Plan]:
+    """The planned program and its plan without the views that it makes no use of, where that fits the memory too.
+
+    Reshapes at the boundary take no time, but a compiler may copy donated arguments for them.
+    """
+    module, options, profile = search.program.module, search.options, search.profile
+    made, settled = without_idle_views(module, plan, arguments=options.argument_views, outputs=options.output_views)
+    if made is module or not profile.compiler.copies_donated:
+        return made, settled
+    predicted = memory(made, settled.instructions, settled.parameters, settled.outputs, settled.mesh, profile)
+    if required_bytes(predicted, profile) > search.limit_bytes:
+        return module, plan
+    return made, replace(settled, memory=predicted)

@@ -18,7 +18,7 @@ from shardwright.planner.collector import collector_paused
 from shardwright.planner.descent import descend, lifted
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.experts import expert_candidates, faster_than, first_plan
-from shardwright.planner.finishing import Bounding, assembled, bounded
+from shardwright.planner.finishing import Bounding, as_stored, assembled, bounded
 from shardwright.planner.fitting import CLOSE, fitted
 from shardwright.planner.force import origin
 from shardwright.planner.found import LEAST_GAIN, Found, Known, Outcome, Tried
@@ -28,7 +28,6 @@ from shardwright.planner.mesh_search import Listener, MeshSearch
 from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.recompute import Recomputation
 from shardwright.planner.relief import relieved
-from shardwright.planner.rewrites import without_idle_views
 from shardwright.planner.source import Source
 from shardwright.planner.sparing import sparing_plan
 from shardwright.planner.trails import Question, Trail, Trails
@@ -258,10 +257,7 @@ class Search(MeshSearch):
         """A plan of an outcome, checked."""
         made = assembled(self, found, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
         made = replace(made, notes=(*made.notes, *outcome.notes))
-        options = self.options
-        module, made = without_idle_views(
-            self.program.module, made, arguments=options.argument_views, outputs=options.output_views
-        )
+        module, made = as_stored(self, made)
         check_plan(module, made)
         return made
 

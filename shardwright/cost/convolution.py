@@ -51,6 +51,17 @@ def convolution_orders(dims: ConvDims) -> tuple[tuple[int, ...], tuple[int, ...]
     )
 
 
+def batch_groups(instruction: Instruction, input_shape: tuple[int, ...]) -> int:
+    """Groups of batches that one device convolves, each with its own output features; 1 where they are not grouped.
+
+    input_shape: of the device's shard of the input.
+    """
+    dim: int = instruction.get("dim_labels").input_batch
+    whole: int = instruction.operands[0].shape.leaves[0].dimensions[dim]
+    groups: int = instruction.get("batch_group_count", 1)
+    return max(1, groups * input_shape[dim] // whole)
+
+
 @lru_cache(maxsize=4096)
 def _positions(
     input_size: int, output_size: int, kernel_size: int, stride: int, padding: int, lhs_dilation: int, rhs_dilation: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.cost.columns import columns
 from shardwright.cost.library import OUTSIDE, library_kernels
 from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE_ELEMENTWISE, IDENTITIES, INDEXING, PRODUCTS, TUPLE_VIEWS
 from shardwright.cost.profiles import Compiler
@@ -74,6 +75,7 @@ class _Fusion:
         self.apart = apart
         self.compiler = compiler
         self.users = program.users()
+        self.columns = columns(program) if compiler.copies_gathered else frozenset[int]()
         self.loops = _LOOPS | {"reduce"} if compiler.reduce_takes_in == "loops" else _LOOPS
         count = len(program.opcodes)
         self.is_stored = [True] * count
@@ -144,6 +146,8 @@ class _Fusion:
 
     def _takes_in(self, user: int, node: int) -> bool:
         """Whether the kernel of `user` can compute `node`."""
+        if node in self.columns and user not in self.columns:
+            return False
         if self.library[user] != OUTSIDE:
             return self.library[node] == self.library[user]
         if self.is_open[user]:
@@ -194,11 +198,15 @@ class _Fusion:
         large = [
             operand
             for operand in program.operands[node]
-            if program.opcodes[operand] not in ("broadcast", "iota")
+            if (program.opcodes[operand] not in ("broadcast", "iota") or self._is_copied_for(node, operand))
             and not (program.opcodes[operand] == "constant" and program.elements[operand] <= 1)
             and program.ranks[operand] >= program.ranks[node]
         ]
         return len(large) <= 1
+
+    def _is_copied_for(self, node: int, operand: int) -> bool:
+        """Whether a node reads a copy of what others read in another layout."""
+        return node in self.columns and not self.columns.issuperset(self.users[operand])
 
     def _keeps_shape(self, node: int) -> bool:
         """Whether a node is an identity, other than one that brings a product's dimensions into another order."""

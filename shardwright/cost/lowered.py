@@ -12,7 +12,8 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from shardwright.cost.convolution import convolution_orders
+from shardwright.cost.columns import GATHERED
+from shardwright.cost.convolution import batch_groups, convolution_orders
 from shardwright.cost.dots import has_other_dimensions, operand_orders
 from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.inline import FlatComputation
@@ -236,7 +237,7 @@ class _Lowered:
         if is_wide:
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
         if self.compiler.copies_dot_operands:
-            node = self._in_order(instruction, node, local)
+            node = self._in_order(instruction, self._without_groups(instruction, node), local)
         if is_wide:
             node = self._like("convert", instruction, node, 0.5)
         if summed and len(result) > 1:
@@ -251,6 +252,23 @@ class _Lowered:
         row's update."""
         spread = tuple(self._add("broadcast", instruction, (operand,), result) for operand in operands[1:])
         return self._add("select", instruction, spread, result)
+
+    def _without_groups(self, instruction: Instruction, node: int) -> int:
+        """The node that holds a convolution's result: where batches are grouped, XLA has every group meet every other's
+        features, masks what is not its own, and adds up what is left.
+
+        After ConvolutionGroupConverter::HandleBatchGroupCount (convolution_group_converter.cc).
+        """
+        groups = 1
+        if instruction.opcode == "convolution":
+            groups = batch_groups(instruction, self._lengths(instruction)[0])
+        if groups == 1:
+            return node
+        program = self.program
+        (size,), elements = program.sizes_bytes[node], program.elements[node]
+        program.sizes_bytes[node], program.elements[node] = (groups * size,), groups * elements
+        masked = self._like("transpose", instruction, node, mark=("masked",))
+        return program.add("reduce-window", instruction, (masked,), (size,), elements)
 
     def _in_order(self, instruction: Instruction, node: int, result: ValueSharding) -> int:
         """The node that holds a product's result with its own dimensions."""
@@ -302,7 +320,7 @@ class _Lowered:
             if wide:
                 node = self._like("convert", instruction, node, 0.5)
             if kind == "all-gather" and self.compiler.copies_gathered and self._gathers_inner(shape, source, target):
-                node = self._like("copy", instruction, node, mark=("gathered",))
+                node = self._like("copy", instruction, node, mark=GATHERED)
         if self.program.sizes_bytes[node] != (self.lowering.shard(shape, target)[0],):
             node = self._add(_SLICE, instruction, (node,), wanted)
         return node

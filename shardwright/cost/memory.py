@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -64,6 +64,7 @@ def memory_and_peak(
     estimate.donated[module.entry] = {
         variable.number: variable.alias for variable in parameters if variable.alias is not None
     }
+    estimate.padded[module.entry] = {output.number for output in outputs if output.is_padded}
     summary = MemorySummary(
         arguments_bytes=sum(_stored_bytes(variable, mesh) for variable in parameters),
         outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
@@ -104,6 +105,8 @@ class _Estimate:
         self._profile = profile
         #: Per computation, the output leaf that is written over each parameter leaf that is given away.
         self.donated: dict[Computation, dict[int, int]] = {}
+        #: Per computation, the output leaves that are stored padded.
+        self.padded: dict[Computation, set[int]] = {}
         self._free: dict[Computation, list[Interval]] = {}
         self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
         self._parts: dict[tuple[Computation, bool], tuple[Program, Buffers, list[int]]] = {}
@@ -142,6 +145,8 @@ class _Estimate:
 
     def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
         program = self._lowering.program(inlined(computation))
+        if self.padded.get(computation):
+            program = _with_padding(program, self.padded[computation])
         donated = _donated_nodes(program, self.donated.get(computation, {}))
         buffers = buffers_of(program, self._profile.compiler, is_loop=is_loop, donated=donated)
         found: list[Interval] = []
@@ -175,6 +180,23 @@ def _donated_nodes(program: Program, donated: Mapping[int, int]) -> dict[int, in
         return {}
     numbers = {program.instructions[node].index: node for node in program.parameters}
     return {numbers[leaf]: outputs[output] for leaf, output in donated.items()}
+
+
+def _with_padding(program: Program, padded: Collection[int]) -> Program:
+    """The same program with zeros written behind the outputs that are stored padded: what else reads one of them reads
+    it without."""
+    outputs = program.operands[program.root]
+    if program.opcodes[program.root] != "tuple" or any(len(program.sizes_bytes[node]) != 1 for node in outputs):
+        return program
+    last, operands = program.root, list(outputs)
+    for leaf in padded:
+        node = operands[leaf]
+        sizes, elements = program.sizes_bytes[node], program.elements[node]
+        operands[leaf] = program.add("select", program.instructions[node], (node,), sizes, elements)
+        program.marks[operands[leaf]] = ("padded",)
+    sizes, elements = program.sizes_bytes[last], program.elements[last]
+    program.root = program.add("tuple", program.instructions[last], tuple(operands), sizes, elements)
+    return program.without_dead()
 
 
 def _bodies(program: Program, step: Step) -> Iterator[tuple[Computation, bool]]:

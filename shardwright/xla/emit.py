@@ -7,8 +7,8 @@ so a decision about `dot.5` lands on the operation named `dot.5`. What is put:
 2. After each operation, a `sdy.sharding_constraint` of its result. Where a sum lies scattered, one of the
    whole sum comes first: asked for the scattered result at once, XLA adds permutes and gathers wherever
    another mesh axis is idle; the two together become one reduce-scatter.
-3. Before an operation, a constraint for operand **uses** that differ from how the value
-   lies. A constraint on the result alone does not fix how an operation is computed (XLA
+3. Before an operation, a constraint for operand **uses** that differ from how the value lies; what is full of one
+   number is made again for them. A constraint on the result alone does not fix how an operation is computed (XLA
    would gather a contracted operand instead of summing partial products). Uses that agree
    stay bare: the value's own constraint holds for them, which is why every array value has
    one.
@@ -281,6 +281,9 @@ class _Emitter:
             if wanted == lies:
                 return before
             if key not in brought:
+                if _is_filled(value.value) and not wanted.unreduced and lies is not None and not lies.unreduced:
+                    before = self._made_again(value.value.owner, use.operation)
+                    lies = wanted
                 brought[key] = self._bring(before, lies, wanted, use.operation)
             return brought[key]
 
@@ -294,6 +297,11 @@ class _Emitter:
                 operand = bring(use, operand, lies, use.wanted)
             if operand is not value.value:
                 use.operation.operands[use.index] = operand
+
+    def _made_again(self, broadcast: Any, user: Any) -> Any:
+        """An array full of one number, made for a user alone: of one that lies otherwise XLA cuts each device's part,
+        and where the parts are not equal it stores the whole first, padded."""
+        return broadcast.clone(self.ir.InsertionPoint(user)).results[0]
 
     def _bring(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
         with self.ir.InsertionPoint(user):
@@ -337,6 +345,12 @@ def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorShardi
 def _is_whole_scalar(lies: TensorSharding | None) -> bool:
     """Whether there is nothing to say of how a value lies: of a scalar, or of no array at all."""
     return lies is None or not (lies.dims or lies.unreduced)
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether a value is one number, broadcast."""
+    owner = value.owner
+    return getattr(owner, "name", None) == "stablehlo.broadcast_in_dim" and owner.operands[0].type.rank == 0
 
 
 def _fitting(sharding: TensorSharding | None, value: Any) -> TensorSharding | None:

@@ -92,6 +92,20 @@ def convolutions() -> Step:
     return sgd(loss), (kernels, array(16, 32, 32, 3), array(16, 10)), (0,)
 
 
+def depthwise_convolutions() -> Step:
+    """XLA:CPU has every channel meet every other in a kernel's gradient, and masks what is not its own."""
+
+    def loss(parameters: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for kernel in parameters:
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=64
+            )
+            x = jnp.tanh(x)
+        return jnp.mean((x - y) ** 2)
+
+    return sgd(loss), ([array(7, 7, 1, 64)] * 2, array(2, 8, 8, 64), array(2, 8, 8, 64)), (0,)
+
+
 def mlp_in_bfloat16() -> Step:
     """What a backward pass computes again is kept, at 2 bytes an element; products and sums are at 4."""
 
@@ -137,6 +151,7 @@ MODELS = {
     "attention": attention,
     "embeddings": embeddings,
     "convolutions": convolutions,
+    "depthwise convolutions": depthwise_convolutions,
     "mlp in bfloat16": mlp_in_bfloat16,
     "loop over bfloat16": loop_over_bfloat16,
     "softmax": lambda: softmax(masked=False),
@@ -335,8 +350,8 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     [(16, 256, True), (16, 512, True), (8, 256, True), (8, 256, False), (8, 1024, True)],
 )
 def test_attention_needs_what_xla_says(batch: int, time: int, is_causal: bool, service: CompileService) -> None:
-    """Divisors of softmaxes are stored spread to the scores' size, from a size of the sums on. Where a device has a
-    batch of one, they are not, transposed scores are copied, and what products read is computed without that
+    """Divisors of softmaxes are not stored spread to the scores' size: the forward pass multiplies by the inverse.
+    Where a device has a batch of one, transposed scores are copied, and what products read is computed without that
     dimension, for each of them."""
     step, arguments, donated = attention(batch, time, is_causal=is_causal)
     text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
@@ -360,6 +375,23 @@ def test_a_shard_is_stored_once_more_with_its_neighbours_edges(service: CompileS
     assert program.memory is not None
     assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
     assert made.memory.temporaries_bytes > 2 * 512 * 511 * 4
+
+
+def test_what_is_stored_padded_is_written_over_copies(service: CompileService) -> None:
+    """Zeros are written behind the new moments, so that each weight's kernel computes its own again from the old."""
+
+    def step(weights: list[jax.Array], moments: list[jax.Array], x: jax.Array) -> Any:
+        gradients = jax.grad(lambda w: jnp.sum(jnp.sin(sum(x @ each for each in w))))(weights)
+        moments = [0.9 * moment + gradient for moment, gradient in zip(moments, gradients, strict=True)]
+        return [w - 0.1 * moment for w, moment in zip(weights, moments, strict=True)], moments
+
+    weights = [array(513, 514)] * 4
+    text = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(weights, weights, array(16, 513)).as_text("hlo")
+    made = plan(text, Cluster.local(4), plan_options(mesh="4"))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert any(output.is_padded for output in made.outputs)
+    assert required_bytes(made.memory, hardware_profile("cpu")) >= program.memory.peak_bytes
 
 
 def test_a_loops_stacks_begin_as_one_devices_part(service: CompileService) -> None:

@@ -66,6 +66,29 @@ def test_without_the_use_xla_gathers_instead():
     assert kinds(observed) == [("all-gather", 4)]
 
 
+def test_what_is_full_of_one_number_is_made_again_for_readers_that_want_it_otherwise():
+    """Of 30 columns over 4, XLA would pad and store the whole of what lies whole before it cuts each part."""
+
+    def filled(a):
+        return jnp.sin(a) + jnp.full((16, 30), 3.0)
+
+    x = X[:, :30]
+    text = lower(filled, x)
+    (sine,), (full,), (add,) = (named(text, opcode) for opcode in ("sine", "broadcast", "add"))
+    columns = sharding((None, "x"))
+    entries = [
+        entry(sine, [WHOLE], WHOLE),
+        entry(full, [sharding(())], WHOLE, opcode="broadcast"),
+        entry(add, [columns, columns], columns),
+    ]
+    planned = plan(text, MESH, {}, {}, entries)
+    emitted = emit_stablehlo(text, planned)
+    assert len(re.findall(r"= stablehlo.broadcast_in_dim", emitted)) == 2
+    (out,), observed = run_planned(planned, x)
+    np.testing.assert_allclose(out, np.sin(x) + 3, rtol=1e-6)
+    assert {kind for kind, _ in kinds(observed)} == {"all-gather"}  # of the result alone
+
+
 def test_a_value_used_in_two_ways_gets_one_constraint_for_each():
     def two(a):
         b = jnp.tanh(a)
