@@ -23,11 +23,25 @@ def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
     return text, Plan.from_json(Path(plan_path).read_text(), hlo_text=text)
 
 
-def print_memory(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> None:
-    """Print, as one line of JSON, the bytes that the devices' compiler assigns (`CompiledMemory`'s fields)."""
+def print_memory(text: str, plan: Plan, devices: Sequence[Any], platform: str, *, by_peak: bool = False) -> None:
+    """Print, as one line of JSON, the bytes that a device must have for the plan (`CompiledMemory`'s fields).
+
+    by_peak: count as temporaries what is live beside arguments and outputs when most is, not all that was assigned.
+    """
     options = private.compile_options([device.id for device in devices], platform=platform)
     stablehlo = emit_stablehlo(text, plan)
     with private.mlir_context():
         executable = devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)
-    names = ("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes")
-    print(json.dumps(dict(zip(names, private.memory_figures(executable), strict=True))))
+    arguments, outputs, alias, temporaries = private.memory_figures(executable)
+    if by_peak:
+        temporaries = private.peak_memory_bytes(executable) - (arguments + outputs - alias)
+    print(
+        json.dumps(
+            {
+                "argument_bytes": arguments,
+                "output_bytes": outputs,
+                "alias_bytes": alias,
+                "temporary_bytes": temporaries,
+            }
+        )
+    )

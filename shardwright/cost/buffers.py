@@ -72,7 +72,8 @@ def buffers_of(
     kernels = fuse(program, compiler, before)
     together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
     order = schedule(program, kernels, compiler.schedule, together)
-    buffers = allocate(program, kernels, order, before)
+    in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
+    buffers = allocate(program, kernels, order, before, in_place)
     if compiler.schedule == "breadth-first":
         _copy_early(program, buffers)
     if donated and compiler.copies_donated:
@@ -123,10 +124,12 @@ def allocate(
     kernels: Kernels,
     order: list[Step],
     before: Collection[int] = (),
+    in_place: Collection[str] = IN_PLACE,
 ) -> Buffers:
     """Buffers of a computation whose parameters and results its caller pays for.
 
     before: nodes whose values are there from the beginning, and stay to the end.
+    in_place: opcodes whose results may lie where an operand did, whatever its shape.
     """
     buffers = Buffers(order=order, where=[()] * len(program.opcodes))
     position = {node: i for i, step in enumerate(order) for node in step}
@@ -143,7 +146,7 @@ def allocate(
     _free_callers_buffers(program, buffers)
     for node, i in position.items():
         if not kernels.is_view[node] and node not in before and not kernels.is_library[node]:
-            _write_over(program, kernels, buffers, node, i)
+            _write_over(program, kernels, buffers, node, i, in_place)
     return buffers
 
 
@@ -181,9 +184,11 @@ def _free_callers_buffers(program: Program, buffers: Buffers) -> None:
         buffers.ends[buffer] = last
 
 
-def _write_over(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> None:
+def _write_over(
+    program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int, in_place: Collection[str]
+) -> None:
     """Let results take over the buffers of operands that die here: those are live until before."""
-    reusable = list(_reusable(program, kernels, buffers, node, position))
+    reusable = list(_reusable(program, kernels, buffers, node, position, in_place))
     for buffer in buffers.where[node]:
         size = buffers.size_bytes[buffer]
         if buffers.owners[buffer][0] != node or not size:
@@ -195,12 +200,14 @@ def _write_over(program: Program, kernels: Kernels, buffers: Buffers, node: int,
             buffers.follows[buffer] = old
 
 
-def _reusable(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> Iterator[int]:
+def _reusable(
+    program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int, in_place: Collection[str]
+) -> Iterator[int]:
     opcode = program.opcodes[node]
-    if opcode not in IN_PLACE and opcode not in _WRITES_OVER:
+    if opcode not in in_place and opcode not in _WRITES_OVER:
         return
     for source, aligned in kernels.reads[node].items():
-        if opcode not in IN_PLACE and not (aligned and _is_alike(program, kernels, node, source)):
+        if opcode not in in_place and not (aligned and _is_alike(program, kernels, node, source)):
             continue
         for buffer in buffers.where[source]:
             if buffers.ends[buffer] == position and buffers.starts[buffer] < position:

@@ -38,6 +38,7 @@ class Compiler:
         an elementwise instruction that alone reads their result as well.
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
     merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
+    reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
     inverts_divisors: whether a quotient by a spread divisor becomes a product with the inverse, spread.
@@ -62,6 +63,7 @@ class Compiler:
     products_take_in: bool
     products_read_bf16: bool
     merges_all_reduces: bool
+    reduces_in_place: bool
     copies_dot_operands: bool
     inverts_divisors: bool
     copies_gathered: bool

@@ -255,12 +255,8 @@ def test_a_product_reads_columns_that_were_gathered_from_a_copy() -> None:
     assert summary.temporaries_bytes == 2 * 64 * 32 * 4
 
 
-@pytest.mark.parametrize(
-    ("profile", "expected"),
-    [("tpu-v5e", 64 * 16 * 4 * 9 // 8), ("cpu", 64 * 16 * 4 * 2)],  # XLA:CPU reduces everything, then slices
-)
-def test_a_reduce_scatter_takes_the_whole_result_first(profile: str, expected: int) -> None:
-    rows, columns = ROWS, COLUMNS
+def partial_plan(profile: str, result: TensorSharding) -> MemorySummary:
+    """A product whose sums over the axis end as `result`, in which what follows lies too."""
 
     def entry(name: str, opcode: str, operands: list[TensorSharding], result: TensorSharding) -> InstructionPlan:
         return InstructionPlan(
@@ -275,21 +271,33 @@ def test_a_reduce_scatter_takes_the_whole_result_first(profile: str, expected: i
     module = parse(HAND)
     x, w = (parameter.shape for parameter in module.entry.parameters)
     instructions = [
-        entry("x", "parameter", [], columns),
-        entry("w", "parameter", [], rows),
-        entry("dot", "dot", [columns, rows], rows),
-        entry("tanh", "tanh", [rows], rows),
-        entry("add", "add", [rows, rows], rows),
+        entry("x", "parameter", [], COLUMNS),
+        entry("w", "parameter", [], ROWS),
+        entry("dot", "dot", [COLUMNS, ROWS], result),
+        entry("tanh", "tanh", [result], result),
+        entry("add", "add", [result, result], result),
     ]
-    summary = memory(
+    return memory(
         module,
         instructions,
-        [variable(0, x, columns, None), variable(1, w, rows, None)],
-        [variable(0, module.entry.root.shape, rows, None)],
+        [variable(0, x, COLUMNS, None), variable(1, w, ROWS, None)],
+        [variable(0, module.entry.root.shape, result, None)],
         Mesh.of({"x": 8}),
         hardware_profile(profile),
     )
-    assert summary.temporaries_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [("tpu-v5e", 64 * 16 * 4 * 9 // 8), ("cpu", 64 * 16 * 4 * 2)],  # XLA:CPU reduces everything, then slices
+)
+def test_a_reduce_scatter_takes_the_whole_result_first(profile: str, expected: int) -> None:
+    assert partial_plan(profile, ROWS).temporaries_bytes == expected
+
+
+@pytest.mark.parametrize(("profile", "expected"), [("tpu-v5e", 64 * 16 * 4), ("cpu", 64 * 16 * 4 * 2)])
+def test_what_is_reduced_in_place_is_stored_once(profile: str, expected: int) -> None:
+    assert partial_plan(profile, TensorSharding.replicated(2)).temporaries_bytes == expected
 
 
 NESTED = """HloModule nested, entry_computation_layout={(f32[1024]{0})->f32[1024]{0}}
