@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardwright.planner.chain import Chain, Key, aligned
+from shardwright.planner.chain import Chain, Key, SolvedChain, aligned
 from shardwright.planner.clock import Clock
 from shardwright.planner.dual import tighten
 from shardwright.planner.layout import Variable
@@ -58,12 +58,18 @@ def lower_bound(chain: Chain, time_limit_s: float) -> float:
     return total + _rest(chain, states, shared, total, time_limit_s)
 
 
-def best_alike(chain: Chain) -> dict[Variable, int]:
-    """The best states that message passing reads off a chain whose repeats decide alike."""
+def best_alike(chain: Chain) -> SolvedChain:
+    """The best states that message passing reads off a chain whose repeats decide alike, and the bound that it ends
+    at: nearer to the relaxation's optimum than `lower_bound`, and one of all plans where the chain has no runs."""
     problem, variables, states = chain.rolled()
     reduction = reduce(problem, drops_dear=False)
-    found = reduction.complete(tighten(reduction.core, _CLOSE_ALIKE, chain.graph.clock).states)
-    return chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()})
+    bounded = tighten(reduction.core, _CLOSE_ALIKE, chain.graph.clock)
+    found, decided_s = reduction.complete(bounded.states), chain.constant + reduction.constant
+    return SolvedChain(
+        states=chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()}),
+        value=decided_s + bounded.value,
+        rolled_bound=decided_s + bounded.lower_bound,
+    )
 
 
 def _is_inside(chain: Chain, run: Run, variable: Variable) -> bool:

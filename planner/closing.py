@@ -26,7 +26,7 @@ from shardwright.planner.descent import descend
 from shardwright.planner.fitting import fitted
 from shardwright.planner.found import LEAST_GAIN, Found
 from shardwright.planner.least_moves import EXACT_RANK
-from shardwright.planner.memory_bound import bound_at_price, least_that_fits
+from shardwright.planner.memory_bound import bound_at_price, least_that_fits, without_budget
 from shardwright.planner.mesh_search import MeshSearch
 
 #: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
@@ -77,8 +77,11 @@ def _entries(chain: Chain) -> int:
 
 def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
     """The plan that is descended to from what message passing reads off a chain, or one near it that fits, if that is
-    faster than one that is known."""
-    at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in best_alike(chain).items()}
+    faster than one that is known; with the bound that it ends at, if that is a better one."""
+    read = best_alike(chain)
+    if not chain.runs:
+        found = replace(found, cost=without_budget(read.rolled_bound, chain, search.limit_bytes).of(found.cost))
+    at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in read.states.items()}
     axes, fine = [axis.name for axis in found.mesh.axes], search.finer(chain, found.mesh)
     near, solved = descend(chain, at, fine, axes, time_limit_s=search.time_limit_s(), price=chain.price)
     other, below_s = search.found(near, solved, found.notes), found.cost.step_s * (1 - LEAST_GAIN)

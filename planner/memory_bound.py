@@ -55,8 +55,13 @@ class Bound(NamedTuple):
 
 def bound_at_price(chain: Chain, limit_bytes: int, time_limit_s: float) -> Bound:
     """The bound that a chain's own price of memory gives."""
+    return without_budget(lower_bound(chain, time_limit_s), chain, limit_bytes)
+
+
+def without_budget(bound_s: float, chain: Chain, limit_bytes: int) -> Bound:
+    """The bound of plans that fit, from one of what all assignments of a chain cost with their memory at its price."""
     free_s = chain.price.total * limit_bytes if chain.price is not None else 0.0
-    return Bound(lower_bound(chain, time_limit_s) - free_s, chain)
+    return Bound(bound_s - free_s, chain)
 
 
 def least_that_fits(chain: Chain, price: MemoryPrice | None, limit_bytes: int, time_limit_s: float) -> Bound:

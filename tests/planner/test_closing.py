@@ -10,6 +10,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.planner import bound
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.closing import closed
@@ -61,6 +62,21 @@ def test_closing_a_gap_does(search: Search) -> None:
     found = search.found(near, solved, ())
     assert found.cost.gap == 1.0
     assert closed(search, found).cost.gap <= 0.01
+
+
+def test_what_a_plan_is_read_off_at_bounds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Message passing goes on there, which hardly begins before."""
+    monkeypatch.setattr(bound, "_ROUGH", (1, 1.0))
+    step = gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=16)
+    search = Search(lower(step), EIGHT, PlanOptions())
+    chain = search.chain(COARSE, Forced(), frozenset())
+    at, axes = lifted(chain, chain.solve(20.0).states, FINE)
+    found = search.found(*descend(chain, at, search.finer(chain, FINE), axes, time_limit_s=20.0), ())
+    bounding = search.chain_to_bound(FINE, even_rank=5, uneven_rank=5)
+    assert not bounding.runs
+    rough_s, made = lower_bound(bounding, 20.0), closed(search, found)
+    assert rough_s < 0.99 * made.cost.step_s
+    assert made.cost.gap <= 0.01
 
 
 @pytest.mark.parametrize("is_priced", [False, True])
