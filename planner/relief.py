@@ -37,6 +37,10 @@ LEAST_GAIN = 1e-3
 #: predicted to take 1.8 % less than computing again, and counted in XLA's program took 2.9 % more (docs/benchmarks.md).
 GAIN_OF_PARTS = 3e-2
 
+#: Part of the step time by which a plan that fits as it is may be slower than the fastest one, memory aside, for
+#: nothing else to be tried. What fits may be of a mesh that is much slower.
+NEAR_ENOUGH = 1e-2
+
 #: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
 #: plan's time, times the ratio of what that needs to the budget.
 MOST_PRICED = 2
@@ -60,7 +64,7 @@ def _relieved(outcome: Outcome) -> Outcome:
     search = outcome.search
     options = search.options
     if options.remat != "full":
-        if search.fit(outcome, at_once=True):
+        if search.fit(outcome, at_once=True) and outcome.step_s <= outcome.fastest.step_s * (1 + NEAR_ENOUGH):
             return outcome
         if options.remat == "none" and options.micro_batches is not None:
             search.fit(outcome)
