@@ -180,6 +180,22 @@ def anew_bytes(graph: Graph, node: int, use: Use) -> FloatArray:
     return np.array([by_id[i] for i in wanted], np.float64)
 
 
+def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:
+    """Bytes at a peak of what a node makes and of what is made anew for it, by its states, each as often as it counts;
+    None where none of that is live there."""
+    found: FloatArray | None = None
+    reader = graph.flow.nodes[node]
+    for leaf in range(len(reader.shapes)):
+        if times := peak.times_value((node, leaf)):
+            made = times * value_bytes(graph, (node, -1), leaf)
+            found = made if found is None else found + made
+    for use in reader.uses:
+        if graph.layout.pays_for(reader, use) and (times := peak.times_value(use.source)):
+            anew = times * anew_bytes(graph, node, use)
+            found = anew if found is None else found + anew
+    return found
+
+
 def copy_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
     """Bytes of the copy that a hub makes: states of the node × of the hub; 0 where it needs no more than is there."""
     made, lies = value_bytes(graph, (leaf[0], -1), leaf[1]), value_bytes(graph, leaf, 0)

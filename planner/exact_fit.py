@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
-from shardwright.planner.budget import Peak, value_bytes
+from shardwright.planner.budget import Peak, decided_bytes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable, variables_of
@@ -64,10 +62,7 @@ def fit_exactly(
 def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: int) -> ilp.Row:
     coefficients = {}
     for position, (node, leaf) in enumerate(variables):
-        if leaf < 0:
-            live = [each for each in range(len(graph.flow.nodes[node].shapes)) if (node, each) in peak.values]
-            if live:
-                coefficients[position] = np.sum(
-                    [peak.times_value((node, each)) * value_bytes(graph, (node, -1), each) for each in live], axis=0
-                )
+        decided = decided_bytes(graph, peak, node) if leaf < 0 else None
+        if decided is not None:
+            coefficients[position] = decided
     return ilp.Row(coefficients=coefficients, limit=float(limit_bytes))

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
-from shardwright.planner.budget import Peak, anew_bytes, copy_bytes, value_bytes
+from shardwright.planner.budget import Peak, copy_bytes, decided_bytes
 from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
@@ -94,22 +94,16 @@ def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: St
     taken = []
     for node, leaf in variables:
         added = 0.0
+        decided = decided_bytes(graph, peak, node) if leaf < 0 else None
+        if decided is not None:
+            added += float(decided[second[node, -1]] - decided[first[node, -1]])
         for each in range(len(graph.flow.nodes[node].shapes)) if leaf < 0 else (leaf,):
-            if leaf < 0 and (times := peak.times_value((node, each))):
-                made = value_bytes(graph, (node, -1), each)
-                added += times * float(made[second[node, -1]] - made[first[node, -1]])
             times = peak.times_copy((node, each))
             hub_decides = leaf >= 0 or first.get((node, each)) == second.get((node, each))
             if times and hub_decides and (node, each) in first:
                 copied = copy_bytes(graph, (node, each))
                 was, will = first[node, -1], second[node, -1]
                 added += times * float(copied[will, second[node, each]] - copied[was, first[node, each]])
-        if leaf < 0:
-            reader = graph.flow.nodes[node]
-            for use in reader.uses:
-                if graph.layout.pays_for(reader, use) and (times := peak.times_value(use.source)):
-                    anew = anew_bytes(graph, node, use)
-                    added += times * float(anew[second[node, -1]] - anew[first[node, -1]])
         taken.append(added)
     return taken
 

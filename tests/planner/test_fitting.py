@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+import jax
 import pytest
 
 from shardwright.cluster import Cluster
@@ -93,6 +94,25 @@ def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
     taken = model.taken_at(peak, search.found(found.chain, once, ()).decisions)
     assert taken == math.ceil(flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
     assert twice.value - once.value == pytest.approx(taken, rel=1e-3)
+
+
+def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() -> None:
+    table, indices = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((16,), "int32")
+    text = jax.jit(jax.grad(lambda t, i: (t[i] ** 2).sum())).lower(table, indices).as_text("hlo")
+    search = searched(text)
+    found = search.outcome().fastest
+    scatter = next(node for node in search.flow.nodes if node.instruction.opcode == "scatter")
+    zeros = scatter.uses[0].source
+    peak = Peak(values={zeros: 1}, copies=frozenset(), always=frozenset(), margin=0.0)
+    least = math.ceil(search.flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
+
+    def taken(limit: int) -> float | None:
+        best = exact_fit.fit_exactly(found.chain, limit, [peak], lambda states: (True, peak), 10.0)
+        model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+        return model.taken_at(peak, search.found(found.chain, best, ()).decisions) if best is not None else None
+
+    assert taken(least) == least
+    assert taken(least - 1) is None
 
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
