@@ -95,11 +95,14 @@ class Fitting:
         self._add_peak(self.start)
         first = self._first()
         exact = _exactly(self.search, self.start, self._model, self.held_by_all())
-        if exact is not None:
+        is_close = exact is not None and exact.solved.value - exact.price_bound_s <= CLOSE * exact.solved.value
+        if exact is not None and (is_close or first is None):
             return replace(exact, price=self._bounding(exact))
         if first is None:
             raise too_large(self.search, self.thriftiest)
         best = self._fastest(first)
+        if exact is not None:
+            return replace(_faster(best, exact), price=self._bounding(best), price_bound_s=exact.price_bound_s)
         fastest = self.start.solved
         return replace(best, price=self._bounding(best), price_bound_s=fastest.rolled_bound, fastest=fastest)
 
@@ -269,12 +272,13 @@ def _too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
 
 
 def _exactly(search: MeshSearch, found: Found, model: Memory, peaks: Sequence[Peak]) -> Found | None:
-    """The fastest plan that fits, where the program is small enough to solve whole. Else, or if none fits, None."""
+    """The fastest plan that fits, or nearly, where the program is small enough to solve whole. Else, or if none was
+    found to fit, None."""
 
-    def judge(states: Mapping[Variable, int]) -> tuple[bool, Peak]:
+    def judge(states: Mapping[Variable, int]) -> tuple[int, Peak]:
         solved = SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0)
         tried = search.found(found.chain, solved, found.notes)
-        return search.needed_bytes(tried) <= search.limit_bytes, model.peak(tried.decisions)
+        return search.needed_bytes(tried), model.peak(tried.decisions)
 
     best = fit_exactly(found.chain, search.limit_bytes, peaks, judge, search.time_limit_s())
     if best is None:

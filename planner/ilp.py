@@ -56,8 +56,17 @@ class Row:
     coefficients: Mapping[int, FloatArray]
     limit: float
 
+    def taken(self, states: IntArray) -> float:
+        """The sum over these states."""
+        return sum(float(a[states[v]]) for v, a in self.coefficients.items())
+
     def allows(self, states: IntArray) -> bool:
-        return sum(float(a[states[v]]) for v, a in self.coefficients.items()) <= self.limit
+        return self.taken(states) <= self.limit
+
+    @property
+    def least(self) -> float:
+        """The least sum that any states have."""
+        return sum(float(a.min()) for a in self.coefficients.values())
 
 
 def solve(

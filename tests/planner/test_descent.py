@@ -164,7 +164,7 @@ def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> Non
     found = search.found(fine, fine.solve(20.0), ())
     peak = memory.peak(found.decisions)
     limit = int(0.9 * memory.taken_at(peak, found.decisions))
-    best = fit_exactly(fine, limit, [peak], lambda states: (True, peak), 20.0)
+    best = fit_exactly(fine, limit, [peak], lambda states: (0, peak), 20.0)
     assert best is not None
     price = MemoryPrice(peaks=((peak, (best.value - found.cost.step_s) / limit),))
     bound = least_that_fits(bounding, price, limit, 20.0)
