@@ -7,11 +7,13 @@ from hashlib import sha256
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, memory, required_bytes
 from shardwright.hlo import Module, parse
 from shardwright.planner import plan
 from shardwright.planner.rewrites import rewrite, with_views, without_idle_views
@@ -98,3 +100,33 @@ def test_a_view_in_which_arrays_lie_already_stays() -> None:
     kept = [v.number for v in after.parameters if v.view_of is not None]
     assert kept == [viewed_argument.number]
     assert [v.number for v in after.outputs if v.view_of is not None] == outputs
+
+
+def fused_step(weight: jax.Array, moment: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def loss(w: jax.Array) -> jax.Array:
+        q, k, v = jnp.split(x @ w, 3, axis=-1)
+        return jnp.mean(jnp.sin(jnp.einsum("btd,bsd->bts", q, k)) @ v)
+
+    moment = 0.9 * moment + jax.grad(loss)(weight)
+    return weight - 0.1 * moment, moment
+
+
+def planned_in_parallel(**options: Any) -> Plan:
+    weight, x = np.zeros((64, 192), np.float32), np.zeros((16, 32, 64), np.float32)
+    text = lower((fused_step, (weight, weight, x), (0, 1)))
+    return plan(text, Cluster.local(4), PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1, **options))
+
+
+def test_memory_is_that_of_the_program_without_the_views() -> None:
+    """XLA:CPU copies donated arguments whose results are reshaped."""
+    made = planned_in_parallel(force="data")
+    assert made.portable
+    parts = made.instructions, made.parameters, made.outputs, made.mesh, hardware_profile("cpu")
+    assert made.memory == memory(parse(made.require_hlo()), *parts)
+
+
+def test_a_view_stays_where_the_program_without_it_does_not_fit() -> None:
+    needed = required_bytes(planned_in_parallel(force="data").memory, hardware_profile("cpu"))
+    made = planned_in_parallel(force="data", memory_budget=needed - 1)
+    assert not made.portable
+    assert required_bytes(made.memory, hardware_profile("cpu")) < needed
