@@ -146,10 +146,10 @@ class _Fusion:
 
     def _takes_in(self, user: int, node: int) -> bool:
         """Whether the kernel of `user` can compute `node`."""
+        if self.library[user] != OUTSIDE:  # as decided before layouts matter
+            return self.library[node] == self.library[user]
         if node in self.columns and user not in self.columns:
             return False
-        if self.library[user] != OUTSIDE:
-            return self.library[node] == self.library[user]
         if self.is_open[user]:
             return self.is_loop[node]
         if self.program.opcodes[user] == "reduce":

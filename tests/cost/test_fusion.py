@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost import hardware_profile
+from shardwright.cost.columns import GATHERED, columns
 from shardwright.cost.fusion import Kernels, fuse
 from shardwright.cost.program import Program
 from shardwright.cost.schedule import schedule
@@ -95,3 +96,37 @@ def test_nodes_that_run_together_wait_for_the_last() -> None:
     assert all(len(step) == 1 for step in schedule(program, found, "breadth-first", [pair]))
     free = (names["x"], names["b"])
     assert schedule(program, found, "breadth-first", [free])
+
+
+CENTRED = """HloModule centred, entry_computation_layout={(f32[64,64]{1,0}, f32[64,64]{1,0})->f32[64,64]{1,0}}
+
+sum {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  y = f32[64,64]{1,0} parameter(1)
+  zero = f32[] constant(0)
+  both = f32[64,64]{1,0} add(x, y)
+  total = f32[64]{0} reduce(both, zero), dimensions={1}, to_apply=sum
+  spread = f32[64,64]{1,0} broadcast(total), dimensions={0}
+  centred = f32[64,64]{1,0} subtract(both, spread)
+  sent = f32[64,64]{1,0} reverse(centred), dimensions={0}
+  ROOT out = f32[64,64]{1,0} transpose(sent), dimensions={1,0}
+}
+"""
+
+
+def test_what_a_library_takes_in_is_not_stored_for_being_gathered() -> None:
+    """It is one kernel, in whichever order the all-gather that sends its value on wants that."""
+    profile = hardware_profile("cpu")
+    program = program_of(CENTRED, "cpu")
+    number = {instruction.name: node for node, instruction in enumerate(program.instructions)}
+    program.marks[number["out"]] = GATHERED
+    assert {number["both"], number["centred"]} <= columns(program)
+    kernels = fuse(program, profile.compiler)
+    assert not kernels.is_kept[number["both"]]
+    assert set(kernels.reads[number["centred"]]) == {number["x"], number["y"], number["zero"]}
