@@ -201,11 +201,14 @@ def work_s(search: Search) -> float:
     """Seconds of all instructions of the program as it is, divided by the devices: what a step takes of each if nothing
     is computed twice."""
     program, total = search.program, 0.0
+    ends = program.kernels.ends
     for node in program.flow.nodes:
         if not node.is_value:
             operands = [leaf.dimensions for operand in node.instruction.operands for leaf in operand.shape.leaves]
             results = [leaf.dimensions for leaf in node.instruction.shape.leaves]
-            total += node.weight * compute_time_s(node.instruction, operands, results, search.profile)
+            total += node.weight * compute_time_s(
+                node.instruction, operands, results, search.profile, ends_kernel=ends[node.index]
+            )
     return total / search.cluster.device_count
 
 

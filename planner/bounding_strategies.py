@@ -60,11 +60,13 @@ class BoundingBuilder(StrategyBuilder):
             [lies.ids(code) for lies, code in zip(leaves, codes, strict=True)]
             for leaves, codes in ((inputs, made.operands), (outputs, made.results), (outputs, made.local))
         )
+        compute_s = self._compute_s(instruction, inputs, outputs, made)
         return StrategySet(
             strategies=self._strategies(operands, results, made),
             operand_ids=_columns(operands, made.count),
             result_ids=_columns(results, made.count),
-            time_s=self._compute_s(instruction, inputs, outputs, made) + self._reduced_s(instruction, local, results),
+            time_s=compute_s + self._reduced_s(instruction, local, results),
+            compute_s=compute_s,
             reason=rule.reason if made.count == 1 else "",
         )
 

@@ -151,13 +151,7 @@ def _is_on_shards_or_partial(strategy: Strategy, axes: tuple[str, ...]) -> bool:
 def _only(found: StrategySet, kept: IntArray) -> StrategySet:
     if len(kept) == len(found):
         return found
-    return StrategySet(
-        strategies=tuple(found.strategies[i] for i in kept),
-        operand_ids=found.operand_ids[kept],
-        result_ids=found.result_ids[kept],
-        time_s=found.time_s[kept],
-        reason=found.reason,
-    )
+    return found.only(kept)
 
 
 # ---- the update of state ---------------------------------------------------------

@@ -84,7 +84,8 @@ class Graph:
         if node.is_value:
             found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
         else:
-            found = self.builder.of_instruction(node.instruction, layout.ways[index], layout.signatures[index], near)
+            ways, number, ends = layout.ways[index], layout.signatures[index], layout.ends_kernel(index)
+            found = self.builder.of_instruction(node.instruction, ways, number, near, ends_kernel=ends)
         if self.confinement is None or layout.is_free[index]:
             return found
         return self.confinement.narrow(node, found)
@@ -183,4 +184,6 @@ class Graph:
         index, leaf = source
         weight = weight * self.exposed if source in self.beside else weight
         matrix = self.prices.reshard_matrix(self.flow.nodes[index].shapes[leaf], made, wanted, weight)
+        if self.layout.kernels.is_fused[index]:
+            matrix = self.prices.launching(matrix, weight)
         return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
+from shardwright.planner.kernels import Kernels
 from shardwright.planner.rules import rule_of
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments import CHOOSERS, Segments
@@ -50,6 +51,7 @@ class Layout:
     apart: hubs of what a loop carries, for readers behind the loop. direct: readers inside it, and what they read.
     whole: hubs that lie reduced, because what is made anew for each reader reads them.
     last_read: of values made anew, the last node that chooses freely and reads one, and at which of its operand leaves.
+    kernels: what fusion makes of the nodes; what is made anew is part of its readers' kernels, besides.
     keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
     """
 
@@ -65,6 +67,7 @@ class Layout:
     direct: frozenset[tuple[int, Leaf]]
     whole: frozenset[Leaf]
     last_read: Mapping[Leaf, tuple[int, int]]
+    kernels: Kernels
     keys: Mapping[int, Hashable]
 
     def describe(self, variable: Variable) -> Hashable:
@@ -73,7 +76,8 @@ class Layout:
         node = self.flow.nodes[index]
         if leaf >= 0:
             may_be_partial = self.can_be_partial[index] and variable not in self.whole
-            return (node.shapes[leaf], may_be_partial, self.hubs[variable], variable in self.crossing)
+            crosses = variable in self.crossing
+            return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, self.kernels.is_fused[index])
         uses = tuple(  # of values made anew: whether they are zero
             (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
         )
@@ -83,6 +87,8 @@ class Layout:
             node.is_value,
             node.weight,
             self.can_be_partial[index],
+            self.ends_kernel(index),
+            self.kernels.is_fused[index],
             self.ways[index],
             uses,
             tuple(use.position for use in node.uses if (index, use.source) in self.direct),
@@ -93,6 +99,10 @@ class Layout:
         """Whether a node decides what something takes that it reads: that is made anew, and nothing reads it later.
         What is made anew for others too is no smaller, or stored besides."""
         return self.last_read.get(use.source) == (node.index, use.position)
+
+    def ends_kernel(self, index: int) -> bool:
+        """Whether a node takes a launch of its own."""
+        return self.kernels.ends[index] and not self.is_free[index]
 
     def source(self, node: Node, use: Use) -> Variable:
         """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
@@ -106,11 +116,12 @@ def lay_out(
     segments: Segments,
     pinned: Mapping[int, Hashable],
     keys: Mapping[int, Hashable],
+    kernels: Kernels,
 ) -> Layout:
     """Decide what may be partial and which values get hubs.
 
     pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
-    keys: the same of nodes that differ in anything else.
+    keys: the same of nodes that differ in anything else. kernels: see `find_kernels`.
     """
     signatures, instructions = _signatures(flow)
     rules = [rule_of(instruction) for instruction in instructions]
@@ -165,6 +176,7 @@ def lay_out(
         direct=direct,
         whole=frozenset(whole),
         last_read=last_read,
+        kernels=kernels,
         keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
     )
 

@@ -50,7 +50,7 @@ class _Ledger:
                 continue
             self.moved.add(done)
             cause = causes.move(node, use) if causes else ""
-            self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs)
+            self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs, is_read=True)
 
     def _used(self, node: Node, use: Use) -> TensorSharding:
         """How a node takes an operand. What is only handed on is brought to how it lies: a sum that a loop carries and
@@ -62,8 +62,11 @@ class _Ledger:
     def add_reduction(self, node: Node, leaf: int, stages: Sequence[TensorSharding], cause: str) -> None:
         """What reduces a result that lies as each of `stages` after the other."""
         whole = (node.index, leaf)
-        moves = [move for before, after in pairwise(stages) for move in self._moves(whole, before, after)]
-        self._add(node.instruction.name, cause, whole, moves, node.weight, node.runs)
+        *sums, last = ([*self._moves(whole, before, after)] for before, after in pairwise(stages))
+        self._add(
+            node.instruction.name, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs
+        )
+        self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
 
     def _moves(self, leaf: Leaf, source: TensorSharding, target: TensorSharding) -> tuple[Move, ...]:
         graph = self.decisions.graph
@@ -84,10 +87,22 @@ class _Ledger:
         whole = TensorSharding.replicated(len(before.dims))
         return whole if moves == self._moves(leaf, before, whole) else TensorSharding(after.dims)
 
-    def _add(self, instruction: str, cause: str, leaf: Leaf, moves: Sequence[Move], weight: float, runs: int) -> None:
+    def _add(
+        self,
+        instruction: str,
+        cause: str,
+        leaf: Leaf,
+        moves: Sequence[Move],
+        weight: float,
+        runs: int,
+        *,
+        is_read: bool = False,
+    ) -> None:
+        """Moves of a value, one after the other. is_read: for a reader; what is fused into that is written first."""
         graph = self.decisions.graph
-        for move in moves:
-            once_s = move.time_s(graph.prices.mesh, graph.prices.topology)
+        launch_s = graph.prices.profile.launch_s if is_read and graph.layout.kernels.is_fused[leaf[0]] else 0.0
+        for place, move in enumerate(moves):
+            once_s = move.time_s(graph.prices.mesh, graph.prices.topology) + (0.0 if place else launch_s)
             count = max(1, runs)
             if leaf in graph.beside:
                 self.beside.append((leaf, once_s * weight))
@@ -172,14 +187,16 @@ def compute_time_s(decisions: Decisions) -> float:
 def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
     """Seconds a step that each instruction computes on one device."""
     prices = decisions.graph.prices
-    once: dict[tuple[int, int], float] = {}  # equal instructions share their strategies
-    signatures = decisions.graph.layout.signatures
+    once: dict[tuple[int, int, bool], float] = {}  # equal instructions share their strategies
+    layout = decisions.graph.layout
     for node in decisions.graph.flow.nodes:
         if not node.is_value and node.weight:
             strategy = decisions.strategies[node.index]
-            key = (signatures[node.index], id(strategy))
+            ends = layout.ends_kernel(node.index)
+            key = (layout.signatures[node.index], id(strategy), ends)
             if key not in once:
-                once[key] = prices.compute_s(node.instruction, strategy.operands, local_results(strategy))
+                local = local_results(strategy)
+                once[key] = prices.compute_s(node.instruction, strategy.operands, local, ends_kernel=ends)
             yield node, node.weight * once[key]
 
 

@@ -67,6 +67,7 @@ class Prices:
         self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
         self._priced: dict[int, FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
+        self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
 
     def identify(self, sharding: TensorSharding) -> int:
         """The integer that stands for `sharding`."""
@@ -83,9 +84,17 @@ class Prices:
         return number
 
     def compute_s(
-        self, instruction: Instruction, operands: Sequence[TensorSharding], results: Sequence[TensorSharding]
+        self,
+        instruction: Instruction,
+        operands: Sequence[TensorSharding],
+        results: Sequence[TensorSharding],
+        *,
+        ends_kernel: bool,
     ) -> float:
-        """Seconds of one execution; one sharding per array leaf of the operands and of the result."""
+        """Seconds of one execution; one sharding per array leaf of the operands and of the result.
+
+        ends_kernel: see `cost.compute_time_s`.
+        """
         inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
         return compute_time_s(
             instruction,
@@ -95,6 +104,7 @@ class Prices:
                 for leaf, s in zip(instruction.shape.leaves, results, strict=True)
             ],
             self.profile,
+            ends_kernel=ends_kernel,
         )
 
     def arrival_s(self, shape: ArrayShape, sharding: TensorSharding) -> float:
@@ -134,6 +144,15 @@ class Prices:
             moves = self._moves_between(shape, sources, targets)
             matrix = self._matrices[key] = times(self._seconds(shape)[moves], count)
         return matrix
+
+    def launching(self, matrix: FloatArray, count: float) -> FloatArray:
+        """`count` moves of a value that is written for them alone: each takes a launch more; the same matrix for equal
+        ones."""
+        found = self._launching.get((id(matrix), count))
+        if found is None:
+            moved = np.where(matrix > 0, matrix + count * self.profile.launch_s, matrix)
+            found = self._launching[id(matrix), count] = matrix, moved  # with the matrix: its number stays its own
+        return found[1]
 
     def _layouts_of(self, rank: int) -> Layouts:
         """Kept here, for their numbers are in `_layout`."""

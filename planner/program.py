@@ -22,6 +22,7 @@ from shardwright.planner.exposed import gradients
 from shardwright.planner.force import Forced, forced, pins_by_name, state_arguments
 from shardwright.planner.foreign import ForeignSharding
 from shardwright.planner.inlining import inline_calls
+from shardwright.planner.kernels import Kernels, find_kernels
 from shardwright.planner.layout import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
@@ -100,6 +101,7 @@ class Program:
         self.arriving = frozenset(self.flow.parameters) - self.state
         self.twins = _nodes_of(self.flow, twins)
         self._liveness: Liveness | None = None
+        self._kernels: Kernels | None = None
         self._structures: dict[Hashable, Structure] = {}
         self._gradients: frozenset[Leaf] | None = None
         self._batch_dims: Mapping[int, int] | None = None
@@ -122,6 +124,13 @@ class Program:
         if self._gradients is None:
             self._gradients = gradients(self.flow)
         return self._gradients
+
+    @property
+    def kernels(self) -> Kernels:
+        """What fusion makes of the nodes."""
+        if self._kernels is None:
+            self._kernels = find_kernels(self.flow)
+        return self._kernels
 
     def forced(self, options: PlanOptions, mesh: Mesh) -> Forced:
         """What the strategy of `options` asks on one mesh. Raises as `planner.force.forced` does."""
@@ -163,7 +172,7 @@ class Structure:
         keys = dict.fromkeys(program.arriving, ("arriving",))
         for node, what in extra.items():
             keys[node] = (*keys.get(node, ()), what)
-        self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys)
+        self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys, program.kernels)
         self.instances: tuple[Instance, ...] = instances_of(
             flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
         )

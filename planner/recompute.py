@@ -313,10 +313,13 @@ class _Costs:
         if opcode == "get-tuple-element" and instruction.operands[0].opcode in CONTROL_FLOW:
             return None  # what the loop stores
         decisions = self._decisions
+        graph = decisions.graph
         (index, _), *_ = decisions.graph.flow.leaves[instruction]
-        node = decisions.graph.flow.nodes[index]
+        node = graph.flow.nodes[index]
         if node.is_value or node.instruction is not instruction:
             return 0.0
         strategy = decisions.strategies[index]
-        compute_s = decisions.graph.prices.compute_s(instruction, strategy.operands, local_results(strategy))
+        ends = graph.layout.ends_kernel(index)
+        local = local_results(strategy)
+        compute_s = graph.prices.compute_s(instruction, strategy.operands, local, ends_kernel=ends)
         return node.weight * compute_s + self._moving.get(name, 0.0)

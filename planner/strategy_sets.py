@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -30,7 +31,8 @@ class StrategySet:
     """All strategies of an instruction on a mesh, as arrays for the search.
 
     operand_ids: [strategies, operand leaves], result_ids: [strategies, result leaves]: interned shardings.
-    time_s: [strategies], seconds of computing, and of reducing what cannot stay partial, once.
+    time_s: [strategies], seconds of computing, and of reducing what cannot stay partial, once. compute_s: of these, of
+        computing as part of another instruction's kernel.
     reason: why there is no more to choose from; else empty.
     """
 
@@ -38,10 +40,26 @@ class StrategySet:
     operand_ids: IntArray
     result_ids: IntArray
     time_s: FloatArray
+    compute_s: FloatArray
     reason: str = ""
 
     def __len__(self) -> int:
         return len(self.strategies)
+
+    def only(self, kept: Sequence[int] | IntArray) -> StrategySet:
+        """Those of the strategies whose places are given."""
+        return StrategySet(
+            strategies=tuple(self.strategies[i] for i in kept),
+            operand_ids=self.operand_ids[kept],
+            result_ids=self.result_ids[kept],
+            time_s=self.time_s[kept],
+            compute_s=self.compute_s[kept],
+            reason=self.reason,
+        )
+
+    def launched(self, launch_s: float) -> StrategySet:
+        """The same of an instruction that ends a kernel, which takes `launch_s` at least."""
+        return replace(self, time_s=self.time_s + np.maximum(launch_s - self.compute_s, 0.0))
 
 
 class StrategyBuilder:
@@ -78,15 +96,21 @@ class StrategyBuilder:
         linear: tuple[frozenset[int], ...] = (),
         number: int | None = None,
         near: Near | None = None,
+        *,
+        ends_kernel: bool = False,
     ) -> StrategySet:
         """Strategies by the instruction's rule; the first one is replicated unless only those `near` one are asked for.
 
         linear: which operand leaves may be partial sums together. number: stands for the instruction's signature.
+        ends_kernel: see `cost.compute_time_s`.
         """
-        key = (signature(instruction) if number is None else number, linear, near)
+        key = (signature(instruction) if number is None else number, linear, near, ends_kernel)
         found = self._sets.get(key)
-        if found is None:
-            found = self._sets[key] = self._build(instruction, linear, near)
+        if found is None and ends_kernel:
+            found = self.of_instruction(instruction, linear, number, near).launched(self._prices.profile.launch_s)
+        elif found is None:
+            found = self._build(instruction, linear, near)
+        self._sets[key] = found
         return found
 
     def of_value(self, shape: ArrayShape, *, partial: bool = False, near: Near | None = None) -> StrategySet:
@@ -125,18 +149,11 @@ class StrategyBuilder:
     def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
         """The given shardings of an array that is only handed on."""
         strategies = tuple(Strategy(operands=(sharding,), results=(sharding,)) for sharding in shardings)
-        return self._set(strategies, np.zeros(len(strategies)), "")
+        return self._set(strategies, np.zeros(len(strategies)), np.zeros(len(strategies)), "")
 
     def narrowed(self, found: StrategySet, near: Near) -> StrategySet:
         """Of strategies that come from no rule, those that are left."""
-        kept = [i for i, strategy in enumerate(found.strategies) if near.admits(strategy)]
-        return StrategySet(
-            strategies=tuple(found.strategies[i] for i in kept),
-            operand_ids=found.operand_ids[kept],
-            result_ids=found.result_ids[kept],
-            time_s=found.time_s[kept],
-            reason=found.reason,
-        )
+        return found.only([i for i, strategy in enumerate(found.strategies) if near.admits(strategy)])
 
     def _build(
         self, instruction: Instruction, linear: tuple[frozenset[int], ...], near: Near | None = None
@@ -144,10 +161,18 @@ class StrategyBuilder:
         rule = rule_of(instruction)
         mesh = self._prices.mesh
         strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, self._may_split(near)))
-        time_s = np.array([self._time_s(instruction, strategy) for strategy in strategies])
-        return self._set(strategies, time_s, rule.reason if len(strategies) == 1 else "")
+        compute_s = np.array(
+            [
+                self._prices.compute_s(instruction, each.operands, local_results(each), ends_kernel=False)
+                for each in strategies
+            ]
+        )
+        combined_s = np.array([self._combined_s(instruction, strategy) for strategy in strategies])
+        return self._set(strategies, compute_s, combined_s, rule.reason if len(strategies) == 1 else "")
 
-    def _set(self, strategies: tuple[Strategy, ...], time_s: FloatArray, reason: str) -> StrategySet:
+    def _set(
+        self, strategies: tuple[Strategy, ...], compute_s: FloatArray, combined_s: FloatArray, reason: str
+    ) -> StrategySet:
         identify = self._prices.identify
         count = len(strategies)
         return StrategySet(
@@ -158,17 +183,17 @@ class StrategyBuilder:
             result_ids=np.array([[identify(s) for s in each.results] for each in strategies], np.int64).reshape(
                 count, -1
             ),
-            time_s=time_s,
+            time_s=compute_s + combined_s,
+            compute_s=compute_s,
             reason=reason,
         )
 
-    def _time_s(self, instruction: Instruction, strategy: Strategy) -> float:
-        before = local_results(strategy)
-        compute_s = self._prices.compute_s(instruction, strategy.operands, before)
+    def _combined_s(self, instruction: Instruction, strategy: Strategy) -> float:
+        """Seconds of combining what the devices compute: sums that cannot stay partial, exchanges within the rule."""
         reduced_s = sum(
             self._prices.reshard_s(leaf, source, target)
             for leaf, *stages in zip(instruction.shape.leaves, *stages_of_sum(strategy), strategy.results, strict=True)
             for source, target in pairwise(stages)
         )
         exchanged_s = sum(self._prices.collective_s(e.kind, e.axes, e.payload_bytes) for e in strategy.exchanges)
-        return compute_s + reduced_s + exchanged_s
+        return reduced_s + exchanged_s

@@ -17,6 +17,7 @@ from shardwright.planner.causes import Causes
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, build_dataflow
 from shardwright.planner.graph import Graph
+from shardwright.planner.kernels import find_kernels
 from shardwright.planner.layout import free_nodes, lay_out
 from shardwright.planner.ledger import compute_time_s, planned_collectives
 from shardwright.planner.pipeline.assembly import Assembled
@@ -82,9 +83,8 @@ class Pricing:
         """The choices that the entries stand for."""
         free = free_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
-        graph = Graph(
-            layout=lay_out(flow, free, segments, {}, {}), prices=self._prices, builder=self._builder, pinned={}
-        )
+        layout = lay_out(flow, free, segments, {}, {}, find_kernels(flow))
+        graph = Graph(layout=layout, prices=self._prices, builder=self._builder, pinned={})
         entries = {entry.name: entry for entry in program.entries}
         parameters = {node: v.sharding for node, v in zip(flow.parameters, program.parameters, strict=True)}
         outputs = {node: v.sharding for node, v in zip(flow.outputs, program.outputs, strict=True)}

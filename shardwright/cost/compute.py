@@ -4,7 +4,7 @@ Time is the larger of arithmetic over the attainable rate and bytes over the
 memory bandwidth, and never less than a kernel launch (Williams, Waterman,
 Patterson, "Roofline: an insightful visual performance model", 2009). XLA fuses
 chains of elementwise instructions into one kernel: those pay a part of their
-bytes and no launch of their own (`HardwareProfile.fused_traffic`).
+bytes (`HardwareProfile.fused_traffic`), and one launch together: the one that ends the chain takes no less.
 
 Shapes here are dimensions of one device's shards, per array leaf of all
 operands in order (`operand_shapes`) and of the result (`result_shapes`).
@@ -83,9 +83,18 @@ def memory_traffic_bytes(instruction: Instruction, operand_shapes: ShardShapes, 
 
 
 def compute_time_s(
-    instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes, profile: HardwareProfile
+    instruction: Instruction,
+    operand_shapes: ShardShapes,
+    result_shapes: ShardShapes,
+    profile: HardwareProfile,
+    *,
+    ends_kernel: bool = False,
 ) -> float:
-    """Seconds of one execution of `instruction` on one device."""
+    """Seconds of one execution of `instruction` on one device.
+
+    ends_kernel: whether it is the last of a kernel of fused instructions; what is fused into another's kernel is
+    launched with that.
+    """
     if is_free(instruction):
         return 0.0
     work = flops(instruction, operand_shapes, result_shapes)
@@ -95,7 +104,8 @@ def compute_time_s(
         if instruction.opcode in ("dot", "convolution", "ragged-dot"):
             rate = profile.matmul_flops_per_s(instruction.operands[0].shape.leaves[0].element_type)
         return max(work / rate, memory_s, profile.launch_s)
-    return max(work / profile.vector_flops_per_s, memory_s * profile.fused_traffic)
+    time_s = max(work / profile.vector_flops_per_s, memory_s * profile.fused_traffic)
+    return max(time_s, profile.launch_s) if ends_kernel else time_s
 
 
 def _bytes(leaves: Sequence[ArrayShape], shapes: ShardShapes) -> float:

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 
 from shardwright.cost.columns import columns
 from shardwright.cost.library import OUTSIDE, library_kernels
-from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE_ELEMENTWISE, IDENTITIES, INDEXING, PRODUCTS, TUPLE_VIEWS
+from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, IDENTITIES, LOOPS, PRODUCTS, TUPLE_VIEWS
 from shardwright.cost.profiles import Compiler
 from shardwright.cost.program import Program
-
-#: What a kernel can compute from element to element, so that it can take in what it reads.
-_LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
-
-_EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}
 
 #: What hands elements on as they are, between devices too.
 _MOVING = IDENTITIES | {"transpose", "copy", "slice", "dynamic-slice", "all-gather", "all-to-all", "collective-permute"}
@@ -76,7 +71,7 @@ class _Fusion:
         self.compiler = compiler
         self.users = program.users()
         self.columns = columns(program) if compiler.copies_gathered else frozenset[int]()
-        self.loops = _LOOPS | {"reduce"} if compiler.reduce_takes_in == "loops" else _LOOPS
+        self.loops = LOOPS | {"reduce"} if compiler.reduce_takes_in == "loops" else LOOPS
         count = len(program.opcodes)
         self.is_stored = [True] * count
         self.is_taken_in = [False] * count  # by every reader that can
@@ -176,7 +171,7 @@ class _Fusion:
             return not self._is_constant(self.program.operands[node][1])
         if opcode == "convert":
             return self._is_rounding_to_bf16(node)
-        return opcode in _EXPENSIVE
+        return opcode in EXPENSIVE
 
     def _is_rounding_to_bf16(self, node: int) -> bool:
         """From two bytes an element more: f32 to bf16 needs tests for NaN, all other conversions are simple."""

@@ -49,3 +49,9 @@ ANY_TYPE = IDENTITIES | TUPLE_VIEWS | {
 MARKER_TARGETS = frozenset({
     "Sharding", "shardwright.annotate", "xla.sdy.FuncResultSharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
 })  # fmt: skip
+
+#: What a kernel can compute from element to element, so that it can take in what it reads.
+LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
+
+#: What no two kernels compute, each for itself.
+EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}

@@ -25,7 +25,7 @@ from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable, variables_of
 from shardwright.planner.search import Search
-from shardwright.plans import Mesh
+from shardwright.plans import Mesh, TensorSharding
 from tests.planner.programs import lower, mlp
 
 PROGRAMS = int(os.environ.get("SHARDWRIGHT_EXACT_PROGRAMS", "40"))
@@ -100,6 +100,12 @@ def seconds_of(graph: Graph, chosen: dict[Variable, int]) -> float:
     """Computing, arriving, and every move: from maker to hub, and from hub or maker to each reader."""
     flow, prices, hubs = graph.flow, graph.prices, graph.layout.hubs
     total = 0.0
+
+    def moved_s(maker: int, have: TensorSharding, want: TensorSharding) -> float:
+        seconds = prices.reshard_s(flow.nodes[maker].shapes[0], have, want)
+        is_written = seconds > 0 and graph.layout.kernels.is_fused[maker]
+        return seconds + prices.profile.launch_s if is_written else seconds
+
     for node in flow.nodes:
         mine = graph.set_of((node.index, -1))
         strategy = mine.strategies[chosen[node.index, -1]]
@@ -108,12 +114,11 @@ def seconds_of(graph: Graph, chosen: dict[Variable, int]) -> float:
             total += prices.arrival_s(node.shapes[0], strategy.results[0])
         if (node.index, 0) in hubs:
             hub = graph.set_of((node.index, 0)).strategies[chosen[node.index, 0]].results[0]
-            total += hubs[node.index, 0] * prices.reshard_s(node.shapes[0], strategy.results[0], hub)
+            total += hubs[node.index, 0] * moved_s(node.index, strategy.results[0], hub)
         for use in node.uses:
             lies = graph.set_of(use.source if use.source in hubs else (use.source[0], -1))
             have = lies.strategies[chosen[use.source if use.source in hubs else (use.source[0], -1)]].results[0]
-            shape = flow.nodes[use.source[0]].shapes[0]
-            total += use.weight * prices.reshard_s(shape, have, strategy.operands[use.position])
+            total += use.weight * moved_s(use.source[0], have, strategy.operands[use.position])
     return total
 
 
