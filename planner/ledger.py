@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.cost import Move, reshard, wire_bytes
+from shardwright.cost.device_groups import groups_along
 from shardwright.planner.assemble import Decisions
 from shardwright.planner.causes import Causes
 from shardwright.planner.dataflow import Leaf, Node, Use, computations_of
@@ -116,8 +117,14 @@ class _Ledger:
                     wire_bytes=move.wire_bytes,
                     count=count,
                     time_s=once_s * weight,
+                    groups=self._groups(move),
                 )
             )
+
+    def _groups(self, move: Move) -> tuple[tuple[int, ...], ...]:
+        """The devices of each group where they are not all along the axes."""
+        mesh = self.decisions.graph.prices.mesh
+        return groups_along(move.atoms, mesh) if move.group_size < mesh.size(move.axes) else ()
 
     def add_exchange(self, node: Node, each: Exchange, cause: str) -> None:
         prices = self.decisions.graph.prices

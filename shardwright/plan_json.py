@@ -9,7 +9,7 @@ Reading accepts any minor version of the format's major number; keys that are no
 known are refused, except from a later minor version. Version 1.1 added `segments`,
 the `name` of candidates, and `rewritten` and `view_of` for plans of rewritten programs; 1.3 `recomputed` and
 `micro_batches`; 1.4 `hidden_s` and
-`is_bounded` of the cost.
+`is_bounded` of the cost; 1.5 the `groups` of collectives along parts of axes.
 
 A plan of a rewritten program carries that program's text, since nobody but the planner has it.
 """
@@ -194,6 +194,7 @@ def _encode_collective(collective: PlannedCollective) -> dict[str, Any]:
         "wire_bytes": collective.wire_bytes,
         "count": collective.count,
         "time_s": collective.time_s,
+        **({"groups": [list(group) for group in collective.groups]} if collective.groups else {}),
     }
 
 
@@ -457,7 +458,18 @@ def _read_collective(row: Reader, mesh: Mesh) -> PlannedCollective:
         wire_bytes=row.integer("wire_bytes"),
         count=row.integer("count"),
         time_s=row.number("time_s"),
+        groups=_read_groups(row, mesh) if row.has("groups") else (),
     )
+
+
+def _read_groups(row: Reader, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Groups of equal size, each device of the mesh in one of them."""
+    groups = row.items("groups")
+    devices = [device for group in groups if isinstance(group, list) for device in group]
+    is_partition = all(type(device) is int for device in devices) and sorted(devices) == list(range(mesh.device_count))
+    if not is_partition or len({len(group) for group in groups}) != 1:
+        raise row.wrong("groups", f"lists of equal length that have each of {mesh.device_count} devices once", groups)
+    return tuple(map(tuple, groups))
 
 
 def _read_candidate(row: Reader) -> Candidate:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.4"
+PLAN_FORMAT = "1.5"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +251,7 @@ class PlannedCollective:
     """A collective the plan expects XLA to insert.
 
     kind: one of `COLLECTIVE_KINDS`.
+    axes: of the mesh; where `groups` says nothing else, a group has all devices that differ only along them.
     instruction: the instruction whose result or operand makes it necessary.
     cause: in words, e.g. `gradient of params['w']` or `params['w'] for matmul (model.py:63)`.
     payload_bytes: bytes on one device of the larger of its operand and result: the whole array
@@ -258,6 +259,7 @@ class PlannedCollective:
     wire_bytes: bytes one device puts on the wire, once (ring algorithm).
     count: executions a step (trip counts of loops multiplied in).
     time_s: seconds a step, all executions, with the launch of a kernel that ends here to write what it moves.
+    groups: devices (in mesh order) of each group, where XLA moves along parts of the axes; else empty.
     """
 
     kind: str
@@ -268,6 +270,13 @@ class PlannedCollective:
     wire_bytes: int
     count: int
     time_s: float
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def over(self) -> str:
+        """Its axes in words, and how many of their devices a group has where it has not all."""
+        axes = "·".join(self.axes)
+        return f"{len(self.groups[0])} devices along {axes}" if self.groups else axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,15 @@ def test_round_trip() -> None:
     plan = small_plan()
     assert Plan.from_json(plan.to_json(), hlo_text=HLO) == plan
     assert Plan.from_json(plan.to_json(indent=2)).hlo_text is None
+
+
+def test_collectives_along_parts_of_axes_keep_their_devices() -> None:
+    whole = small_plan().collectives[0]
+    part = replace(whole, groups=((0, 2), (1, 3), (4, 6), (5, 7)))
+    plan = small_plan(collectives=(whole, part))
+    assert Plan.from_json(plan.to_json(), hlo_text=HLO) == plan
+    jsonschema.validate(encode(plan), SCHEMA)
+    assert (whole.over, part.over) == ("model", "2 devices along model")
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -283,6 +293,9 @@ WRONG = [
     (set_to(("outputs", 0, "alias"), None), "plan.parameters[0].alias"),
     (set_to(("collectives", 0, "kind"), "broadcast"), "plan.collectives[0].kind"),
     (set_to(("collectives", 0, "axes"), ["ghost"]), "plan.collectives[0].axes"),
+    (set_to(("collectives", 0, "groups"), [[0, 1], [2, 2]]), "plan.collectives[0].groups"),
+    (set_to(("collectives", 0, "groups"), [[0], [1, 2, 3]]), "plan.collectives[0].groups"),
+    (set_to(("collectives", 0, "groups"), 4), "plan.collectives[0].groups"),
     (set_to(("shardings", 0, "dims"), [["ghost"]]), "plan.shardings[0].dims"),
     (set_to(("shardings", 0, "dims"), [["data"], ["data"]]), "plan.shardings[0]"),
     (set_to(("values", 0), [99]), "plan.values[0]"),

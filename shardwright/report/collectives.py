@@ -135,7 +135,7 @@ def _grouped(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:
     """Lines that differ only in numbers of their cause, the most bytes first."""
     groups: dict[tuple[object, ...], list[ProofLine]] = {}
     for line in lines:
-        groups.setdefault((line.status, line.kind, line.axes, _NUMBER.sub("#", _cause(line))), []).append(line)
+        groups.setdefault((line.status, line.kind, line.over, _NUMBER.sub("#", _cause(line))), []).append(line)
     return sorted(groups.values(), key=lambda group: -max(_wire(group)))
 
 
@@ -151,7 +151,7 @@ def _wire(lines: Sequence[ProofLine]) -> tuple[int, int]:
 
 
 def _over(line: ProofLine) -> str:
-    return "·".join(line.axes) or f"{line.group_size} devices"
+    return line.over or f"{line.group_size} devices"
 
 
 def _why(lines: Sequence[ProofLine]) -> str:

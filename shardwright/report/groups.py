@@ -32,10 +32,14 @@ class VariableGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveGroup:
-    """Collectives of one kind over the same axes with one cause; bytes and seconds of a whole step."""
+    """Collectives of one kind over the same axes with one cause; bytes and seconds of a whole step.
+
+    over: the axes in words, and how many of their devices take part where not all do.
+    """
 
     kind: str
     axes: tuple[str, ...]
+    over: str
     cause: str
     count: int
     payload_bytes: int
@@ -150,20 +154,21 @@ def group_collectives(collectives: Iterable[PlannedCollective]) -> list[Collecti
 
     The suffixes that make instruction names unique are left out of the cause.
     """
-    groups: dict[tuple[str, tuple[str, ...], str], list[PlannedCollective]] = {}
+    groups: dict[tuple[str, tuple[str, ...], str, str], list[PlannedCollective]] = {}
     for collective in collectives:
-        key = (collective.kind, collective.axes, _NUMBER.sub("#", _SUFFIX.sub("", collective.cause)))
+        key = (collective.kind, collective.axes, collective.over, _NUMBER.sub("#", _SUFFIX.sub("", collective.cause)))
         groups.setdefault(key, []).append(collective)
     found = [
         CollectiveGroup(
             kind=kind,
             axes=axes,
+            over=over,
             cause=joined_name([_SUFFIX.sub("", each.cause) for each in members]),
             count=sum(each.count for each in members),
             payload_bytes=sum(each.payload_bytes * each.count for each in members),
             wire_bytes=sum(each.wire_bytes * each.count for each in members),
             time_s=sum(each.time_s for each in members),
         )
-        for (kind, axes, _), members in groups.items()
+        for (kind, axes, over, _), members in groups.items()
     ]
     return sorted(found, key=lambda group: -group.time_s)

@@ -109,15 +109,15 @@ def _reductions(plan: PipelinePlan) -> list[RenderableType]:
     for program in plan.programs:
         times = plan.micro_batches if program.kind in per_micro_batch else 1
         for each in program.plan.collectives:
-            row = found[program.kind, each.kind, "·".join(each.axes)]
+            row = found[program.kind, each.kind, each.over]
             row[0] += each.count * times
             row[1] += each.wire_bytes * each.count * times
     if not found:
         return []
     columns = [("in", "left"), ("collective", "left"), ("over", "left"), ("times", "right"), ("wire bytes", "right")]
     table = plain_table(columns)
-    for (kind, collective, axes), (count, wire) in sorted(found.items()):
-        table.add_row(kind, collective, axes, str(count), format_bytes(wire))
+    for (kind, collective, over), (count, wire) in sorted(found.items()):
+        table.add_row(kind, collective, over, str(count), format_bytes(wire))
     return [title("Collectives a step, all stages together"), Padding(table, (0, 0, 1, 2))]
 
 

@@ -7,9 +7,7 @@ XLA names a collective after the planned instruction it was made for, so the two
 2. what is left over, by kind, devices and bytes: a value that several instructions want alike is moved once, for
    whichever of them XLA met first.
 
-What is matched must run within the devices of the plan's axes: equal bytes over another axis are other links. (A part
-of an axis is named as all of it in a plan: XLA gathers over two of four neighbours where tiles come from one axis, and
-go to another.)
+What is matched must run within the devices of the plan's groups: equal bytes over another axis are other links.
 
 An all-reduce of which every device keeps a slice counts as the reduce-scatter that GPU and TPU make of the pair,
 unless the plan has an all-reduce there: then it is one.
@@ -25,7 +23,7 @@ from shardwright.cost import wire_bytes
 from shardwright.cost.device_groups import device_groups
 from shardwright.hlo import parse
 from shardwright.hlo.replica_groups import parse_replica_groups
-from shardwright.plans import Mesh, Plan
+from shardwright.plans import Mesh, Plan, PlannedCollective
 
 #: Part of the bytes by which prediction and program may differ.
 TOLERANCE = 0.02
@@ -70,6 +68,7 @@ class Item:
     groups: _Groups
     cause: str = ""
     axes: tuple[str, ...] = ()
+    over: str = ""
 
     @property
     def amount(self) -> tuple[str, int, int, int]:
@@ -88,7 +87,7 @@ class ProofLine:
 
     where: the user's source line, `model.py:63`, where the program says so.
     group_size: devices of XLA's largest group, of the plan's where the program has none.
-    axes: of the plan's lines; empty where the plan has none.
+    axes: of the plan's lines; empty where the plan has none. over: the same in words (`PlannedCollective.over`).
     payload_bytes: of the largest collective, once.
     """
 
@@ -96,6 +95,7 @@ class ProofLine:
     kind: str
     group_size: int
     axes: tuple[str, ...]
+    over: str
     instruction: str
     cause: str
     where: str
@@ -179,14 +179,15 @@ def planned_items(plan: Plan) -> list[Item]:
     return [
         Item(
             kind=each.kind,
-            group_size=plan.mesh.size(each.axes),
+            group_size=len(each.groups[0]) if each.groups else plan.mesh.size(each.axes),
             payload_bytes=each.payload_bytes,
             wire_bytes=each.wire_bytes,
             count=each.count,
             instruction=each.instruction,
             cause=each.cause,
             axes=each.axes,
-            groups=_planned_groups(plan.mesh, each.kind, each.axes),
+            over=each.over,
+            groups=_planned_groups(plan.mesh, each),
         )
         for each in plan.collectives
         if each.wire_bytes
@@ -202,8 +203,10 @@ def observed_items(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
     return [_as_planned(item, planned.get(item.instruction, [])) for item in items]
 
 
-def _planned_groups(mesh: Mesh, kind: str, axes: tuple[str, ...]) -> _Groups:
-    return frozenset() if kind == "collective-permute" else _unordered(device_groups(axes, mesh))
+def _planned_groups(mesh: Mesh, planned: PlannedCollective) -> _Groups:
+    if planned.kind == "collective-permute":
+        return frozenset()
+    return _unordered(planned.groups or device_groups(planned.axes, mesh))
 
 
 def _observed_groups(seen: Observed, devices: int) -> _Groups:
@@ -337,6 +340,7 @@ def _line(left: Sequence[Item], right: Sequence[Item], where: str, tolerance: fl
         kind=items[0].kind,
         group_size=max(item.group_size for item in right or left),
         axes=tuple(dict.fromkeys(axis for item in left for axis in item.axes)),
+        over=", ".join(dict.fromkeys(item.over for item in left)),
         instruction=items[0].instruction,
         cause=items[0].cause,
         where=where,

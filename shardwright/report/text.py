@@ -72,6 +72,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             {
                 "kind": group.kind,
                 "axes": list(group.axes),
+                "over": group.over,
                 "cause": group.cause,
                 "count": group.count,
                 "payload_bytes": group.payload_bytes,
@@ -182,7 +183,7 @@ def _collectives(plan: Plan) -> list[RenderableType]:
         fold=("why",),
     )
     for group in shown:
-        _add_collectives(table, group.kind, "·".join(group.axes), group.cause, [group])
+        _add_collectives(table, group.kind, group.over, group.cause, [group])
     if rest:
         _add_collectives(table, f"{len(rest)} more groups", "", "", rest)
     table.add_section()
@@ -190,13 +191,13 @@ def _collectives(plan: Plan) -> list[RenderableType]:
     return [heading, Padding(table, (0, 0, 1, 2))]
 
 
-def _add_collectives(table: Table, kind: str, axes: str, cause: str, groups: Sequence[CollectiveGroup]) -> None:
+def _add_collectives(table: Table, kind: str, over: str, cause: str, groups: Sequence[CollectiveGroup]) -> None:
     cells = (
         str(sum(group.count for group in groups)),
         format_bytes(sum(group.wire_bytes for group in groups)),
         format_seconds(sum(group.time_s for group in groups)),
     )
-    table.add_row(Text(kind), Text(axes), Wrapped(cause), *(Text(cell) for cell in cells))
+    table.add_row(Text(kind), Text(over), Wrapped(cause), *(Text(cell) for cell in cells))
 
 
 def _memory(plan: Plan) -> list[RenderableType]:

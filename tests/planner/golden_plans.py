@@ -81,7 +81,7 @@ def _collectives(plan: Plan) -> list[str]:
     alike: dict[tuple[str, str, str], list[int]] = {}
     for group in group_collectives(plan.collectives):
         cause = re.sub(r"\.py:\d+(?:(?:,|\.\.)\d+)*", ".py", re.sub(r"(?<=\w)(\[[^\]]*\])+", "[…]", group.cause))
-        figures = alike.setdefault((group.kind, "·".join(group.axes), cause), [0, 0])
+        figures = alike.setdefault((group.kind, group.over, cause), [0, 0])
         figures[0] += group.count
         figures[1] += round(group.wire_bytes)
     return [

@@ -117,6 +117,19 @@ def test_small_differences_of_many_lines_add_up() -> None:
     assert not prove(plan(*lines), program, tolerance=0.0149).holds
 
 
+def test_a_part_of_an_axis_is_not_another_part_of_it() -> None:
+    halves = {near: ((0, 2), (1, 3), (4, 6), (5, 7)) if near else ((0, 4), (1, 5), (2, 6), (3, 7)) for near in (True, False)}
+    line = planned("all-gather", "data", 4 * KIB, "dot.1")
+    line = dataclasses.replace(line, groups=halves[True], wire_bytes=wire_bytes("all-gather", 4 * KIB, 2))
+    found = seen("all-gather", 2, 4 * KIB, "dot.1")
+    for near, holds in ((True, True), (False, False)):
+        groups = ",".join(f"{{{a},{b}}}" for a, b in halves[near])
+        proof = prove(plan(line), [dataclasses.replace(found, groups=f"{{{groups}}}")])
+        assert proof.holds is holds
+        assert proof.lines[0].over == "2 devices along data"
+        assert "2 devices along data" in proof.explain()
+
+
 def test_equal_bytes_among_other_devices_break_the_proof() -> None:
     expected = plan(planned("all-reduce", "data", 4 * KIB, "dot.1"))
     program = seen("all-reduce", 4, 4 * KIB, "dot.1")
