@@ -28,7 +28,7 @@ def step(weights: Any, image: Any) -> Any:
 def program() -> tuple[Any, Any, tuple[int, ...]]:
     keys = jax.random.split(jax.random.key(0), 3)
     weights = {"in": jax.random.normal(keys[0], (3, 3, 16, 32)), "out": jax.random.normal(keys[1], (5, 5, 32, 16))}
-    return step, (weights, jax.random.normal(keys[2], (1, 128, 64, 16))), (0,)
+    return step, (weights, jax.random.normal(keys[2], (1, 512, 256, 16))), (0,)
 
 
 def planned(mesh: dict[str, int]) -> Plan:

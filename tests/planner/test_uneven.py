@@ -105,15 +105,15 @@ PROGRAMS = {
 
 def prefer_uneven(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Prices by chance, lower where something is split unevenly: nearly every instruction then is."""
-    real = StrategyBuilder._time_s
+    real = StrategyBuilder._combined_s
 
-    def time_s(self: StrategyBuilder, instruction: Instruction, strategy: Strategy) -> float:
+    def combined_s(self: StrategyBuilder, instruction: Instruction, strategy: Strategy) -> float:
         shapes = (instruction.shape, *(operand.shape for operand in instruction.operands))
         chance = random.Random(str((seed, instruction.opcode, shapes, strategy.operands, strategy.results))).random()
         surcharge = 0.0 if any(uneven(instruction, strategy, self._prices.mesh)) else 0.3
         return 0.01 * real(self, instruction, strategy) + 3e-2 * (surcharge + chance)
 
-    monkeypatch.setattr(StrategyBuilder, "_time_s", time_s)
+    monkeypatch.setattr(StrategyBuilder, "_combined_s", combined_s)
     monkeypatch.setattr(experts, "_FIRST", ())  # by their real prices those are better
     monkeypatch.setattr(experts, "EXPERTS", {})
 

@@ -118,7 +118,9 @@ def test_small_differences_of_many_lines_add_up() -> None:
 
 
 def test_a_part_of_an_axis_is_not_another_part_of_it() -> None:
-    halves = {near: ((0, 2), (1, 3), (4, 6), (5, 7)) if near else ((0, 4), (1, 5), (2, 6), (3, 7)) for near in (True, False)}
+    halves = {
+        near: ((0, 2), (1, 3), (4, 6), (5, 7)) if near else ((0, 4), (1, 5), (2, 6), (3, 7)) for near in (True, False)
+    }
     line = planned("all-gather", "data", 4 * KIB, "dot.1")
     line = dataclasses.replace(line, groups=halves[True], wire_bytes=wire_bytes("all-gather", 4 * KIB, 2))
     found = seen("all-gather", 2, 4 * KIB, "dot.1")
