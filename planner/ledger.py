@@ -75,7 +75,10 @@ class _Ledger:
         shape = node.shapes[leaf[1]]
         alike: frozenset[int] = frozenset()
         if node.instruction.opcode == "broadcast" and not node.is_value:
-            alike = frozenset(range(shape.rank)) - set(node.instruction.get("dimensions", ()))
+            spread = node.instruction.get("dimensions", ())
+            if not (spread or source.unreduced or target.unreduced):
+                return ()  # full of one number: made again where it is read otherwise (`xla.emit`)
+            alike = frozenset(range(shape.rank)) - set(spread)
         return reshard(shape.element_type, shape.dimensions, source, target, graph.prices.mesh, alike)
 
     def _done(
