@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import ceil, prod
+from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.buffers import Buffers, buffers_of
@@ -85,9 +85,9 @@ def temporaries_bytes(
 def required_bytes(summary: MemorySummary, profile: HardwareProfile) -> int:
     """Bytes a device must have for a plan to be called feasible: the predicted peak and, of its temporaries, a margin.
 
-    The margin is the profile's (`Compiler.temporaries_margin`); arguments and outputs are known exactly.
+    The margin is the profile's (`Compiler.margin_bytes`); arguments and outputs are known exactly.
     """
-    return summary.peak_bytes + ceil(summary.temporaries_bytes * profile.compiler.temporaries_margin)
+    return summary.peak_bytes + profile.compiler.margin_bytes(summary.temporaries_bytes)
 
 
 def shard_bytes(element_type: str, shape: tuple[int, ...], sharding: TensorSharding, mesh: Mesh) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config import PlanOptions
@@ -14,6 +15,10 @@ from shardwright.errors import InternalError, OptionError
 
 if TYPE_CHECKING:
     from shardwright.cluster import Cluster
+
+#: Temporaries of which `Compiler.small_temporaries_margin` is needed: plans that `temporaries_margin` does not cover
+#: have 3 and 15 MB of them (docs/hardware.md).
+SMALL_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,8 @@ class Compiler:
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
         called feasible that the compiler finds too large.
+    small_temporaries_margin: the same of the first `SMALL_BYTES` of them: what is packed badly among few buffers is a
+        larger part of them.
     """
 
     schedule: str
@@ -73,6 +80,13 @@ class Compiler:
     scatters_compare: bool
     product_workspace_bytes: int
     temporaries_margin: float
+    small_temporaries_margin: float
+
+    def margin_bytes(self, temporaries_bytes: int) -> int:
+        """Bytes that a device must have beyond the predicted temporaries of a plan."""
+        small_bytes = min(temporaries_bytes, SMALL_BYTES)
+        large_bytes = temporaries_bytes - small_bytes
+        return ceil(self.small_temporaries_margin * small_bytes + self.temporaries_margin * large_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +209,9 @@ def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
         collective_efficiency=min(profile.collective_efficiency for profile in kinds),
         overlap=min(profile.overlap for profile in kinds),
         compiler=replace(
-            kinds[0].compiler, temporaries_margin=max(profile.compiler.temporaries_margin for profile in kinds)
+            kinds[0].compiler,
+            temporaries_margin=max(profile.compiler.temporaries_margin for profile in kinds),
+            small_temporaries_margin=max(profile.compiler.small_temporaries_margin for profile in kinds),
         ),
         sources={f"{profile.name}.{key}": text for profile in kinds for key, text in profile.sources.items()},
     )

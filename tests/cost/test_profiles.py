@@ -7,7 +7,7 @@ import pytest
 from shardwright.cluster import Cluster, ClusterNode
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, known_profiles
-from shardwright.cost.profiles import memory_limit_bytes
+from shardwright.cost.profiles import SMALL_BYTES, memory_limit_bytes
 from shardwright.errors import OptionError
 
 
@@ -68,3 +68,13 @@ def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(OptionError, match="abacus") as caught:
         hardware_profile("abacus")
     assert "tpu-v5e" in str(caught.value)
+
+
+def test_the_margin_of_memory_is_a_larger_part_of_few_temporaries() -> None:
+    compiler = hardware_profile("cpu").compiler
+    few, many = 15 << 20, 4 << 30
+    assert compiler.margin_bytes(few) >= 0.14 * few  # a Llama of this size is predicted at 0.88
+    assert compiler.margin_bytes(many) <= 0.062 * many
+    assert compiler.margin_bytes(few) < compiler.margin_bytes(SMALL_BYTES) < compiler.margin_bytes(many)
+    gpu = hardware_profile("a100").compiler
+    assert gpu.margin_bytes(few) == pytest.approx(gpu.temporaries_margin * few, abs=1)
