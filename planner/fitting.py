@@ -78,7 +78,7 @@ class Fitting:
     start: its fastest plan. peaks: where bytes have a price: of what plans are predicted to take. any_peaks: the same,
     of what the unsplit program takes there, which nearly every plan does. tried: what prices gave. promised_s: what
     those say that a plan that fits takes at least, besides what is made anew for its readers, if what they price is
-    stored in all plans.
+    stored in all plans. least_s: the same, and all it computes, of what nearly every plan stores.
     """
 
     search: MeshSearch
@@ -89,6 +89,7 @@ class Fitting:
     tried: list[_Priced] = field(default_factory=list)
     promised_s: float = 0.0
     best_price: float = 0.0
+    least_s: float = 0.0
 
     def best(self) -> Found:
         """The fastest plan that fits. Raises MemoryBudgetError."""
@@ -150,13 +151,22 @@ class Fitting:
         bound_s = solved.rolled_bound - price * search.limit_bytes
         if bound_s > self.promised_s:
             self.promised_s, self.best_price = bound_s, price
-        least_s = self.promised_s + chain.graph.least_of_free_s()
-        if least_s >= self.below_s:
-            raise _too_slow(self.start, least_s)
+        free_s = chain.graph.least_of_free_s()
+        if self.promised_s + free_s >= self.below_s:  # which other plans need not keep: they may store less
+            self.least_s = max(self.least_s, self._promised_of_all_s(price) + free_s)
+            if self.least_s >= self.below_s:
+                raise _too_slow(self.start, self.least_s)
         known = (each.found for each in self.tried if each.found.solved.states == solved.states)
         made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes))
         self.tried.append(made)
         return made
+
+    def _promised_of_all_s(self, price: float) -> float:
+        """What a price promises of all plans that store what is live where the unsplit program takes most."""
+        peaks = self.held_by_all()
+        terms = MemoryPrice(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
+        solved = self.start.chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE)
+        return solved.rolled_bound - terms.total * self.search.limit_bytes
 
     def _first(self) -> _Priced | None:
         """A plan that fits, at as low a price as one is found at soon."""
