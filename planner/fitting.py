@@ -129,7 +129,7 @@ class Fitting:
 
     @property
     def _model(self) -> Memory:
-        return self.search.program.memory(self.search.profile, self.start.chain.graph.layout.hubs)
+        return self.search.memory_model(self.start.chain.graph.layout.hubs)
 
     def _add_peak(self, found: Found) -> None:
         """Price bytes where a plan takes most, too."""
@@ -312,7 +312,7 @@ def too_large(search: MeshSearch, least: Found) -> MemoryBudgetError:
         },
         least.memory.temporaries_bytes,
     )
-    model = search.program.memory(search.profile, least.chain.graph.layout.hubs)
+    model = search.memory_model(least.chain.graph.layout.hubs)
     lines = dominating(model.peak(least.decisions), least.decisions)
     most = f"; of what the program computes, {lines} take most" if lines else ""
     again, parts_of_batch = search.recomputation, search.program.micro_batches

@@ -102,7 +102,7 @@ class _Dual:
         """The bound at the price that something was solved at."""
         decisions, limit = decide(self.chain.graph, solved.states), self.search.limit_bytes
         layout = self.chain.graph.layout
-        model = self.search.program.memory(self.search.profile, layout.hubs)
+        model = self.search.memory_model(layout.hubs)
         taken = sum(model.taken_at(_decided(peak, solved, layout), decisions) for peak in self.peaks) / len(self.peaks)
         free_s = price * limit
         return _Tangent(price, solved.rolled_bound - free_s, solved.value - free_s, taken - limit)
@@ -133,7 +133,7 @@ class _Tangent(NamedTuple):
 def freed(search: MeshSearch, found: Found, tried: Tried) -> Found:
     """A plan that follows a forced strategy, as one of those that are `tried` on its mesh without any: with the price
     of memory that `bounded_by_price` begins at, where the fastest of those takes more than there is."""
-    model = search.program.memory(search.profile, tried.chain.graph.layout.hubs)
+    model = search.memory_model(tried.chain.graph.layout.hubs)
     fastest = decide(tried.chain.graph, tried.solved.states)
     peak = model.peak(fastest)
     taken = model.taken_at(peak, fastest)

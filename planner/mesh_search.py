@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.cluster import Cluster
@@ -14,6 +14,7 @@ from shardwright.errors import PlanError
 from shardwright.hlo import Module
 from shardwright.planner.assemble import Decisions, decide, instruction_plans, variables
 from shardwright.planner.bounding_strategies import BoundingBuilder
+from shardwright.planner.budget import Memory
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import Clock
 from shardwright.planner.confine import Confinement
@@ -169,6 +170,11 @@ class MeshSearch:
     def needed_bytes(self, found: Found) -> int:
         """What a device must have for a plan: the predicted peak and what the prediction may miss."""
         return required_bytes(found.memory, self.profile)
+
+    def memory_model(self, hubs: Iterable[Leaf]) -> Memory:
+        """What the program stores and when, with the margin that is needed of what fits."""
+        margin = self.profile.compiler.margin_within(self.limit_bytes)
+        return self.program.memory(self.profile, hubs, margin)
 
     def strategies(self, prices: Prices) -> StrategyBuilder:
         """Strategies on the mesh of `prices`. Dimensions that its axes do not divide are stored padded where they are

@@ -154,11 +154,10 @@ class Program:
             found = self._structures[key] = Structure(self, pinned, extra)
         return found
 
-    def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf]) -> Memory:
-        """What the program stores and when."""
+    def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> Memory:
+        """What the program stores and when. margin: part of its temporaries that a device must have beyond them."""
         if self._liveness is None:
             self._liveness = liveness(self.module, profile)
-        margin = profile.compiler.temporaries_margin
         return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs), margin=margin)
 
 

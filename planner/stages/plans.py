@@ -58,7 +58,7 @@ class _Plans:
             tried = search.on_mesh(self.mesh, CLOSE)
             return search.found(tried.chain, tried.solved, tried.notes)
         first = self._found[0]
-        memory = search.program.memory(search.profile, first.chain.graph.layout.hubs)
+        memory = search.memory_model(first.chain.graph.layout.hubs)
         price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
         peaks = [memory.peak(each.decisions) for each in self._found[-2:]]
         peaks = peaks[:1] if peaks[0] == peaks[-1] else peaks

@@ -88,6 +88,10 @@ class Compiler:
         large_bytes = temporaries_bytes - small_bytes
         return ceil(self.small_temporaries_margin * small_bytes + self.temporaries_margin * large_bytes)
 
+    def margin_within(self, limit_bytes: int) -> float:
+        """Part of the temporaries that a device must have beyond them at least, if they take no more than a limit."""
+        return self.margin_bytes(limit_bytes) / limit_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareProfile:

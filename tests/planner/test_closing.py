@@ -87,7 +87,7 @@ def test_repeats_apart_bound_more(is_priced: bool) -> None:
     chain, bounding = search.chain(COARSE, Forced(), frozenset()), search.chain_to_bound(COARSE)
     if is_priced:
         found = search.found(chain, chain.solve(20.0), ())
-        peak = search.program.memory(search.profile, chain.graph.layout.hubs).peak(found.decisions)
+        peak = search.memory_model(chain.graph.layout.hubs).peak(found.decisions)
         price = MemoryPrice(peaks=((peak, found.cost.step_s / found.memory.peak_bytes),))
         chain, bounding = chain.with_price(price), bounding.with_price(price)
     apart = bounding.apart()

@@ -147,7 +147,7 @@ def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.Monke
 def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -> None:
     search = Search(large_program(seed), EIGHT, PlanOptions())
     fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
-    memory = search.program.memory(search.profile, fine.graph.layout.hubs)
+    memory = search.memory_model(fine.graph.layout.hubs)
     found = search.found(fine, fine.solve(20.0), ())
     price = MemoryPrice(peaks=((memory.peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),))
     best = fine.with_price(price).solve(20.0)
@@ -160,7 +160,7 @@ def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> Non
     """That is found by one integer program over all strategies on three axes, bytes at the peak being a row of it."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
     fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
-    memory = search.program.memory(search.profile, fine.graph.layout.hubs)
+    memory = search.memory_model(fine.graph.layout.hubs)
     found = search.found(fine, fine.solve(20.0), ())
     peak = memory.peak(found.decisions)
     limit = int(0.9 * memory.taken_at(peak, found.decisions))

@@ -17,6 +17,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, required_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import exact_fit, plan, program
 from shardwright.planner.budget import Memory
@@ -171,7 +172,7 @@ def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     text = lower((step, arguments, ()))
     options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
     fastest = plan(text, Cluster.local(4), options)
-    limited = replace(options, memory_budget=fastest.memory.peak_bytes * 2001 // 2000)
+    limited = replace(options, memory_budget=required_bytes(fastest.memory, hardware_profile("cpu")) - 1)
     solved: list[int] = []
     solve = exact_fit.ilp.solve
 

@@ -67,7 +67,7 @@ def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text:
     search = searched(text)
     outcome = search.outcome()
     found = outcome.plan(outcome.fastest)
-    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    model = search.memory_model(found.chain.graph.layout.hubs)
     peak = model.peak(found.decisions)
     once, twice = (
         found.chain.with_price(MemoryPrice(peaks=((peak, price),))).solve(search.time_limit_s())
@@ -86,7 +86,7 @@ def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
     scatter = next(node for node in flow.nodes if node.instruction.opcode == "scatter")
     zeros = scatter.uses[0].source
     assert found.chain.graph.is_free[zeros[0]], "this step no longer shows what is tested"
-    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    model = search.memory_model(found.chain.graph.layout.hubs)
     peak = Peak(values={zeros: 1}, copies=frozenset(), always=frozenset(), margin=0.0)
     once, twice = (
         found.chain.with_price(MemoryPrice(peaks=((peak, price),))).solve(search.time_limit_s()) for price in (1.0, 2.0)
@@ -108,7 +108,7 @@ def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() ->
 
     def taken(limit: int) -> float | None:
         best = exact_fit.fit_exactly(found.chain, limit, [peak], lambda states: (True, peak), 10.0)
-        model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+        model = search.memory_model(found.chain.graph.layout.hubs)
         return model.taken_at(peak, search.found(found.chain, best, ()).decisions) if best is not None else None
 
     assert taken(least) == least
@@ -121,7 +121,7 @@ def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: st
     outcome = search.outcome()
     found = outcome.plan(outcome.fastest)
     assert sum(buffer.size_bytes for buffer in found.held) == pytest.approx(found.memory.temporaries_bytes, rel=0.05)
-    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    model = search.memory_model(found.chain.graph.layout.hubs)
     peak = model.peak_of_buffers(found.held, found.decisions)
     assert model.taken_at(peak, found.decisions) == pytest.approx(search.needed_bytes(found), rel=0.1)
 
@@ -131,7 +131,7 @@ def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None
     outcome = search.outcome()
     found = outcome.plan(outcome.fastest)
     fitting = Fitting(search, found, below_s=1.0)
-    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    model = search.memory_model(found.chain.graph.layout.hubs)
     stored = model.peak(found.decisions)
     nodes = [(node.index, leaf) for node in found.chain.graph.flow.nodes for leaf in range(len(node.shapes))]
     all_at_once = replace(stored, values=Counter(nodes))
@@ -146,7 +146,7 @@ def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
     search = searched(SCAN, force="fsdp")
     outcome = search.outcome()
     found = outcome.plan(outcome.fastest)
-    model = search.program.memory(search.profile, found.chain.graph.layout.hubs)
+    model = search.memory_model(found.chain.graph.layout.hubs)
     weights = {(node, 0) for node in search.program.state if search.flow.nodes[node].shapes[0].rank == 3}
     assert weights & model.peak_of_buffers(found.held, found.decisions).copies
     assert not weights & model.peak(found.decisions).copies
@@ -163,7 +163,7 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
         search = searched(STEP, force=force)
         outcome = search.outcome()
         found = outcome.plan(outcome.fastest)
-        peaks.append(search.program.memory(search.profile, found.chain.graph.layout.hubs).peak(found.decisions))
+        peaks.append(search.memory_model(found.chain.graph.layout.hubs).peak(found.decisions))
     assert all(peak == peaks[0] for peak in peaks)
 
 
@@ -176,7 +176,7 @@ def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(
     search = searched(lower(mlp()))
     outcome = search.outcome()
     found = outcome.plan(outcome.fastest)
-    peak = search.program.memory(search.profile, found.chain.graph.layout.hubs).peak(found.decisions)
+    peak = search.memory_model(found.chain.graph.layout.hubs).peak(found.decisions)
     judged = []
 
     def refuse(states: Mapping[Variable, int]) -> tuple[int, Peak]:

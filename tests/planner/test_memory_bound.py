@@ -23,7 +23,7 @@ def limited() -> tuple[Search, Found]:
     search = searched(STEP)
     outcome = search.outcome()
     fastest = outcome.plan(outcome.fastest)
-    model = search.program.memory(search.profile, fastest.chain.graph.layout.hubs)
+    model = search.memory_model(fastest.chain.graph.layout.hubs)
     peak = model.peak(fastest.decisions)
     price = MemoryPrice(peaks=((peak, 4 * fastest.cost.step_s / fastest.memory.peak_bytes),))
     thrifty = search.found(fastest.chain, fastest.chain.with_price(price).solve(search.time_limit_s()), ())

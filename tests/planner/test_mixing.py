@@ -32,7 +32,7 @@ def fast(search: Search) -> Found:
 
 @pytest.fixture(scope="module")
 def model(search: Search, fast: Found) -> Memory:
-    return search.program.memory(search.profile, fast.chain.graph.layout.hubs)
+    return search.memory_model(fast.chain.graph.layout.hubs)
 
 
 @pytest.fixture(scope="module")
