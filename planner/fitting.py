@@ -127,6 +127,10 @@ class Fitting:
         """Of all plans that were looked at, the one that needs least."""
         return min((self.start, *(each.found for each in self.tried)), key=self.search.needed_bytes)
 
+    def _thriftiest_that_fits(self) -> Found:
+        """Of the plans that prices gave and that fit, the one that needs least."""
+        return min((each.found for each in self.tried if self._fits(each.found)), key=self.search.needed_bytes)
+
     @property
     def _model(self) -> Memory:
         return self.search.memory_model(self.start.chain.graph.layout.hubs)
@@ -210,8 +214,10 @@ class Fitting:
             else:
                 over = made
                 self._add_peak(made.found)
+        thriftiest = self._thriftiest_that_fits()  # of what it does to save more, parts may be cheap
         for fast in (over.found, self.start):
-            best = self._mixed(fast, best)
+            mixed = self._mixed(fast, best)
+            best = mixed if best is thriftiest else _faster(mixed, self._mixed(fast, thriftiest))
         solved = fits.found.solved
         if not self.search.is_large and solved.value - solved.rolled_bound > TIGHT * abs(solved.value):
             last = self._at(fits.price, close=0.0).found
