@@ -43,7 +43,7 @@ NEARLY, HOPELESS = 1.25, 1.6
 #: two plans that are tried then.
 MOST_PRICES = 3
 CLOSE_PRICES = 1.05
-MOST_MIXTURES = 3
+MOST_MIXTURES = 4
 
 #: Relative gap to which the program is solved at each price; the last one that fits is solved to the end. A plan as
 #: near to the fastest one of all is as good.
@@ -227,15 +227,15 @@ class Fitting:
     def _mixed(self, over: Found, fits: Found) -> Found:
         """A plan that takes parts of one that does not fit and is faster than one that does; that, if there is none.
 
-        What a mixture takes where it peaks bounds the next one, which has as much less room as the last had too little:
-        what is between buffers is not counted.
+        What a mixture takes where it peaks bounds the next one, which has as much less room as the last had too little,
+        or more as it had too much: what is between buffers is not counted.
         """
         chain, search, limit = self.start.chain, self.search, self.search.limit_bytes
         first, second = over.solved.states, fits.solved.states
         peaks: list[tuple[Peak, float]] = []  # with what a plan must have there besides what is counted
-        newest, beyond = [over, fits], 0
+        newest, beyond, best, known = [over, fits], 0, fits, [second]
         for _ in range(MOST_MIXTURES):
-            if over.cost.step_s >= fits.cost.step_s or search.is_late():
+            if over.cost.step_s >= best.cost.step_s or search.is_late():
                 break
             for each in newest:
                 peak = self._model.peak_of_buffers(each.held, each.decisions)
@@ -244,15 +244,15 @@ class Fitting:
             groups = groups_between(chain, first, second, [peak for peak, _ in peaks])
             room = [limit - beyond - rest - self._model.taken_at(peak, over.decisions) for peak, rest in peaks]
             states = mixed(first, second, groups, room)
-            if states is None or states == second:
+            if states is None or states in known:
                 break
-            solved = SolvedChain(states=states, value=math.inf, rolled_bound=0.0)
-            made = search.found(chain, solved, self.start.notes)
+            known.append(states)
+            made = search.found(chain, SolvedChain(states=states, value=math.inf, rolled_bound=0.0), self.start.notes)
             if self._fits(made):
-                return _faster(fits, made)
+                best = _faster(best, made)
             newest = [made]
             beyond += search.needed_bytes(made) - limit
-        return fits
+        return best
 
     def _between(self, over: _Priced, fits: _Priced, halves: bool) -> float | None:
         """The price at which both cost the same, or halfway between theirs; None where these are close."""
