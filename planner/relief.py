@@ -37,8 +37,8 @@ LEAST_GAIN = 1e-3
 #: predicted to take 1.8 % less than computing again, and counted in XLA's program took 2.9 % more (docs/benchmarks.md).
 GAIN_OF_PARTS = 3e-2
 
-#: Part of the step time by which a plan that fits as it is may be slower than the fastest one, memory aside, for
-#: nothing else to be tried. What fits may be of a mesh that is much slower.
+#: Part of the step time by which a plan that fits as it is may be slower than one that does not, for nothing else to be
+#: tried. What fits may be of a mesh that is much slower.
 NEAR_ENOUGH = 1e-2
 
 #: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
@@ -64,7 +64,7 @@ def _relieved(outcome: Outcome) -> Outcome:
     search = outcome.search
     options = search.options
     if options.remat != "full":
-        if search.fit(outcome, at_once=True) and outcome.step_s <= outcome.fastest.step_s * (1 + NEAR_ENOUGH):
+        if search.fit(outcome, at_once=True) and not _is_much_faster_without_limit(outcome):
             return outcome
         if options.remat == "none" and options.micro_batches is not None:
             search.fit(outcome)
@@ -77,6 +77,13 @@ def _relieved(outcome: Outcome) -> Outcome:
         made.search.fit(made)
         return made
     return _Table(search, ladder, {(search.program.micro_batches, NOTHING): outcome}).best()
+
+
+def _is_much_faster_without_limit(outcome: Outcome) -> bool:
+    """Whether a plan that does not fit promises to be much faster than the one that was found."""
+    search = outcome.search
+    faster = (each for each in outcome.tried if each.step_s * (1 + NEAR_ENOUGH) < outcome.step_s)
+    return any(search.needed_bytes(outcome.plan(each)) > search.limit_bytes for each in faster)
 
 
 def _followed(outcome: Outcome, route: Route) -> Outcome:
