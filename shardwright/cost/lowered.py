@@ -24,7 +24,7 @@ from shardwright.cost.paths import Move
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.program import Program
 from shardwright.cost.reshard import reshard
-from shardwright.cost.scatters import scatter_into_terms, writes_one_a_row
+from shardwright.cost.scatters import scatter_into_terms, select_by_indices, writes_one_a_row
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding
@@ -231,6 +231,8 @@ class _Lowered:
         local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
         if self.compiler.scatters_compare and writes_one_a_row(self.program, instruction, operands):
             node = self._compared(instruction, operands, local)
+        elif self.compiler.expands_select_and_scatter and opcode == "select-and-scatter":
+            node = select_by_indices(self.program, instruction, operands)
         else:
             node = self._add(opcode, instruction, operands, local)
         is_wide = self.widens and self._is_widened(instruction) and _is_bf16(instruction)

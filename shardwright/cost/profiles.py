@@ -56,6 +56,8 @@ class Compiler:
         it: `all`, `roundings` (of what products read) or `none`.
     scatters_compare: whether a scatter of one element into each row of zeros is computed by comparing indices, as
         elementwise instructions are, so that nothing of it is stored.
+    expands_select_and_scatter: whether it is computed by arrays of the indices of all elements, a reduction of them by
+        windows, and a scatter.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
         called feasible that the compiler finds too large.
@@ -78,6 +80,7 @@ class Compiler:
     computes_bf16_in_f32: bool
     hoists_loop_invariants: str
     scatters_compare: bool
+    expands_select_and_scatter: bool
     product_workspace_bytes: int
     temporaries_margin: float
     small_temporaries_margin: float

@@ -1,4 +1,4 @@
-"""Scatters into zeros, of which XLA stores less than it is given.
+"""Scatters into zeros, of which XLA stores less than it is given, and those that it makes itself.
 
 Sums that begin with one: XLA's AlgebraicSimplifier scatters into the other term instead. The gradient of an embedding
 that is also the last layer's weight is such a sum. Without the zeros one table less is stored, and the product that the
@@ -14,6 +14,9 @@ from math import prod
 
 from shardwright.cost.program import Program
 from shardwright.hlo import Instruction
+
+#: Of an element's index along one dimension.
+_INDEX_BYTES = 4
 
 
 def scatter_into_terms(program: Program) -> None:
@@ -66,3 +69,27 @@ def _is_zero(program: Program, node: int) -> bool:
     while program.opcodes[node] in ("broadcast", "convert"):
         (node,) = program.operands[node]
     return program.opcodes[node] == "constant" and program.instructions[node].payload in ("0", "-0")
+
+
+def select_by_indices(program: Program, instruction: Instruction, operands: tuple[int, ...]) -> int:
+    """Add what computes a select-and-scatter where it is no instruction of its own; the node of its result.
+
+    Windows reduce the indices of all elements, one array of them a dimension, and what they select is scattered to.
+    After SelectAndScatterExpander (xla/service/select_and_scatter_expander.cc).
+    """
+    operand, source, first = operands
+    count, windows = program.elements[operand], program.elements[source]
+
+    def add(opcode: str, read: tuple[int, ...], sizes: tuple[int, ...], elements: int, *mark: object) -> int:
+        made = program.add(opcode, instruction, read, sizes, elements)
+        program.marks[made] = (opcode, *mark)
+        return made
+
+    rank = instruction.shape.leaves[0].rank
+    indices = [add("iota", (), (_INDEX_BYTES * count,), count, dim) for dim in range(rank)]
+    places = _INDEX_BYTES * windows
+    sizes = (*program.sizes_bytes[source], *[places] * rank)
+    selected = add("reduce-window", (operand, *indices), sizes, (1 + rank) * windows)
+    joined = add("concatenate", (selected,), (rank * places,), rank * windows)
+    spread = add("broadcast", (first,), program.sizes_bytes[operand], count)
+    return add("scatter", (spread, joined, source), program.sizes_bytes[operand], count)

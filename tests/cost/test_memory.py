@@ -385,6 +385,22 @@ def test_a_shard_is_stored_once_more_with_its_neighbours_edges(service: CompileS
     assert made.memory.temporaries_bytes > 2 * 512 * 511 * 4
 
 
+def test_a_pools_gradient_stores_indices_in_every_dimension(service: CompileService) -> None:
+    """Four arrays of them, as large as what is pooled."""
+
+    def loss(scale: jax.Array, images: jax.Array) -> jax.Array:
+        wide = jnp.sin(images * scale)
+        pooled = jax.lax.reduce_window(wide, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
+        return jnp.sum(jnp.cos(pooled) ** 2)
+
+    text = jax.jit(jax.grad(loss), keep_unused=True).lower(array(32), array(8, 65, 65, 32)).as_text("hlo")
+    made = plan(text, Cluster.local(4), plan_options(force="data", mesh="4"))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+    assert made.memory.temporaries_bytes > 5 * 2 * 65 * 65 * 32 * 4
+
+
 def test_what_is_stored_padded_is_written_over_copies(service: CompileService) -> None:
     """Zeros are written behind the new moments, so that each weight's kernel computes its own again from the old."""
 
