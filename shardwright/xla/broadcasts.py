@@ -13,12 +13,13 @@ divisor as large as the scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shardwright.plans import InstructionPlan
 from shardwright.xla import private
+from shardwright.xla.operations import operations_within
 
 _BROADCAST, _RESHAPE = "stablehlo.broadcast_in_dim", "stablehlo.reshape"
 
@@ -38,7 +39,7 @@ def join_broadcasts(module: Any, plans: Mapping[str, InstructionPlan]) -> dict[s
     any more; the last one of a broadcast takes what its first one took. Changes the module.
     """
     left = dict(plans)
-    for operation in list(_operations(module.operation)):
+    for operation in list(operations_within(module.operation)):
         spelled = _spelled(operation)
         if spelled is None:
             continue
@@ -51,14 +52,6 @@ def join_broadcasts(module: Any, plans: Mapping[str, InstructionPlan]) -> dict[s
         left.pop(first.name, None)
         left.pop(reshape.name, None)
     return left
-
-
-def _operations(root: Any) -> Iterator[Any]:
-    for region in root.regions:
-        for block in region.blocks:
-            for operation in block.operations:
-                yield operation.operation
-                yield from _operations(operation.operation)
 
 
 def _spelled(last: Any) -> _Spelled | None:

@@ -39,6 +39,7 @@ from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts
 from shardwright.xla.manual import IN_PARTS, compute_in_parts
+from shardwright.xla.operations import operations_within
 from shardwright.xla.partial_sums import steps_of_sum, steps_to
 from shardwright.xla.row_major import pin_row_major
 from shardwright.xla.strip import annotation_target, erase_annotations, strip_foreign_shardings
@@ -364,12 +365,7 @@ def _tensors(values: Any) -> list[tuple[int, Any]]:
 
 
 def _all_names(module: Any) -> Iterator[str]:
-    pending = list(module.body.operations)
-    while pending:
-        operation = pending.pop()
+    for operation in operations_within(module.operation):
         name = private.location_name(operation.location)
         if name is not None:
             yield name
-        for region in operation.regions:
-            for block in region.blocks:
-                pending.extend(block.operations)

@@ -8,27 +8,19 @@ partitioner takes the call shard by shard, and where the layout is row-major any
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from shardwright.xla import private
+from shardwright.xla.operations import operations_within
 
 _ROW_MAJOR_ONLY = frozenset({"stablehlo.fft"})
 
 
 def pin_row_major(module: Any) -> None:
     """Put a `LayoutConstraint` behind every operation of a StableHLO module that must not be laid out otherwise."""
-    for operation in list(_operations(module.operation)):
+    for operation in list(operations_within(module.operation)):
         if operation.name in _ROW_MAJOR_ONLY:
             _pin(operation.results[0])
-
-
-def _operations(root: Any) -> Iterator[Any]:
-    for region in root.regions:
-        for block in region.blocks:
-            for operation in block.operations:
-                yield operation.operation
-                yield from _operations(operation.operation)
 
 
 def _pin(value: Any) -> None:
