@@ -24,7 +24,7 @@ from shardwright.planner.assemble import Decisions
 from shardwright.planner.dataflow import Dataflow, Leaf, Use
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
-from shardwright.planner.prices import FloatArray
+from shardwright.planner.prices import FloatArray, IntArray
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.report.units import format_bytes
 
@@ -146,6 +146,11 @@ class MemoryPrice:
 
     peaks: tuple[tuple[Peak, float], ...]
 
+    @classmethod
+    def shared(cls, peaks: Sequence[Peak], price: float) -> MemoryPrice:
+        """A price that each of some peaks has an equal part of."""
+        return cls(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
+
     @property
     def total(self) -> float:
         """Seconds per byte of the budget."""
@@ -166,18 +171,19 @@ class MemoryPrice:
 
 def value_bytes(graph: Graph, variable: Variable, leaf: int) -> FloatArray:
     """Bytes that one array leaf of a node takes as it is made, by the node's states."""
-    shape, mesh = graph.flow.nodes[variable[0]].shapes[leaf], graph.prices.mesh
-    found = graph.set_of(variable)
-    by_id = {i: _bytes(shape, graph.prices.shardings[i], mesh) for i in set(found.result_ids[:, leaf].tolist())}
-    return np.array([by_id[i] for i in found.result_ids[:, leaf].tolist()], np.float64)
+    return _bytes_by_state(graph, (variable[0], leaf), graph.set_of(variable).result_ids[:, leaf])
 
 
 def anew_bytes(graph: Graph, node: int, use: Use) -> FloatArray:
     """Bytes of what is made anew for a node that reads it, by the node's states."""
-    shape, mesh = graph.flow.nodes[use.source[0]].shapes[use.source[1]], graph.prices.mesh
-    wanted = graph.set_of((node, -1)).operand_ids[:, use.position].tolist()
-    by_id = {i: _bytes(shape, graph.prices.shardings[i], mesh) for i in set(wanted)}
-    return np.array([by_id[i] for i in wanted], np.float64)
+    return _bytes_by_state(graph, use.source, graph.set_of((node, -1)).operand_ids[:, use.position])
+
+
+def _bytes_by_state(graph: Graph, leaf: Leaf, lies: IntArray) -> FloatArray:
+    """Bytes of an array leaf where it lies as each of some states has it."""
+    shape, ids = graph.flow.nodes[leaf[0]].shapes[leaf[1]], lies.tolist()
+    by_id = {i: _bytes(shape, graph.prices.shardings[i], graph.prices.mesh) for i in set(ids)}
+    return np.array([by_id[i] for i in ids], np.float64)
 
 
 def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:

@@ -111,7 +111,7 @@ class Fitting:
         """The price that promised most, of what is live where the unsplit program peaks, free where a plan fits that
         stores less than that: it bounds all that fit and store it."""
         peaks = self.held_by_all([best])
-        return MemoryPrice(peaks=tuple((peak, self.best_price / len(peaks)) for peak in peaks))
+        return MemoryPrice.shared(peaks, self.best_price)
 
     def held_by_all(self, known: Sequence[Found] = ()) -> list[Peak]:
         """Those of `any_peaks` at which no plan that fits would take more than there is.
@@ -150,7 +150,7 @@ class Fitting:
         Raises MemoryBudgetError where what fits is known to take too long.
         """
         chain, search = self.start.chain, self.search
-        terms = MemoryPrice(peaks=tuple((peak, price / len(self.peaks)) for peak in self.peaks))
+        terms = MemoryPrice.shared(self.peaks, price)
         solved = chain.with_price(terms).solve(search.time_limit_s(), close)
         bound_s = solved.rolled_bound - price * search.limit_bytes
         if bound_s > self.promised_s:
@@ -168,7 +168,7 @@ class Fitting:
     def _promised_of_all_s(self, price: float) -> float:
         """What a price promises of all plans that store what is live where the unsplit program takes most."""
         peaks = self.held_by_all()
-        terms = MemoryPrice(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
+        terms = MemoryPrice.shared(peaks, price)
         solved = self.start.chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE)
         return solved.rolled_bound - terms.total * self.search.limit_bytes
 

@@ -95,7 +95,7 @@ class _Dual:
 
     def at(self, price: float) -> _Tangent:
         """The bound at a price of a byte: the search's, solved nearly."""
-        terms = MemoryPrice(peaks=tuple((peak, price / len(self.peaks)) for peak in self.peaks))
+        terms = MemoryPrice.shared(self.peaks, price)
         return self.tangent(price, self.chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE))
 
     def tangent(self, price: float, solved: SolvedChain) -> _Tangent:

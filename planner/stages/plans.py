@@ -62,7 +62,7 @@ class _Plans:
         price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
         peaks = [memory.peak(each.decisions) for each in self._found[-2:]]
         peaks = peaks[:1] if peaks[0] == peaks[-1] else peaks
-        chain = first.chain.with_price(MemoryPrice(peaks=tuple((peak, price / len(peaks)) for peak in peaks)))
+        chain = first.chain.with_price(MemoryPrice.shared(peaks, price))
         return search.found(first.chain, chain.solve(PRICED_TIME_LIMIT_S, CLOSE), first.notes)
 
 
