@@ -13,34 +13,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shardwright.errors import PlanError
-from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape
+from shardwright.hlo import ArrayShape, Attribute, Instruction, Module, TupleShape
 from shardwright.planner.inlining import callees_first
 from shardwright.planner.rewrites import edit
+from shardwright.planner.rewrites.loop_parts import LoopBody, Rows, element_of, until
 from shardwright.planner.rewrites.row_wise import RowWise, row_wise
 from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
 
 #: An instruction's result, or one element of a loop's.
 Value = tuple[Instruction, int]
 
-
-class Rows(NamedTuple):
-    """Rows start … stop-1 of a stack; label: what the caller calls them."""
-
-    start: int
-    stop: int
-    label: int = 0
-
-
 #: A stack's rows in parts, in order.
 Parts = tuple[Rows, ...]
 
 #: The name in an instruction's metadata, up to its closing quote.
 _OP_NAME = re.compile(r'(op_name="(?:[^"\\]|\\.)*)"')
-
-_REGIONS = frozenset({"condition", "body", "branch_computations", "true_computation", "false_computation"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +314,7 @@ class _Splitter:
         return made
 
     def _element(self, loop: Instruction, element: int, rows: Rows) -> Instruction:
-        made = _taken(self.names.like(loop.name, f"element{element}"), loop, element)
+        made = element_of(self.names.like(loop.name, f"element{element}"), loop, element)
         self.label_of[made.name] = rows.label
         self.out.append(made)
         return made
@@ -341,10 +330,10 @@ class _Splitter:
         suffix = f"rows{rows[0]}_{rows[1]}"
         shape = TupleShape(tuple(value.shape for value in values))
         operand = Instruction(self.names.like(source.name, "operands"), "tuple", shape, tuple(values), line=source.line)
-        body = _Body(self.names, stacked, shape, rows, suffix)
+        body = LoopBody(self.names, stacked, shape, rows, suffix)
         (old_body,), (old_condition,) = source.called["body"], source.called["condition"]
         made_body = body.copy(old_body)
-        condition = _until(self.names, old_condition, shape, stacked, end, suffix)
+        condition = until(self.names, old_condition, shape, stacked, end, suffix)
         made = edit.copy_of(source, (operand,), name=self.names.like(source.name, suffix), shape=shape)
         made.called = {"condition": (condition,), "body": (made_body,)}
         for which, computation in (("condition", condition), ("body", made_body)):
@@ -401,102 +390,8 @@ class _Splitter:
         return self.parts[value][part]
 
 
-@dataclass(slots=True, eq=False)
-class _Body:
-    """A loop's body written for some of its rows, with copies of the loops and branches in it."""
-
-    names: edit.Names
-    stacked: StackedLoop
-    shape: TupleShape
-    rows: Rows
-    suffix: str
-
-    def copy(self, source: Computation, *, is_body: bool = True) -> Computation:
-        new: dict[Instruction, Instruction] = {}
-        out: list[Instruction] = []
-        shifted: dict[Instruction, Instruction] = {}
-        takers = {t: k for k, found in self.stacked.indices.items() for t in found} if is_body else {}
-        for instruction in source:
-            operands = [new[operand] for operand in instruction.operands]
-            name = self.names.like(instruction.name, self.suffix)
-            made = new[instruction] = edit.copy_of(instruction, operands, name=name)
-            if not _REGIONS.isdisjoint(instruction.called):
-                self._regions(made)
-            if is_body:
-                self._fit(instruction, made, takers, shifted, out)
-            out.append(made)
-        root = new[source.root]
-        for instruction in out:
-            instruction.is_root = instruction is root
-        parameters = tuple(sorted((i for i in out if i.opcode == "parameter"), key=lambda i: i.index))
-        name = f"{source.name}.{self.suffix}"
-        return Computation(self.names.like(name, "part"), out, root, parameters, attributes=source.attributes)
-
-    def _regions(self, made: Instruction) -> None:
-        made.called = {
-            which: tuple(self.copy(callee, is_body=False) for callee in callees) if which in _REGIONS else callees
-            for which, callees in made.called.items()
-        }
-        for which, callees in made.called.items():
-            if which in _REGIONS:
-                text = ", ".join(f"%{callee.name}" for callee in callees)
-                is_list = made.attributes[which].text.startswith("{")
-                made.attributes[which] = edit.attribute(which, f"{{{text}}}" if is_list else text)
-
-    def _fit(
-        self,
-        source: Instruction,
-        made: Instruction,
-        takers: Mapping[Instruction, int],
-        shifted: dict[Instruction, Instruction],
-        out: list[Instruction],
-    ) -> None:
-        """The shapes of the shorter stacks, and rows counted from the first one (in place)."""
-        if source.opcode == "parameter" or source is self._root_of(source):
-            made.shape = self.shape
-        elif source.opcode == "get-tuple-element" and source.operands[0].opcode == "parameter":
-            made.shape = self.shape.elements[source.index]
-        if source not in takers:
-            return
-        if source.opcode == "dynamic-update-slice":
-            made.shape = self.shape.elements[takers[source]]
-        at = 1 if source.opcode == "dynamic-slice" else 2
-        row = made.operands[at]
-        if row not in shifted:
-            first = Instruction(self.names.like(row.name, "first"), "constant", row.shape, payload=str(self.rows[0]))
-            shifted[row] = Instruction(self.names.like(row.name, "row"), "subtract", row.shape, (row, first))
-            out += [first, shifted[row]]
-        made.operands = (*made.operands[:at], shifted[row], *made.operands[at + 1 :])
-
-    def _root_of(self, source: Instruction) -> Instruction:
-        (body,) = self.stacked.loop.called["body"]
-        return body.root
-
-
-def _until(
-    names: edit.Names, source: Computation, shape: TupleShape, stacked: StackedLoop, end: int, suffix: str
-) -> Computation:
-    """The condition of a part: its counter is below the trip that it ends before."""
-    (old,) = source.parameters
-    parameter = edit.copy_of(old, (), name=names.like(old.name, suffix), shape=shape)
-    counter = _taken(names.like(old.name, "trip"), parameter, stacked.counter)
-    limit = Instruction(names.like(old.name, "end"), "constant", counter.shape, payload=str(end))
-    test = edit.copy_of(source.root, (counter, limit), name=names.like(source.root.name, suffix), is_root=True)
-    name = names.like(f"{source.name}.{suffix}", "part")
-    return Computation(name, [parameter, counter, limit, test], test, (parameter,), attributes=source.attributes)
-
-
 def _ends(parts: Parts) -> list[int]:
     return [rows.stop for rows in parts]
-
-
-def _taken(name: str, value: Instruction, element: int) -> Instruction:
-    """An element of a tuple."""
-    assert isinstance(value.shape, TupleShape)
-    attributes = {"index": edit.attribute("index", str(element))}
-    return Instruction(
-        name, "get-tuple-element", value.shape.elements[element], (value,), attributes, index=element, line=value.line
-    )
 
 
 def _with_rows(shape: ArrayShape, rows: int) -> ArrayShape:

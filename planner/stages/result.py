@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from shardwright.hlo import Module
 from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.microbatch import StepSplit
-from shardwright.planner.rewrites.split_loops import Parts, Rows, split_loops
+from shardwright.planner.rewrites.loop_parts import Rows
+from shardwright.planner.rewrites.split_loops import Parts, split_loops
 from shardwright.planner.stages.choice import PipelineChoice, StageGroup
 from shardwright.planner.stages.coarse import Coarse
 
