@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright.config import MANUAL_TARGETS
 from shardwright.errors import UnsupportedProgramError
+from shardwright.xla.operations import operations_within
 
 _SHARDING_ATTRIBUTES = ("mhlo.sharding", "sdy.sharding", "mhlo.spmd_parameters_shardings", "mhlo.spmd_output_sharding")
 _FRONTEND = "mhlo.frontend_attributes"
@@ -35,7 +36,9 @@ def strip_foreign_shardings(module: Any) -> None:
             continue
         if operation.operation.name == "func.func":
             _strip_function(operation)
-        _strip_regions(operation)
+        for inner in operations_within(operation):
+            _refuse_manual(inner)
+            _strip_attributes(inner)
 
 
 def erase_annotations(operations: Iterable[Any]) -> None:
@@ -43,16 +46,6 @@ def erase_annotations(operations: Iterable[Any]) -> None:
     for operation in operations:
         operation.results[0].replace_all_uses_with(operation.operands[0])
         operation.operation.erase()
-
-
-def _strip_regions(operation: Any) -> None:
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                _refuse_manual(inner)
-                _strip_attributes(inner)
-                if len(inner.regions):
-                    _strip_regions(inner)
 
 
 def _refuse_manual(operation: Any) -> None:
