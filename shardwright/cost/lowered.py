@@ -7,7 +7,7 @@ What several readers need the same way is made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.inline import FlatComputation
 from shardwright.cost.inverses import APART, with_inverses
 from shardwright.cost.limits import without_limits
+from shardwright.cost.masks import is_counted_in_group, masked_dims
 from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS, PRODUCTS
 from shardwright.cost.paths import Move
 from shardwright.cost.profiles import HardwareProfile
@@ -121,6 +122,8 @@ class _Lowered:
             for i, (operand, wanted) in enumerate(zip(operands, plan.operands, strict=True)):
                 if self.results[operand] != wanted:
                     used[i] = self._used_as(operand, wanted)
+            if instruction.opcode in PRODUCTS or instruction.opcode == "reduce":
+                used = self._masked(instruction, operands, used, [leaf for (leaf,) in plan.operands])
         if self.widens and self._is_widened(instruction):
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
@@ -149,6 +152,29 @@ class _Lowered:
         if source.opcode != "get-tuple-element" or not is_wide or node != self.made[operand]:
             return node
         return self._once((node, "bf16"), partial(self._like, "convert", source, node, 0.5))
+
+    def _masked(
+        self, instruction: Instruction, operands: Sequence[int], used: list[int], shardings: Sequence[TensorSharding]
+    ) -> list[int]:
+        """The operands as they are read: of padding that would be added up, another number instead."""
+        masked = list(used)
+        for i, node in enumerate(used):
+            dims = masked_dims(instruction, i, shardings, self.lowering.mesh)
+            if dims:
+                in_group = is_counted_in_group(instruction, shardings)
+                masked[i] = self._behind_mask(self.flat.instructions[operands[i]], node, shardings[i], dims, in_group)
+        return masked
+
+    def _behind_mask(
+        self, source: Instruction, node: int, sharding: TensorSharding, dims: tuple[int, ...], in_group: bool
+    ) -> int:
+        program = self.program
+        elements = program.elements[node]
+        shard = sharding.shard_shape(source.shape.leaves[0].dimensions, self.lowering.mesh)
+        mark = ("mask", shard, dims, in_group)
+        mask = self._once(mark, partial(program.add, "compare", source, (), (elements,), elements))
+        program.marks[mask] = mark
+        return program.add("select", source, (mask, node), program.sizes_bytes[node], elements)
 
     def _had_fewer_dimensions(self, node: int) -> bool:
         """Whether a value is that of a product whose kernel leaves out dimensions of one element."""
