@@ -146,6 +146,10 @@ fuzz-truth: $(VENV)/.stamp-dev ## The same for random layouts of random argument
 check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
 	@$(BIN)/python benchmarks/check_memory.py
 
+.PHONY: fuzz-memory
+fuzz-memory: $(VENV)/.stamp-dev ## The same for random steps, layouts and memory limits (half an hour).
+	@$(BIN)/python -m benchmarks.fuzz_memory
+
 .PHONY: check-programs
 check-programs: $(VENV)/.stamp-dev ## Hold pipelines against single-device JAX in one process: models, schedules, stages (20 minutes).
 	@$(BIN)/python -m benchmarks.check_pipelines --proof

@@ -21,9 +21,14 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[2]
 _PARTITIONED = "*after_spmd-partitioning*.txt"
 _MEMORY = "{module}.*memory-usage-report.txt"
+_ASSIGNED = "{module}.*buffer-assignment.txt"
 _TOTAL = re.compile(r"Total bytes: (\d+)")
+_TEMPORARIES = re.compile(r"^allocation \d+: size (\d+), preallocated-temp", re.MULTILINE)
 _POLL_S = 0.05
 
+
+#: All-reduces stay apart for the counter of bytes; a server's programs have them merged.
+COMBINER = "cpu-all-reduce-combiner"
 
 #: What the child says, ahead of the reason, where an expert's layout does not fit the model.
 DOES_NOT_APPLY = "does not apply: "
@@ -36,19 +41,24 @@ class PartitionError(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Partitioned:
     """One device's program: the HLO text behind the partitioner, and the bytes that XLA:CPU assigns for it
-    (arguments, results and temporaries; None where that was not reached in time)."""
+    (arguments, results and temporaries, constants among them; None where that was not reached in time).
+
+    temporaries_bytes: of the allocation that all intermediate values share, among them.
+    """
 
     hlo_text: str
     memory_bytes: int | None
+    temporaries_bytes: int | None
     seconds: float
 
 
-def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0) -> Partitioned:
-    """Run a job of `partition_child` on `devices` host devices. Raises PartitionError."""
+def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0, without: str = COMBINER) -> Partitioned:
+    """Run a job of `partition_child` on `devices` host devices. without: passes to leave out, beside those that every
+    plan leaves out. Raises PartitionError."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         dumps = Path(folder) / "dumps"
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _flags(devices, dumps)}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _flags(devices, dumps, without)}
         with open(Path(folder) / "stderr", "w+b") as errors:
             child = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.planner.partition_child"],
@@ -56,9 +66,9 @@ def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0) -> P
             )  # fmt: skip
             try:
                 assert child.stdin is not None
-                child.stdin.write(json.dumps(job).encode())
+                child.stdin.write(json.dumps({**job, "without": without}).encode())
                 child.stdin.close()
-                text, memory = _await(child, dumps, started + limit_s)
+                text, memory, temporaries = _await(child, dumps, started + limit_s)
             finally:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
@@ -66,37 +76,46 @@ def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0) -> P
             if text is None:
                 errors.seek(0)
                 raise PartitionError(_reason(errors.read().decode(errors="replace"), child.returncode))
-    return Partitioned(hlo_text=text, memory_bytes=memory, seconds=time.perf_counter() - started)
+    return Partitioned(
+        hlo_text=text,
+        memory_bytes=memory,
+        temporaries_bytes=temporaries,
+        seconds=time.perf_counter() - started,
+    )
 
 
-def _flags(devices: int, dumps: Path) -> str:
+def _flags(devices: int, dumps: Path, without: str) -> str:
     return " ".join((
         f"--xla_force_host_platform_device_count={devices}",
         f"--xla_dump_to={dumps}",
         "--xla_dump_hlo_pass_re=spmd-partitioning",
         # Barriers stay, for the experts' jax.checkpoint as for ours: otherwise XLA:CPU merges what is computed twice.
-        "--xla_disable_hlo_passes=cpu-all-reduce-combiner,cse_barrier_expander",
+        f"--xla_disable_hlo_passes={','.join(filter(None, (without, 'cse_barrier_expander')))}",
     ))  # fmt: skip
 
 
-def _await(child: subprocess.Popen[bytes], dumps: Path, deadline: float) -> tuple[str | None, int | None]:
+def _await(child: subprocess.Popen[bytes], dumps: Path, deadline: float) -> tuple[str | None, int | None, int | None]:
     while True:
         ended = child.poll() is not None
         partitioned = _newest(dumps, _PARTITIONED)
-        memory = _memory(dumps, partitioned)
+        memory, temporaries = _memory(dumps, partitioned)
         if memory is not None or ended or time.perf_counter() > deadline:
-            return partitioned.read_text() if partitioned else None, memory
+            return partitioned.read_text() if partitioned else None, memory, temporaries
         time.sleep(_POLL_S)
 
 
-def _memory(dumps: Path, partitioned: Path | None) -> int | None:
-    """XLA's total for the module that was partitioned, once it is written."""
+def _memory(dumps: Path, partitioned: Path | None) -> tuple[int | None, int | None]:
+    """XLA's total for the module that was partitioned, and its temporaries, once both are written."""
     if partitioned is None:
-        return None
+        return None, None
     module = ".".join(partitioned.name.split(".")[:2])
     report = _newest(dumps, _MEMORY.format(module=module))
-    found = _TOTAL.search(report.read_text()) if report else None
-    return int(found[1]) if found else None
+    total = _TOTAL.search(report.read_text()) if report else None
+    if total is None:  # it is written after the assignment
+        return None, None
+    assigned = _newest(dumps, _ASSIGNED.format(module=module))
+    found = _TEMPORARIES.findall(assigned.read_text()) if assigned else []
+    return int(total[1]), sum(map(int, found))
 
 
 def _newest(dumps: Path, pattern: str) -> Path | None:

@@ -1,6 +1,7 @@
 """The child of `partition`: reads one job as JSON on stdin, hands the program to XLA, leaves dumps behind.
 
 A job is {"stablehlo": path, "devices": n}, or {"model", "size", "devices", "changes", "expert"}: an expert's name.
+"without" of both: XLA's passes that are left out.
 """
 
 from __future__ import annotations
@@ -16,18 +17,16 @@ from benchmarks.planner.partition import DOES_NOT_APPLY
 def main() -> None:
     job = json.load(sys.stdin)
     if "stablehlo" in job:
-        _compile_stablehlo(Path(job["stablehlo"]).read_text(), job["devices"])
+        _compile_stablehlo(Path(job["stablehlo"]).read_text(), job["devices"], job["without"])
     else:
         _compile_expert(job)
 
 
-def _compile_stablehlo(text: str, devices: int) -> None:
+def _compile_stablehlo(text: str, devices: int, without: str) -> None:
     from shardwright.xla import private
 
     chosen = private.local_devices()[:devices]
-    options = private.compile_options(
-        [device.id for device in chosen], overrides=[("xla_disable_hlo_passes", "cpu-all-reduce-combiner")]
-    )
+    options = private.compile_options([device.id for device in chosen], overrides=[("xla_disable_hlo_passes", without)])
     private.compile_and_load(text, chosen, options)
 
 
