@@ -22,6 +22,7 @@ from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduc
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.solve import contradiction, solve
 from shardwright.planner.starts import Place, Start, among, told
+from shardwright.planner.strategies import Strategy
 
 #: What all repeats of a run share: (first segment of the run, offset in the period, variable); else (segment, 0,
 #: variable).
@@ -233,6 +234,10 @@ class Chain:
         """How many variables a key stands for."""
         run = self._run_of.get(key[0])
         return 1 if run is None else run.repeats
+
+    def strategies(self, states: Mapping[Variable, int]) -> dict[Variable, Strategy]:
+        """What states of variables stand for."""
+        return {variable: self.graph.set_of(variable).strategies[state] for variable, state in states.items()}
 
     def owner(self, variable: Variable) -> tuple[int, int]:
         """The segment that a variable belongs to, and its position there."""

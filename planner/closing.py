@@ -81,14 +81,15 @@ def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
     read = best_alike(chain)
     if not chain.runs:
         found = replace(found, cost=without_budget(read.rolled_bound, chain, search.limit_bytes).of(found.cost))
-    at = {variable: chain.graph.set_of(variable).strategies[state] for variable, state in read.states.items()}
     axes, fine = [axis.name for axis in found.mesh.axes], search.finer(chain, found.mesh)
-    near, solved = descend(chain, at, fine, axes, time_limit_s=search.time_limit_s(), price=chain.price)
+    near, solved = descend(
+        chain, chain.strategies(read.states), fine, axes, time_limit_s=search.time_limit_s(), price=chain.price
+    )
     other, below_s = search.found(near, solved, found.notes), found.cost.step_s * (1 - LEAST_GAIN)
     if other.cost.step_s >= below_s:
         return found
     try:
-        other = fitted(search, other, below_s)
+        other = fitted(search, replace(other, start=found.start), below_s)
     except MemoryBudgetError:
         return found
     if other.cost.step_s >= below_s:

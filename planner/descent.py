@@ -33,7 +33,7 @@ def lifted(coarse: Chain, states: Mapping[Variable, int], mesh: Mesh) -> tuple[d
     parts of a divided one first."""
     parts = axis_parts(coarse.graph.prices.mesh, mesh)
     lift = _Lift(parts)
-    at = {variable: lift(coarse.graph.set_of(variable).strategies[state]) for variable, state in states.items()}
+    at = {variable: lift(strategy) for variable, strategy in coarse.strategies(states).items()}
     return at, [part for names in sorted(parts.values(), key=len, reverse=True) for part in names]
 
 
@@ -64,7 +64,7 @@ def descend(
         idle = 0 if gains else idle + 1
         if gains:
             best = near, solved
-            at = {variable: near.graph.set_of(variable).strategies[state] for variable, state in solved.states.items()}
+            at = near.strategies(solved.states)
         if idle >= len(axes) - 1 or fine.clock.is_late:
             break
     assert best is not None, "a mesh that refines another one has axes"

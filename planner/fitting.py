@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 from shardwright.cost.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner.budget import Memory, MemoryPrice, Peak, breakdown, dominating
-from shardwright.planner.chain import SolvedChain
+from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.descent import descend
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.layout import Variable
-from shardwright.planner.mixing import groups_between, mixed
+from shardwright.planner.mixing import groups_between, mixed, of_one_chain
 from shardwright.report.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -73,12 +74,13 @@ class _Priced:
 
 @dataclass(slots=True, eq=False)
 class Fitting:
-    """The search for a plan of one chain that fits.
+    """The search for a plan of one chain that fits; of one mesh, where the chain is a neighbourhood on three axes.
 
     start: its fastest plan. peaks: where bytes have a price: of what plans are predicted to take. any_peaks: the same,
     of what the unsplit program takes there, which nearly every plan does. tried: what prices gave. promised_s: what
     those say that a plan that fits takes at least, besides what is made anew for its readers, if what they price is
-    stored in all plans. least_s: the same, and all it computes, of what nearly every plan stores.
+    stored in all plans. least_s: the same, and all it computes, of what nearly every plan stores. Where plans are
+    descended to, both are of what is near one: good for giving up, and no bound.
     """
 
     search: MeshSearch
@@ -97,7 +99,7 @@ class Fitting:
         first = self._first()
         exact = _exactly(self.search, self.start, self._model, self.held_by_all())
         is_close = exact is not None and exact.solved.value - exact.price_bound_s <= CLOSE * exact.solved.value
-        if exact is not None and (is_close or first is None):
+        if exact is not None and (first is None or (is_close and not self._descends)):
             return replace(exact, price=self._bounding(exact))
         if first is None:
             raise too_large(self.search, self.thriftiest)
@@ -132,6 +134,11 @@ class Fitting:
         return min((each.found for each in self.tried if self._fits(each.found)), key=self.search.needed_bytes)
 
     @property
+    def _descends(self) -> bool:
+        """Whether the chain is only what is near the plan on three axes that begins."""
+        return self.start.start is not None and self.start.start.mesh != self.start.mesh
+
+    @property
     def _model(self) -> Memory:
         return self.search.memory_model(self.start.chain.graph.layout.hubs)
 
@@ -149,27 +156,49 @@ class Fitting:
 
         Raises MemoryBudgetError where what fits is known to take too long.
         """
-        chain, search = self.start.chain, self.search
-        terms = MemoryPrice.shared(self.peaks, price)
-        solved = chain.with_price(terms).solve(search.time_limit_s(), close)
+        search, terms = self.search, MemoryPrice.shared(self.peaks, price)
+        chain, solved = self._cheapest(terms, close)
         bound_s = solved.rolled_bound - price * search.limit_bytes
         if bound_s > self.promised_s:
             self.promised_s, self.best_price = bound_s, price
         free_s = chain.graph.least_of_free_s()
         if self.promised_s + free_s >= self.below_s:  # which other plans need not keep: they may store less
-            self.least_s = max(self.least_s, self._promised_of_all_s(price) + free_s)
+            self.least_s = max(self.least_s, self._promised_of_all_s(chain, price) + free_s)
             if self.least_s >= self.below_s:
                 raise _too_slow(self.start, self.least_s)
-        known = (each.found for each in self.tried if each.found.solved.states == solved.states)
+        known = (each.found for each in self.tried if _is_same(each.found, chain, solved))
         made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes))
         self.tried.append(made)
         return made
 
-    def _promised_of_all_s(self, price: float) -> float:
-        """What a price promises of all plans that store what is live where the unsplit program takes most."""
-        peaks = self.held_by_all()
-        terms = MemoryPrice.shared(peaks, price)
-        solved = self.start.chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE)
+    def _cheapest(self, terms: MemoryPrice, close: float) -> tuple[Chain, SolvedChain]:
+        """The cheapest plan at a price, and the chain that it is of; where plans are descended to, the one that is
+        reached from the cheapest that is known."""
+        start, time_limit_s = self.start, self.search.time_limit_s()
+        if start.start is None or not self._descends:
+            return start.chain, start.chain.with_price(terms).solve(time_limit_s, close)
+        known = min((start, *(each.found for each in self.tried)), key=lambda found: self._costs_s(found, terms))
+        axes = [axis.name for axis in start.mesh.axes]
+        return descend(
+            start.start.chain,
+            known.chain.strategies(known.solved.states),
+            start.chain.graph,
+            axes,
+            time_limit_s=time_limit_s,
+            most_rounds=len(axes) if self.search.is_large else None,
+            price=terms,
+        )
+
+    def _costs_s(self, found: Found, terms: MemoryPrice) -> float:
+        """Seconds a step of a plan, with its memory at a price."""
+        taken_s = (price * self._model.taken_at(peak, found.decisions) for peak, price in terms.peaks)
+        return found.cost.step_s + sum(taken_s)
+
+    def _promised_of_all_s(self, chain: Chain, price: float) -> float:
+        """What a price promises of all plans of a chain that store what is live where the unsplit program takes
+        most."""
+        terms = MemoryPrice.shared(self.held_by_all(), price)
+        solved = chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE)
         return solved.rolled_bound - terms.total * self.search.limit_bytes
 
     def _first(self) -> _Priced | None:
@@ -219,7 +248,9 @@ class Fitting:
             mixed = self._mixed(fast, best)
             best = mixed if best is thriftiest else _faster(mixed, self._mixed(fast, thriftiest))
         solved = fits.found.solved
-        if not self.search.is_large and solved.value - solved.rolled_bound > TIGHT * abs(solved.value):
+        if not (self.search.is_large or self._descends) and solved.value - solved.rolled_bound > TIGHT * abs(
+            solved.value
+        ):
             last = self._at(fits.price, close=0.0).found
             best = _faster(best, last) if self._fits(last) else best
         return best
@@ -230,8 +261,8 @@ class Fitting:
         What a mixture takes where it peaks bounds the next one, which has as much less room as the last had too little,
         or more as it had too much: what is between buffers is not counted.
         """
-        chain, search, limit = self.start.chain, self.search, self.search.limit_bytes
-        first, second = over.solved.states, fits.solved.states
+        search, limit = self.search, self.search.limit_bytes
+        chain, first, second = of_one_chain((over.chain, over.solved.states), (fits.chain, fits.solved.states))
         peaks: list[tuple[Peak, float]] = []  # with what a plan must have there besides what is counted
         newest, beyond, best, known = [over, fits], 0, fits, [second]
         for _ in range(MOST_MIXTURES):
@@ -275,6 +306,13 @@ class Fitting:
 def _with(peaks: list[Peak], peak: Peak, most: int) -> list[Peak]:
     """`peaks` and another one, the latest of them."""
     return peaks if peak in peaks else [*peaks, peak][-most:]
+
+
+def _is_same(found: Found, chain: Chain, solved: SolvedChain) -> bool:
+    """Whether a plan is the one that a chain's states are."""
+    if found.chain.graph is chain.graph:
+        return found.solved.states == solved.states
+    return found.chain.strategies(found.solved.states) == chain.strategies(solved.states)
 
 
 def _faster(best: Found, tried: Found) -> Found:

@@ -10,7 +10,7 @@ finds those that are cheapest at some price, and between two of them there may b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import Problem
+from shardwright.planner.strategy_sets import StrategySet
 
 States = Mapping[Variable, int]
 
@@ -43,6 +44,35 @@ class Group:
     variables: tuple[Variable, ...]
     seconds: float
     bytes_at: tuple[float, ...]
+
+
+def of_one_chain(
+    first: tuple[Chain, States], second: tuple[Chain, States]
+) -> tuple[Chain, dict[Variable, int], dict[Variable, int]]:
+    """Two plans on one mesh as plans of one chain: of theirs, or where each was descended to by itself, of one that has
+    nothing but what the two decide."""
+    (chain, states), (other, other_states) = first, second
+    if chain.graph is other.graph:
+        return chain, dict(states), dict(other_states)
+    assert chain.graph.prices is other.graph.prices, "both chains number layouts alike"
+    made: dict[tuple[int, int, int, int], StrategySet] = {}  # equal pairs share one set
+    sets: dict[Variable, StrategySet] = {}
+    for variable, state in states.items():
+        mine, others, number = chain.graph.set_of(variable), other.graph.set_of(variable), other_states[variable]
+        key = id(mine), state, id(others), number
+        if key not in made:
+            made[key] = mine.only([state])
+            if mine.strategies[state] != others.strategies[number]:
+                made[key] = made[key].joined(others.only([number]))
+        sets[variable] = made[key]
+    kinds: dict[tuple[int, tuple[int, ...]], int] = {}
+    instances = []
+    for instance in chain.instances:
+        what = instance.kind, tuple(id(sets[variable]) for variable in instance.variables)
+        instances.append(replace(instance, kind=kinds.setdefault(what, len(kinds))))
+    graph = replace(chain.graph, near={}, _sets=sets, _least_s={})
+    both = Chain(graph=graph, instances=instances, runs=chain.runs)
+    return both, dict.fromkeys(sets, 0), {variable: len(found) - 1 for variable, found in sets.items()}
 
 
 def groups_between(chain: Chain, first: States, second: States, peaks: Sequence[Peak]) -> list[Group]:

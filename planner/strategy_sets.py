@@ -57,6 +57,17 @@ class StrategySet:
             reason=self.reason,
         )
 
+    def joined(self, other: StrategySet) -> StrategySet:
+        """These strategies and others of the same instruction."""
+        return replace(
+            self,
+            strategies=(*self.strategies, *other.strategies),
+            operand_ids=np.concatenate([self.operand_ids, other.operand_ids]),
+            result_ids=np.concatenate([self.result_ids, other.result_ids]),
+            time_s=np.concatenate([self.time_s, other.time_s]),
+            compute_s=np.concatenate([self.compute_s, other.compute_s]),
+        )
+
     def launched(self, launch_s: float) -> StrategySet:
         """The same of an instruction that ends a kernel, which takes `launch_s` at least."""
         return replace(self, time_s=self.time_s + np.maximum(launch_s - self.compute_s, 0.0))

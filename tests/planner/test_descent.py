@@ -9,13 +9,15 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.planner import closing, finishing, plan
+from shardwright.errors import MemoryBudgetError
+from shardwright.planner import closing, exact_fit, finishing, plan
 from shardwright.planner.bound import lower_bound
 from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import axis_parts, descend, lifted
 from shardwright.planner.exact_fit import fit_exactly
+from shardwright.planner.fitting import fitted
 from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
@@ -204,3 +206,22 @@ def test_a_plan_that_a_deadline_leaves_unbounded_says_so(monkeypatch: pytest.Mon
     assert "the deadline came before a bound on" in made.cost.bound_scope
     assert not made.cost.is_bounded
     assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster
+
+
+def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least that any plan takes that does as the fastest one along two of the axes is too much."""
+    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
+    search = Search(lower((step, arguments, ())), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    outcome = search.outcome()
+    fastest = outcome.plan(next(each for each in outcome.tried if each.mesh == FINE))
+    assert fastest.start is not None
+    peak = search.memory_model(fastest.chain.graph.layout.hubs).peak(fastest.decisions)
+    dear = MemoryPrice(peaks=((peak, 32 * fastest.cost.step_s / fastest.memory.peak_bytes),))
+    near = search.found(fastest.chain, fastest.chain.with_price(dear).solve(20.0), ())
+    search.limit_bytes = search.needed_bytes(near) * 9 // 10
+    with pytest.raises(MemoryBudgetError):
+        fitted(search, replace(fastest, start=None))
+    made = fitted(search, fastest)
+    assert search.needed_bytes(made) <= search.limit_bytes
+    assert made.mesh == FINE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,9 +11,12 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner.budget import Memory, MemoryPrice, Peak
 from shardwright.planner.chain import Chain
+from shardwright.planner.descent import descend, lifted
+from shardwright.planner.force import Forced
 from shardwright.planner.found import Found
-from shardwright.planner.mixing import Group, States, groups_between, mixed
+from shardwright.planner.mixing import Group, States, groups_between, mixed, of_one_chain
 from shardwright.planner.search import Search
+from shardwright.plans import Mesh
 from tests.planner.programs import gpt2, lower
 
 STEP = lower(gpt2(layers=3, batch=32, length=32))
@@ -114,3 +118,30 @@ def test_a_mixture_is_the_fastest_that_there_is_room_for(room: tuple[float, floa
     taken = tuple(all(found[variable] for variable in group.variables) for group in GROUPS)
     assert found == taking(first, second, [group for group, is_taken in zip(GROUPS, taken, strict=True) if is_taken])
     assert fits[taken] == min(fits.values())
+
+
+def test_plans_that_were_descended_to_apart_are_plans_of_one_chain() -> None:
+    """With what both decide and nothing else, at the seconds that they take in their own neighbourhoods."""
+    step = lower(gpt2(layers=3, width=256, batch=64, length=64))
+    searched = Search(step, replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    coarse = searched.chain(Mesh.of({"data": 4, "model": 2}), Forced(), frozenset())
+    fine = Mesh.of({"data": 2, "model": 2, "sequence": 2})
+    at, axes = lifted(coarse, coarse.solve(20.0).states, fine)
+    near, solved = descend(coarse, at, searched.finer(coarse, fine), axes, time_limit_s=20.0)
+    found = searched.found(near, solved, ())
+    peak = searched.memory_model(near.graph.layout.hubs).peak(found.decisions)
+    price = MemoryPrice(peaks=((peak, 32 * found.cost.step_s / found.memory.peak_bytes),))
+    others, saving = descend(coarse, at, near.graph, axes, time_limit_s=20.0, price=price)
+    both, first, second = of_one_chain((near, solved.states), (others, saving.states))
+    assert first != second
+    assert both.strategies(first) == near.strategies(solved.states)
+    assert both.strategies(second) == others.strategies(saving.states)
+    assert seconds(both, first) == pytest.approx(seconds(near, solved.states))
+    assert seconds(both, second) == pytest.approx(seconds(others, saving.states))
+    decided = {v: {each[v] for each in (both.strategies(first), both.strategies(second))} for v in first}
+    assert all(set(both.graph.set_of(variable).strategies) == chosen for variable, chosen in decided.items())
+
+
+def test_plans_of_one_chain_stay_there(fast: Found, thrifty: Found) -> None:
+    first, second = fast.solved.states, thrifty.solved.states
+    assert of_one_chain((fast.chain, first), (thrifty.chain, second)) == (fast.chain, first, second)
