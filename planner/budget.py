@@ -21,9 +21,8 @@ from shardwright.cost.memory import Held
 from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.assemble import Decisions
-from shardwright.planner.dataflow import Dataflow, Leaf, Use
+from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.graph import Graph
-from shardwright.planner.layout import Variable
 from shardwright.planner.prices import FloatArray, IntArray
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.report.units import format_bytes
@@ -35,13 +34,14 @@ class Peak:
 
     Where a plan peaks, not how high: equal peaks of two plans are one constraint (`Memory.taken_at` counts the bytes).
     always: those of the leaves that are arguments or results. margin: part of all other bytes that a device must have
-    beyond them.
+    beyond them. read: leaves of which copies are live that single readers make, and what part of each counts.
     """
 
     values: Mapping[Leaf, int]
     copies: frozenset[Leaf]
     always: frozenset[Leaf]
     margin: float
+    read: Mapping[Leaf, float] = field(default_factory=dict)
 
     def times_value(self, leaf: Leaf) -> float:
         """How often the bytes of a value count."""
@@ -51,6 +51,10 @@ class Peak:
     def times_copy(self, leaf: Leaf) -> float:
         """How often the bytes of a copy count that a hub makes."""
         return 1.0 + self.margin if leaf in self.copies else 0.0
+
+    def times_read(self, leaf: Leaf) -> float:
+        """How often the bytes of a copy count that a reader makes."""
+        return self.read.get(leaf, 0.0) * (1.0 + self.margin)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,6 +71,7 @@ class Memory:
     _always: frozenset[Leaf] = frozenset()
     _nodes: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)
     _spans: dict[Leaf, tuple[int, int]] = field(default_factory=dict)
+    _uses: dict[Leaf, list[tuple[Node, Use]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._always = frozenset((node, 0) for node in (*self.flow.parameters, *self.flow.outputs))
@@ -76,6 +81,7 @@ class Memory:
         for node in self.flow.nodes:
             at = position.get(node.instruction.name)
             for use in node.uses:
+                self._uses.setdefault(use.source, []).append((node, use))
                 if at is not None and use.source in wanted and not node.is_value:
                     first, last = self._spans.get(use.source, (at, at))
                     self._spans[use.source] = min(first, at), max(last, at)
@@ -110,21 +116,46 @@ class Memory:
         held: what is live there besides arguments and results.
         """
         mesh = decisions.graph.prices.mesh
-        values, copies = list[Leaf](), set[Leaf]()
+        values, copied = list[Leaf](), Counter[Leaf]()
         for buffer in held:
             leaf = self._leaf(buffer.name, buffer.leaf)
             if leaf is None:
                 continue
             made = _bytes(self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf), mesh)
-            if buffer.is_added and leaf in self._spans and buffer.size_bytes > made:
-                copies.add(leaf)
+            if buffer.is_added and buffer.size_bytes > made:
+                copied[leaf] += buffer.size_bytes
             else:
                 values.append(leaf)
-        return self._peak(values, frozenset(copies))
+        copies = frozenset(copied.keys() & decisions.hubs.keys())
+        return self._peak(
+            values, copies, {leaf: self._part_read(decisions, leaf, copied[leaf]) for leaf in sorted(copied)}
+        )
 
-    def _peak(self, held: Iterable[Leaf], copies: frozenset[Leaf]) -> Peak:
+    def _part_read(self, decisions: Decisions, leaf: Leaf, held: int) -> float:
+        """What part of the copies that readers make of a value is live where copies of it take so many bytes.
+
+        Several may share one, or make theirs one after the other. All of each where this plan's readers make none.
+        """
+        by_readers = self._read(decisions, leaf)
+        by_hub = _copied(decisions, leaf, decisions.graph.prices.mesh)
+        return max(held - by_hub, 0) / by_readers if by_readers else 1.0
+
+    def _read(self, decisions: Decisions, leaf: Leaf) -> int:
+        """Bytes of the copies that readers make of a value."""
+        graph, shape = decisions.graph, self.flow.nodes[leaf[0]].shapes[leaf[1]]
+        mesh, total = graph.prices.mesh, 0
+        for node, use in self._uses.get(leaf, ()):
+            if graph.is_free[leaf[0]]:
+                continue
+            is_hub = graph.layout.source(node, use)[1] >= 0
+            found = decisions.hubs[leaf] if is_hub else decisions.result(leaf)
+            size = _bytes(shape, decisions.strategies[node.index].operands[use.position], mesh)
+            total += size if size > _bytes(shape, found, mesh) else 0
+        return total
+
+    def _peak(self, held: Iterable[Leaf], copies: frozenset[Leaf], read: Mapping[Leaf, float] | None = None) -> Peak:
         values = Counter([*self._always, *held])
-        return Peak(values=values, copies=copies, always=self._always, margin=self.margin)
+        return Peak(values=values, copies=copies, always=self._always, margin=self.margin, read=read or {})
 
     def taken_at(self, peak: Peak, decisions: Decisions) -> float:
         """Bytes that another plan takes of what is live at a peak, with the margin."""
@@ -133,7 +164,8 @@ class Memory:
             peak.times_value((node, leaf)) * _bytes(nodes[node].shapes[leaf], decisions.result((node, leaf)), mesh)
             for node, leaf in sorted(peak.values)
         )
-        return values + sum(peak.times_copy(leaf) * _copied(decisions, leaf, mesh) for leaf in sorted(peak.copies))
+        copies = sum(peak.times_copy(leaf) * _copied(decisions, leaf, mesh) for leaf in sorted(peak.copies))
+        return values + copies + sum(peak.times_read(leaf) * self._read(decisions, leaf) for leaf in sorted(peak.read))
 
     def _leaf(self, name: str, leaf: int) -> Leaf | None:
         leaves = self._nodes.get(name, ())
@@ -168,10 +200,19 @@ class MemoryPrice:
         """Seconds per byte of a copy that a hub makes."""
         return sum(price * peak.times_copy(leaf) for peak, price in self.peaks)
 
+    def of_read(self, leaf: Leaf) -> float:
+        """Seconds per byte of a copy that a reader makes."""
+        return sum(price * peak.times_read(leaf) for peak, price in self.peaks)
 
-def value_bytes(graph: Graph, variable: Variable, leaf: int) -> FloatArray:
-    """Bytes that one array leaf of a node takes as it is made, by the node's states."""
-    return _bytes_by_state(graph, (variable[0], leaf), graph.set_of(variable).result_ids[:, leaf])
+
+def value_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
+    """Bytes that an array leaf takes as it is made, by the states of its node."""
+    return _bytes_by_state(graph, leaf, graph.set_of((leaf[0], -1)).result_ids[:, leaf[1]])
+
+
+def hub_bytes(graph: Graph, hub: Leaf) -> FloatArray:
+    """Bytes that an array leaf takes as it lies for its readers, by the states of its hub."""
+    return _bytes_by_state(graph, hub, graph.set_of(hub).result_ids[:, 0])
 
 
 def anew_bytes(graph: Graph, node: int, use: Use) -> FloatArray:
@@ -193,7 +234,7 @@ def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:
     reader = graph.flow.nodes[node]
     for leaf in range(len(reader.shapes)):
         if times := peak.times_value((node, leaf)):
-            made = times * value_bytes(graph, (node, -1), leaf)
+            made = times * value_bytes(graph, (node, leaf))
             found = made if found is None else found + made
     for use in reader.uses:
         if graph.layout.pays_for(reader, use) and (times := peak.times_value(use.source)):
@@ -202,9 +243,18 @@ def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:
     return found
 
 
+def read_bytes(graph: Graph, node: Node, use: Use) -> FloatArray:
+    """Bytes of the copy that a node makes of what it reads: states of where it takes that from × of the node; 0 where
+    it needs no more than is there."""
+    is_hub = graph.layout.source(node, use)[1] >= 0
+    found = hub_bytes(graph, use.source) if is_hub else value_bytes(graph, use.source)
+    used = anew_bytes(graph, node.index, use)
+    return np.where(used[None, :] > found[:, None], np.broadcast_to(used[None, :], (len(found), len(used))), 0.0)
+
+
 def copy_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
     """Bytes of the copy that a hub makes: states of the node × of the hub; 0 where it needs no more than is there."""
-    made, lies = value_bytes(graph, (leaf[0], -1), leaf[1]), value_bytes(graph, leaf, 0)
+    made, lies = value_bytes(graph, leaf), hub_bytes(graph, leaf)
     return np.where(lies[None, :] > made[:, None], np.broadcast_to(lies[None, :], (len(made), len(lies))), 0.0)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.planner.budget import MemoryPrice, anew_bytes, copy_bytes, value_bytes
+from shardwright.planner.budget import MemoryPrice, anew_bytes, copy_bytes, read_bytes, value_bytes
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
@@ -109,11 +109,15 @@ class Chain:
                 for each in range(len(self.graph.flow.nodes[node].shapes)):
                     seconds = of_all([self.price.of_value((other, each)) for other in same])
                     if seconds:
-                        priced.costs[i] = priced.costs[i] + seconds * value_bytes(self.graph, (node, -1), each)
+                        priced.costs[i] = priced.costs[i] + seconds * value_bytes(self.graph, (node, each))
                 for number, use in enumerate(self.graph.flow.nodes[node].uses):
                     seconds = of_all([self._price_of_use(self.price, other, number) for other in same])
                     if seconds:
                         priced.costs[i] = priced.costs[i] + seconds * anew_bytes(self.graph, node, use)
+                    seconds = of_all([self._price_of_read(self.price, other, number) for other in same])
+                    if seconds:
+                        source = position[self.graph.layout.source(self.graph.flow.nodes[node], use)]
+                        priced.add_edge(source, i, seconds * read_bytes(self.graph, self.graph.flow.nodes[node], use))
             else:
                 seconds = of_all([self.price.of_copy((other, leaf)) for other in same])
                 if seconds:
@@ -125,6 +129,11 @@ class Chain:
         node = self.graph.flow.nodes[index]
         use = node.uses[number]
         return price.of_value(use.source) if self.graph.layout.pays_for(node, use) else 0.0
+
+    def _price_of_read(self, price: MemoryPrice, index: int, number: int) -> float:
+        """Seconds per byte of the copy that a node makes of what it reads."""
+        source = self.graph.flow.nodes[index].uses[number].source
+        return 0.0 if self.graph.is_free[source[0]] else price.of_read(source)
 
     def with_price(self, price: MemoryPrice | None) -> Chain:
         """The same chain with another price of memory; itself at its own."""

@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from shardwright.planner.mesh_search import MeshSearch
 
 #: Prices of a byte at which a first plan that fits is looked for, as parts of what the plan's own bytes would cost at
-#: its own time. Where memory is nearly free, what takes less for nothing is found; where it is dear, what takes least;
-#: two between them with the peaks that those plans have instead: what is dear where one plan peaks may make another
-#: peak higher elsewhere, so that a price between them may take less than both.
-NEARLY_FREE, DEAR, BETWEEN, MEDIUM = 8e-3, 32.0, 0.5, 4.0
+#: its own time. Where memory is nearly free, what takes less for nothing is found; where it is dear, what takes least,
+#: of what has a price: then prices rise from one between them, with the peaks that each plan has instead.
+NEARLY_FREE, DEAR = 8e-3, 32.0
+RISING = (0.5, 1.0, 2.0, 4.0)
+
+#: Peaks that have a price, at most, and of those that bound: the latest.
+MOST_PEAKS, MOST_THAT_BOUND = 8, 3
 
 #: What a plan may need, as a multiple of what there is, that nearly fits. Where memory is dear, a plan that needs more
 #: is the end of it, unless another peak than those that were priced explains that: then one that needs `HOPELESS`
@@ -145,8 +148,8 @@ class Fitting:
     def _add_peak(self, found: Found) -> None:
         """Price bytes where a plan takes most, too."""
         of_all, of_this = self._model.peak(found.decisions), self._model.peak_of_buffers(found.held, found.decisions)
-        self.peaks = _with(_with(self.peaks, of_all, 4), of_this, 4)
-        self.any_peaks = _with(self.any_peaks, of_all, 3)
+        self.peaks = _with(_with(self.peaks, of_all, MOST_PEAKS), of_this, MOST_PEAKS)
+        self.any_peaks = _with(self.any_peaks, of_all, MOST_THAT_BOUND)
 
     def _fits(self, found: Found) -> bool:
         return self._excess(found) <= 1.0
@@ -206,7 +209,7 @@ class Fitting:
         unit = self.start.cost.step_s / self.start.memory.peak_bytes
         first = (NEARLY_FREE, DEAR) if self._excess(self.start) <= HOPELESS else (DEAR,)
         asked: tuple[float, list[Peak]] | None = None
-        for part in (*first, BETWEEN, MEDIUM):
+        for part in (*first, *RISING):
             if (part * unit, self.peaks) == asked:  # of which the answer is known
                 continue
             asked = part * unit, self.peaks

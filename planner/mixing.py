@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
-from shardwright.planner.budget import Peak, copy_bytes, decided_bytes
+from shardwright.planner.budget import Peak, copy_bytes, decided_bytes, read_bytes
 from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
@@ -121,20 +121,30 @@ def groups_between(chain: Chain, first: States, second: States, peaks: Sequence[
 
 def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: States, second: States) -> list[float]:
     """What each of some variables adds to a peak, its copies with whoever decides them."""
-    taken = []
-    for node, leaf in variables:
-        added = 0.0
+    number = {variable: i for i, variable in enumerate(variables)}
+    taken = [0.0] * len(variables)
+    for i, (node, leaf) in enumerate(variables):
         decided = decided_bytes(graph, peak, node) if leaf < 0 else None
         if decided is not None:
-            added += float(decided[second[node, -1]] - decided[first[node, -1]])
+            taken[i] += float(decided[second[node, -1]] - decided[first[node, -1]])
         for each in range(len(graph.flow.nodes[node].shapes)) if leaf < 0 else (leaf,):
             times = peak.times_copy((node, each))
-            hub_decides = leaf >= 0 or first.get((node, each)) == second.get((node, each))
-            if times and hub_decides and (node, each) in first:
+            if times and (node, each) in first and (leaf >= 0 or (node, each) not in number):
                 copied = copy_bytes(graph, (node, each))
                 was, will = first[node, -1], second[node, -1]
-                added += times * float(copied[will, second[node, each]] - copied[was, first[node, each]])
-        taken.append(added)
+                taken[i] += times * float(copied[will, second[node, each]] - copied[was, first[node, each]])
+    for reader in graph.flow.nodes:
+        for use in reader.uses:
+            times = peak.times_read(use.source)
+            if not times or graph.is_free[use.source[0]] or (reader.index, -1) not in first:
+                continue
+            source = graph.layout.source(reader, use)
+            decider = number.get((reader.index, -1), number.get(source))
+            if decider is not None:
+                read = read_bytes(graph, reader, use)
+                was, will = (each[source] for each in (first, second))
+                mine, other = first[reader.index, -1], second[reader.index, -1]
+                taken[decider] += times * float(read[will, other] - read[was, mine])
     return taken
 
 

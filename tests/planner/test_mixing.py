@@ -9,6 +9,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.planner.assemble import decide
 from shardwright.planner.budget import Memory, MemoryPrice, Peak
 from shardwright.planner.chain import Chain
 from shardwright.planner.descent import descend, lifted
@@ -90,6 +91,19 @@ def test_the_bytes_of_all_groups_are_what_the_plans_differ_by(
     for number, peak in enumerate(peaks):
         differs = model.taken_at(peak, thrifty.decisions) - model.taken_at(peak, fast.decisions)
         assert sum(group.bytes_at[number] for group in groups) == pytest.approx(differs, rel=1e-2)
+
+
+def test_copies_that_readers_make_are_bytes_of_the_group_that_decides_them(
+    fast: Found, thrifty: Found, model: Memory
+) -> None:
+    first, second = fast.solved.states, thrifty.solved.states
+    leaves = {use.source: 1.0 for node in fast.chain.graph.flow.nodes for use in node.uses}
+    peak = Peak(values={}, copies=frozenset(), always=frozenset(), margin=0.0, read=leaves)
+    groups = groups_between(fast.chain, first, second, [peak])
+    for taken in (groups, groups[:1], groups[::2]):
+        states = taking(first, second, taken)
+        differs = model.taken_at(peak, decide(fast.chain.graph, states)) - model.taken_at(peak, fast.decisions)
+        assert sum(group.bytes_at[0] for group in taken) == pytest.approx(differs, rel=1e-6)
 
 
 GROUPS = [
