@@ -7,7 +7,8 @@ XLA names a collective after the planned instruction it was made for, so the two
 2. what is left over, by kind, devices and bytes: a value that several instructions want alike is moved once, for
    whichever of them XLA met first.
 
-What is matched must run within the devices of the plan's groups: equal bytes over another axis are other links.
+What is matched must run within the devices of the plan's groups: equal bytes over another axis are other links. Of a
+permute, sender and receiver of each pair must lie in one group.
 
 An all-reduce of which every device keeps a slice counts as the reduce-scatter that GPU and TPU make of the pair,
 unless the plan has an all-reduce there: then it is one.
@@ -28,12 +29,13 @@ from shardwright.plans import Mesh, Plan, PlannedCollective
 #: Part of the bytes by which prediction and program may differ.
 TOLERANCE = 0.02
 
-#: Payload of one collective that is not worth a line of the plan: reductions of scalars, loop conditions.
+#: Payload that is not worth a line of the plan, all executions of a step together: reductions of scalars. What a loop
+#: runs again and again soon is, for its bytes as for what each execution waits.
 SMALL_BYTES = 256
 
 Status = Literal["agrees", "differs", "other devices", "not in the plan", "not in the program"]
 
-#: The devices of each group of a collective, whatever their order.
+#: The devices of each group of a collective, whatever their order; of a permute in XLA's program, of each pair.
 _Groups = frozenset[frozenset[int]]
 
 
@@ -57,7 +59,7 @@ class Observed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One collective of either side; bytes of one execution. groups: empty for a permute, which has pairs."""
+    """One collective of either side; bytes of one execution."""
 
     kind: str
     group_size: int
@@ -77,8 +79,8 @@ class Item:
 
     @property
     def signature(self) -> tuple[tuple[str, int, int, int], _Groups]:
-        """What equal collectives share."""
-        return (self.amount, self.groups)
+        """What equal collectives share; a plan knows the groups of a permute, but not its pairs."""
+        return (self.amount, frozenset() if self.kind == "collective-permute" else self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ class ProofLine:
     @property
     def is_small(self) -> bool:
         """Whether nothing of it is worth a line of the plan."""
-        return self.payload_bytes <= SMALL_BYTES
+        return self.payload_bytes * max(self.predicted_count, self.observed_count) <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,15 +206,13 @@ def observed_items(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
 
 
 def _planned_groups(mesh: Mesh, planned: PlannedCollective) -> _Groups:
-    if planned.kind == "collective-permute":
-        return frozenset()
     return _unordered(planned.groups or device_groups(planned.axes, mesh))
 
 
 def _observed_groups(seen: Observed, devices: int) -> _Groups:
-    if seen.kind == "collective-permute":
-        return frozenset()
-    return _unordered([range(devices)] if seen.groups == "all" else parse_replica_groups(seen.groups))
+    """Those of more than one device: a device that a permute leaves where it is sends nothing."""
+    groups = [range(devices)] if seen.groups == "all" else parse_replica_groups(seen.groups)
+    return frozenset(group for group in map(frozenset, groups) if len(group) > 1)
 
 
 def _unordered(groups: Iterable[Iterable[int]]) -> _Groups:
@@ -325,7 +325,7 @@ def _take(
 
 
 def _is_equal(seen: Item, wanted: Item) -> bool:
-    return seen.signature == wanted.signature
+    return seen.amount == wanted.amount and seen.groups == wanted.groups
 
 
 def _is_equal_within(seen: Item, wanted: Item) -> bool:

@@ -94,8 +94,13 @@ def test_a_collective_without_a_line_breaks_the_proof_whatever_its_size() -> Non
     proof = prove(expected, [seen("all-reduce", 4, 1 << 20, "dot.1"), seen("all-to-all", 2, KIB, "mul.2")])
     assert statuses(proof)[1] == ("mul.2", "all-to-all", "not in the plan")
     assert not proof.holds
-    scalar = prove(expected, [seen("all-reduce", 4, 1 << 20, "dot.1"), seen("all-reduce", 2, 4, "sum.2")])
-    assert scalar.holds
+
+
+@pytest.mark.parametrize(("count", "holds"), [(1, True), (64, True), (65, False)])
+def test_a_scalar_needs_no_line_unless_a_loop_reduces_it_again_and_again(count: int, holds: bool) -> None:
+    expected = plan(planned("all-reduce", "data", 1 << 20, "dot.1"))
+    scalar = seen("all-reduce", 2, 4, "sum.2", count=count)
+    assert prove(expected, [seen("all-reduce", 4, 1 << 20, "dot.1"), scalar]).holds is holds
 
 
 @pytest.mark.parametrize(("observed_bytes", "holds"), [(1000 * KIB, True), (1015 * KIB, True), (1100 * KIB, False)])
@@ -143,6 +148,21 @@ def test_equal_bytes_among_other_devices_break_the_proof() -> None:
     assert prove(expected, [dataclasses.replace(program, groups=mesh)]).holds
     whole = plan(planned("all-reduce", "data model", 4 * KIB, "dot.1"))
     assert prove(whole, [dataclasses.replace(seen("all-reduce", 8, 4 * KIB, "dot.1"), groups="all")]).holds
+
+
+@pytest.mark.parametrize(
+    ("pairs", "holds"),
+    [
+        ("{{0,2},{2,4},{4,6},{6,0}}", True),  # along data, to the next device
+        ("{{0,6},{6,0},{1,1}}", True),
+        ("{{0,1},{1,0}}", False),  # along model
+        ("{{0,2},{2,5}}", False),  # one of the pairs
+    ],
+)
+@pytest.mark.parametrize("name", ["roll.1", "roll.2"])
+def test_a_permute_sends_along_the_axes_of_its_line(pairs: str, holds: bool, name: str) -> None:
+    found = dataclasses.replace(seen("collective-permute", 4, 4 * KIB, name), groups=pairs)
+    assert prove(plan(planned("collective-permute", "data", 4 * KIB, "roll.1")), [found]).holds is holds
 
 
 def test_differences_do_not_cancel() -> None:
