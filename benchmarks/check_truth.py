@@ -2,8 +2,8 @@
 
 Each case is planned, emitted, partitioned by XLA for CPU devices and proven (`Plan.prove`). Models are small ones
 (`truth_models`), small ones that nobody built on (`truth_unusual`), planned for CPU devices; and those of the
-planner's benchmark, at the depth that is judged there, planned for A100 nodes of eight (`--models gpt2-124M,vit-L16`;
-not in the default grid). Plans are
+planner's benchmark, at the depth that is judged there, and those that it was not built on, planned for A100 nodes of
+eight (`--models gpt2-124M,clip-base`; not in the default grid). Plans are
 
 - forced: `data`, `fsdp`, `tensor`, `mixed`, on the meshes given;
 - searched: `search` on the meshes given, where `any` leaves the mesh to the search, too;
@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from rich.table import Table
 
 import shardwright
 from benchmarks.planner.planned import lower
-from benchmarks.planner.suite import JUDGED, Entry, cluster_json
+from benchmarks.planner.suite import JUDGED, UNSEEN, Entry, cluster_json
 from benchmarks.truth_models import MODELS
 from benchmarks.truth_unusual import UNUSUAL
 from shardwright.cluster import Cluster
@@ -42,7 +42,11 @@ from shardwright.report.collectives import proof_as_dict
 from shardwright.report.proof import Proof
 
 SMALL = {**MODELS, **UNUSUAL}
-LARGE = tuple(f"{model}-{size}" for model, size in JUDGED)
+#: Models of the planner's benchmark by name: model, size, and the slice of it that is judged.
+LARGE: dict[str, tuple[str, str, Mapping[str, Any]]] = {
+    **{f"{model}-{size}": (model, size, changes) for (model, size), changes in JUDGED.items()},
+    **{f"{entry.model}-{entry.size}": (entry.model, entry.size, entry.changes) for entry in UNSEEN},
+}
 FORCED = ("data", "fsdp", "tensor", "mixed")
 #: Plans that choose their mesh themselves: part of data parallelism's memory, or options of `shardwright.plan`.
 BUDGETS = {"half": 0.5, "quarter": 0.25}
@@ -128,8 +132,8 @@ def subject(model: str, cluster: str) -> Subject:
     named = cluster_named(cluster)
     if model in SMALL:
         return Subject(model, SMALL[model](), named)
-    name, _, size = model.rpartition("-")
-    entry = Entry(model=name, size=size, devices=named.device_count, changes=JUDGED[name, size])
+    name, size, changes = LARGE[model]
+    entry = Entry(model=name, size=size, devices=named.device_count, changes=changes)
     if cluster.isdecimal():
         named = Cluster.from_json(cluster_json(entry.devices, entry.machine))
     return Subject(model, lower(entry).hlo_text, named)
