@@ -79,13 +79,14 @@ class Item:
 
     @property
     def signature(self) -> tuple[tuple[str, int, int, int], _Groups]:
-        """What equal collectives share; a plan knows the groups of a permute, but not its pairs."""
-        return (self.amount, frozenset() if self.kind == "collective-permute" else self.groups)
+        """What equal collectives share."""
+        return (self.amount, self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofLine:
-    """What one instruction needs of one kind, on both sides; executions and bytes that one device sends, a step.
+    """What one instruction needs of one kind for one cause, on both sides; executions and bytes that one device sends,
+    a step.
 
     where: the user's source line, `model.py:63`, where the program says so.
     group_size: devices of XLA's largest group, of the plan's where the program has none.
@@ -266,14 +267,13 @@ def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
     elsewhere: list[Item] = []  # what the program has beyond the plan's lines of its instruction
     lacking: list[Item] = []
     for left, right in cells.values():
-        missing, extra = _surplus(left, right), _surplus(right, left)
+        equal, missing, extra = _equal_pairs(left, right)
+        yield from equal
         if missing and extra:  # the instruction has them, of another size
-            yield left, right
+            yield missing, extra
             continue
         lacking += missing
         elsewhere += extra
-        if len(left) > len(missing):
-            yield _without(left, missing), _without(right, extra)
     for read in (_as_it_is, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
         for fits in (_is_equal, _is_equal_within):
             rest = []
@@ -290,42 +290,36 @@ def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
         yield [], [item]
 
 
-def _surplus(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
-    """Items that have no equal among the others."""
-    rest = [other.signature for other in others]
-    found = []
-    for item in items:
-        if item.signature in rest:
-            rest.remove(item.signature)
-        else:
-            found.append(item)
-    return found
-
-
-def _without(items: Sequence[Item], gone: Sequence[Item]) -> list[Item]:
-    rest = list(gone)
-    kept = []
-    for item in items:
-        if item in rest:
-            rest.remove(item)
-        else:
-            kept.append(item)
-    return kept
+def _equal_pairs(planned: Sequence[Item], seen: Sequence[Item]) -> tuple[list[_Pair], list[Item], list[Item]]:
+    """Equal collectives of both sides, those that the plan has for one cause over the same axes together; and what has
+    no equal."""
+    missing, extra = [], list(seen)
+    found: dict[tuple[str, tuple[str, ...], str], _Pair] = {}
+    for wanted in planned:
+        equal = _take(extra, wanted, _as_it_is, _is_equal)
+        if equal is None:
+            missing.append(wanted)
+            continue
+        left, right = found.setdefault((wanted.cause, wanted.axes, wanted.over), ([], []))
+        left.append(wanted)
+        right.append(equal)
+    return list(found.values()), missing, extra
 
 
 def _take(
-    unplanned: list[Item], wanted: Item, read: Callable[[Item], Item], fits: Callable[[Item, Item], bool]
+    seen: list[Item], wanted: Item, read: Callable[[Item], Item], fits: Callable[[Item, Item], bool]
 ) -> Item | None:
-    """Take out the first collective that, read so, fits what the plan wants, whatever instruction it is named after."""
-    for index, item in enumerate(unplanned):
+    """Take out the first collective that, read so, fits what the plan wants."""
+    for index, item in enumerate(seen):
         if fits(read(item), wanted):
-            del unplanned[index]
+            del seen[index]
             return read(item)
     return None
 
 
 def _is_equal(seen: Item, wanted: Item) -> bool:
-    return seen.amount == wanted.amount and seen.groups == wanted.groups
+    """Whether both are the same; a plan knows the groups of a permute, but not its pairs."""
+    return _is_equal_within(seen, wanted) if seen.kind == "collective-permute" else seen.signature == wanted.signature
 
 
 def _is_equal_within(seen: Item, wanted: Item) -> bool:

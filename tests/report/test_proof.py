@@ -192,6 +192,28 @@ def test_a_move_over_a_part_of_an_axis_is_found_under_another_name() -> None:
     assert not prove(expected, [program]).holds  # over the other axis
 
 
+def test_what_one_instruction_needs_for_two_causes_is_two_lines() -> None:
+    weight = dataclasses.replace(planned("all-gather", "model", 8 * KIB, "dot.1"), cause="weight for matmul")
+    proof = prove(
+        plan(planned("all-gather", "data", 4 * KIB, "dot.1"), weight),
+        [seen("all-gather", 2, 8 * KIB, "dot.1"), seen("all-gather", 4, 4 * KIB, "dot.1")],
+    )
+    assert [(line.axes, line.cause, line.status) for line in proof.lines] == [
+        (("data",), "gradient of params['dot.1']", "agrees"),
+        (("model",), "weight for matmul", "agrees"),
+    ]
+
+
+def test_permutes_of_one_instruction_are_told_apart_by_their_axes() -> None:
+    expected = plan(*(planned("collective-permute", axis, 4 * KIB, "conv.1") for axis in ("data", "model")))
+    along_model, along_data = (
+        dataclasses.replace(seen("collective-permute", 8, 4 * KIB, "conv.1"), groups=pairs)
+        for pairs in ("{{0,1},{1,0}}", "{{0,2},{2,4},{4,6}}")
+    )
+    assert prove(expected, [along_model, along_data]).holds
+    assert not prove(expected, [along_model, along_model]).holds
+
+
 def test_one_line_may_be_two_collectives() -> None:
     """XLA sums a scalar over one axis after the other."""
     proof = prove(
