@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,18 @@ def test_candidates_progress_and_names() -> None:
     assert all(a.elapsed_s <= b.elapsed_s for a, b in pairwise(seen))
     assert "params['w1']" in {variable.name for variable in planned.parameters}
     assert 0.0 <= planned.cost.gap < 0.05
+
+
+def test_a_faster_mesh_that_does_not_fit_says_that_its_price_leaves_memory_aside() -> None:
+    text, options = lower(gpt2(layers=1, batch=16, length=16)), PlanOptions(remat="none", micro_batches=1)
+    fastest = plan(text, EIGHT, options)
+    limited = plan(text, EIGHT, replace(options, memory_budget=fastest.memory.peak_bytes * 95 // 100))
+    searched = {each.mesh: each for each in limited.candidates if each.name == "search"}
+    passed_over = searched[fastest.mesh]
+    assert passed_over.step_s is not None
+    assert passed_over.step_s < limited.cost.step_s
+    assert "memory aside" in passed_over.note
+    assert searched[limited.mesh].note == ""
 
 
 @pytest.mark.parametrize(
