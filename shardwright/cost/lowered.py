@@ -26,6 +26,7 @@ from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.program import Program
 from shardwright.cost.reshard import reshard
 from shardwright.cost.scatters import scatter_into_terms, select_by_indices, writes_one_a_row
+from shardwright.cost.stacks import along
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding
@@ -334,7 +335,8 @@ class _Lowered:
             # One number everywhere: XLA makes the part instead of cutting it out of the whole.
             return self._add("broadcast", instruction, self.program.operands[node], wanted)
         (shape,), (source,), (target,) = leaves, have, wanted
-        for move in reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh):
+        moves = reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh)
+        for number, move in enumerate(moves):
             kind = self.lowering.profile.reduce_scatter_runs_as if move.kind == "reduce-scatter" else move.kind
             size = move.payload_bytes // (move.group_size if kind == "reduce-scatter" else 1)
             elements = size * 8 // ELEMENT_BITS[shape.element_type]
@@ -343,6 +345,8 @@ class _Lowered:
                 node = self._like("convert", instruction, node, 2)
             shard = node
             node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)
+            if kind == "all-gather" and number == 0 and (dim := _changed(source, target)[-1]):
+                self.program.marks[node] = along(dim, node)  # of several, the last one is gathered first
             if move.joined_bytes:
                 node = self._joined(move, shard, node, move.joined_bytes * (2 if wide else 1))
             if wide:
@@ -364,9 +368,7 @@ class _Lowered:
 
     def _gathers_inner(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> bool:
         """Whether the one dimension that a move gathers lies inside others, of more than one element."""
-        changed = [
-            dim for dim, (have, wanted) in enumerate(zip(source.dims, target.dims, strict=True)) if have != wanted
-        ]
+        changed = _changed(source, target)
         if len(changed) != 1:
             return False
         outer = zip(shape.dimensions[: changed[0]], target.dims, strict=False)
@@ -380,6 +382,11 @@ class _Lowered:
         shards = [self.lowering.shard(*pair) for pair in zip(leaves, shardings, strict=True)]
         sizes = tuple(size for size, _ in shards)
         return self.program.add(opcode, instruction, operands, sizes, sum(elements for _, elements in shards))
+
+
+def _changed(source: TensorSharding, target: TensorSharding) -> list[int]:
+    """The dimensions that lie otherwise."""
+    return [dim for dim, (have, wanted) in enumerate(zip(source.dims, target.dims, strict=True)) if have != wanted]
 
 
 def _is_natural(order: tuple[int, ...]) -> bool:

@@ -15,6 +15,7 @@ from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.cost.program import Program
 from shardwright.cost.schedule import Step
+from shardwright.cost.stacks import Order, orders_read, with_copied_stacks
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorSharding, VariablePlan
@@ -107,6 +108,8 @@ class _Estimate:
         self.donated: dict[Computation, dict[int, int]] = {}
         #: Per computation, the output leaves that are stored padded.
         self.padded: dict[Computation, set[int]] = {}
+        self._programs: dict[Computation, Program] = {}
+        self._orders: dict[Computation, dict[int, Order]] = {}
         self._free: dict[Computation, list[Interval]] = {}
         self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
         self._parts: dict[tuple[Computation, bool], tuple[Program, Buffers, list[int]]] = {}
@@ -143,8 +146,20 @@ class _Estimate:
             self._known[key] = self._made(computation, is_loop)
         return self._known[key]
 
+    def _program(self, computation: Computation) -> Program:
+        if computation not in self._programs:
+            self._programs[computation] = self._lowering.program(inlined(computation))
+        return self._programs[computation]
+
+    def _orders_read(self, body: Computation) -> dict[int, Order]:
+        if body not in self._orders:
+            self._orders[body] = orders_read(self._program(body), self._orders_read)
+        return self._orders[body]
+
     def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
-        program = self._lowering.program(inlined(computation))
+        program = self._program(computation)
+        if self._profile.compiler.copies_gathered:
+            program = with_copied_stacks(program, self._orders_read)
         if self.padded.get(computation):
             program = _with_padding(program, self.padded[computation])
         donated = _donated_nodes(program, self.donated.get(computation, {}))

@@ -1,0 +1,124 @@
+"""What a loop carries that XLA stores in another order of dimensions, because its body gathers slices of it.
+
+XLA:CPU makes an all-gather's dimension the one that varies slowest (`Compiler.copies_gathered`), and its layout
+assignment (layout_assignment.cc) hands that on from the operand to what it is a slice of: the stack of all layers'
+weights. That is the loop's argument, and where it is the program's, too, whose layout is given, it is copied: all
+layers of it, from the beginning to the end of the last loop that reads it so. Dimensions of one element count:
+rows of `[1, rows, columns]` are not the slowest, and of a stack they lie inside the layers.
+
+That ends where a slice loses its dimension of one element before it is gathered. Left out: stacks that the program
+makes itself, which XLA may store in that order at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from shardwright.cost.opcodes import ELEMENTWISE
+from shardwright.cost.program import Program
+from shardwright.hlo import Computation
+
+#: Dimensions of an array from the slowest to the fastest.
+Order = tuple[int, ...]
+
+#: Orders of a loop's carried elements by their positions; of those that a body reads in another than their own.
+Orders = Mapping[int, Order]
+
+_Of = Callable[[Computation], Orders]
+
+#: What hands an order on to its first operand, or to all that are as large.
+_SLICES = frozenset({"dynamic-slice", "slice"})
+_SAME = ELEMENTWISE | {"bitcast", "copy"}
+
+
+def along(dim: int, node: int) -> tuple[object, ...]:
+    """The mark of a node that gathers one dimension, other than the first: no other node is equal to it."""
+    return ("along", dim, node)
+
+
+def orders_read(program: Program, of_body: _Of) -> dict[int, Order]:
+    """In which order a loop's body reads elements of its argument, where that is not their own. of_body: the same of
+    loops inside."""
+    found: dict[int, Order] = {}
+    seen: set[int] = set()
+    todo = [*_gathered(program), *((node, order) for _, _, node, order in _carried(program, of_body))]
+    while todo:
+        node, order = todo.pop()
+        if node in seen or _is_natural(order):
+            continue
+        seen.add(node)
+        instruction, operands = program.instructions[node], program.operands[node]
+        if program.opcodes[node] == "get-tuple-element" and operands[0] in program.parameters:
+            found[instruction.index] = order
+        else:
+            todo += _sources(program, node, order)
+    return found
+
+
+def with_copied_stacks(program: Program, of_body: _Of) -> Program:
+    """The same program with copies of those of its parameters that loops read in another order."""
+    copied: dict[int, dict[int, tuple[int, Order]]] = {}
+    for loop, index, element, order in _carried(program, of_body):
+        if program.opcodes[_shown(program, element)] == "parameter":
+            copied.setdefault(loop, {})[index] = (element, order)
+    if not copied:
+        return program
+    made, place, copies = Program(), list[int](), dict[tuple[int, Order], int]()
+    for node, opcode in enumerate(program.opcodes):
+        operands = [place[operand] for operand in program.operands[node]]
+        if node in copied:
+            (carried,) = program.operands[node]
+            elements = [place[each] for each in program.operands[carried]]
+            for index, (element, order) in copied[node].items():
+                if (element, order) not in copies:
+                    copies[element, order] = _like(made, program, "copy", element, (place[element],))
+                elements[index] = copies[element, order]
+            operands = [_like(made, program, "tuple", carried, tuple(elements))]
+        place.append(_like(made, program, opcode, node, tuple(operands)))
+    made.marks = {place[node]: mark for node, mark in program.marks.items()}
+    made.parameters = [place[node] for node in program.parameters]
+    made.root = place[program.root]
+    return made.without_dead()
+
+
+def _like(made: Program, program: Program, opcode: str, node: int, operands: tuple[int, ...]) -> int:
+    """A node of another program, for the same instruction as one of this."""
+    return made.add(opcode, program.instructions[node], operands, program.sizes_bytes[node], program.elements[node])
+
+
+def _gathered(program: Program) -> Iterator[tuple[int, Order]]:
+    """What is gathered along another dimension than its first, in the order that the collective wants."""
+    for node, mark in program.marks.items():
+        if isinstance(mark, tuple) and mark[:1] == ("along",):
+            (operand,) = program.operands[node]
+            rank = program.instructions[node].shape.leaves[0].rank
+            yield operand, (mark[1], *(dim for dim in range(rank) if dim != mark[1]))
+
+
+def _carried(program: Program, of_body: _Of) -> Iterator[tuple[int, int, int, Order]]:
+    """(loop, position, node) of what loops carry that their bodies read in another order, and that order."""
+    for node, opcode in enumerate(program.opcodes):
+        if opcode == "while" and program.opcodes[program.operands[node][0]] == "tuple":
+            (body,) = program.instructions[node].called["body"]
+            elements = program.operands[program.operands[node][0]]
+            for index, order in of_body(body).items():
+                yield node, index, elements[index], order
+
+
+def _sources(program: Program, node: int, order: Order) -> Iterator[tuple[int, Order]]:
+    """What a node is made of, in the orders that this one's makes it have."""
+    operands = program.operands[node]
+    if program.opcodes[node] in _SLICES:
+        yield operands[0], order
+    elif program.opcodes[node] in _SAME:
+        yield from ((each, order) for each in operands if program.elements[each] == program.elements[node])
+
+
+def _shown(program: Program, node: int) -> int:
+    while program.opcodes[node] == "bitcast":
+        (node,) = program.operands[node]
+    return node
+
+
+def _is_natural(order: Order) -> bool:
+    return order == tuple(range(len(order)))
