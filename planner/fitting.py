@@ -188,7 +188,6 @@ class Fitting:
             start.chain.graph,
             axes,
             time_limit_s=time_limit_s,
-            most_rounds=len(axes) if self.search.is_large else None,
             price=terms,
         )
 

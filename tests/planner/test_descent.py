@@ -209,19 +209,17 @@ def test_a_plan_that_a_deadline_leaves_unbounded_says_so(monkeypatch: pytest.Mon
 
 
 def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least that any plan takes that does as the fastest one along two of the axes is too much."""
+    """No plan fits that does as the fastest one along two of the axes; some do that take as long."""
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
     step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
     search = Search(lower((step, arguments, ())), EIGHT, PlanOptions(remat="none", micro_batches=1))
     outcome = search.outcome()
     fastest = outcome.plan(next(each for each in outcome.tried if each.mesh == FINE))
     assert fastest.start is not None
-    peak = search.memory_model(fastest.chain.graph.layout.hubs).peak(fastest.decisions)
-    dear = MemoryPrice(peaks=((peak, 32 * fastest.cost.step_s / fastest.memory.peak_bytes),))
-    near = search.found(fastest.chain, fastest.chain.with_price(dear).solve(20.0), ())
-    search.limit_bytes = search.needed_bytes(near) * 9 // 10
+    search.limit_bytes = search.needed_bytes(fastest) * 7 // 10
     with pytest.raises(MemoryBudgetError):
         fitted(search, replace(fastest, start=None))
     made = fitted(search, fastest)
     assert search.needed_bytes(made) <= search.limit_bytes
     assert made.mesh == FINE
+    assert made.cost.step_s <= 1.001 * fastest.cost.step_s
