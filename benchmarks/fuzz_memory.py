@@ -43,7 +43,8 @@ from shardwright.plans import Plan
 
 RANDOM = "random"
 PLANS = ("forced", "layouts", "search", "limit", "remat", "parts")
-FORCED = ("data", "fsdp", "tensor", "mixed", "replicated")
+ONE_AXIS = ("data", "fsdp", "tensor")
+FORCED = (*ONE_AXIS, "mixed")
 
 #: Of the memory that an unlimited plan must have, what a limit leaves.
 LIMITS = (0.5, 0.8)
@@ -82,12 +83,13 @@ def options_drawn(rng: random.Random, kind: str, text: str, devices: int) -> Pla
             rng, [leaf.dimensions for each in parse(text).entry.parameters for leaf in each.shape.leaves], devices
         )
     mesh = dict(zip(DEFAULT_AXES, rng.choice(list(meshes(devices))), strict=False))
+    force = rng.choice(FORCED if len(mesh) > 1 else ONE_AXIS)
     if kind == "forced":
-        return PlanOptions(mesh=mesh, force=rng.choice(FORCED), stages=1)
+        return PlanOptions(mesh=mesh, force=force, stages=1)
     if kind == "remat":
-        return PlanOptions(mesh=mesh, force=rng.choice(FORCED[:4]), remat="full", stages=1)
+        return PlanOptions(mesh=mesh, force=force, remat="full", stages=1)
     if kind == "parts":
-        return PlanOptions(mesh=mesh, force=rng.choice(FORCED[:4]), micro_batches=2, stages=1)
+        return PlanOptions(mesh=mesh, force=force, micro_batches=2, stages=1)
     return PlanOptions(mesh=rng.choice((mesh, None)), stages=1)
 
 

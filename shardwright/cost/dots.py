@@ -63,6 +63,18 @@ def operand_orders(
             yield side.change_to(order), order
 
 
+def adds_nothing_up(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a dot of such operands only multiplies elements by elements: XLA spreads both and multiplies them, in
+    any kernel (AlgebraicSimplifierVisitor::HandleDot)."""
+    return all(side.lengths[dim] == 1 for side in _sides(dot, shapes) for dim in side.contracted)
+
+
+def orders_to_spread(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """The dimensions of each operand in the order of the result's, but for contracted ones and those of one element."""
+    for side in _sides(dot, shapes):
+        yield tuple(dim for dim in (*side.batch, *side.free) if side.lengths[dim] > 1)
+
+
 def has_other_dimensions(dot: Instruction, shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> bool:
     """Whether a dot's result has other dimensions than the kernel's that computes it: no more than one of rows and one
     of columns, and none of one element."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from shardwright.cost.columns import GATHERED
 from shardwright.cost.convolution import batch_groups, convolution_orders
-from shardwright.cost.dots import has_other_dimensions, operand_orders
+from shardwright.cost.dots import adds_nothing_up, has_other_dimensions, operand_orders, orders_to_spread
 from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.inline import FlatComputation
 from shardwright.cost.inverses import APART, with_inverses
@@ -128,7 +128,7 @@ class _Lowered:
         if self.widens and self._is_widened(instruction):
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
-        if instruction.opcode == "dot" and self.compiler.copies_dot_operands:
+        if instruction.opcode == "dot" and self.compiler.copies_dot_operands and not self._is_multiplied(instruction):
             for i, (opcode, order) in enumerate(operand_orders(instruction, self._lengths(instruction))):
                 if opcode:
                     source = self.flat.instructions[operands[i]]
@@ -260,6 +260,8 @@ class _Lowered:
             node = self._compared(instruction, operands, local)
         elif self.compiler.expands_select_and_scatter and opcode == "select-and-scatter":
             node = select_by_indices(self.program, instruction, operands)
+        elif self._is_multiplied(instruction):
+            node = self._multiplied(instruction, operands, local)
         else:
             node = self._add(opcode, instruction, operands, local)
         is_wide = self.widens and self._is_widened(instruction) and _is_bf16(instruction)
@@ -282,6 +284,23 @@ class _Lowered:
         spread = tuple(self._add("broadcast", instruction, (operand,), result) for operand in operands[1:])
         return self._add("select", instruction, spread, result)
 
+    def _is_multiplied(self, instruction: Instruction) -> bool:
+        return instruction.opcode == "dot" and adds_nothing_up(instruction, self._lengths(instruction))
+
+    def _multiplied(self, dot: Instruction, operands: tuple[int, ...], result: ValueSharding) -> int:
+        """The node of the result of a dot that adds nothing up: both operands spread, and multiplied."""
+        factors = []
+        _, elements = self.lowering.shard(dot.shape.leaves[0], result[0])
+        orders = orders_to_spread(dot, self._lengths(dot))
+        for source, operand, order in zip(dot.operands, operands, orders, strict=True):
+            node = operand
+            if order != tuple(sorted(order)):
+                node = self._once((operand, order), partial(self._like, "transpose", source, operand, mark=order))
+            if self.program.elements[node] < elements:
+                node = self._add("broadcast", dot, (node,), result)
+            factors.append(node)
+        return self._add("multiply", dot, tuple(factors), result)
+
     def _without_groups(self, instruction: Instruction, node: int) -> int:
         """The node that holds a convolution's result: where batches are grouped, XLA has every group meet every other's
         features, masks what is not its own, and adds up what is left.
@@ -301,6 +320,8 @@ class _Lowered:
 
     def _in_order(self, instruction: Instruction, node: int, result: ValueSharding) -> int:
         """The node that holds a product's result with its own dimensions."""
+        if self._is_multiplied(instruction):
+            return node
         if instruction.opcode == "dot":
             lengths = result[0].shard_shape(instruction.shape.leaves[0].dimensions, self.lowering.mesh)
             is_reshaped = has_other_dimensions(instruction, self._lengths(instruction), lengths)

@@ -144,6 +144,16 @@ def softmax(masked: bool) -> Step:
     return step, (array(512, 16), array(16, 512), array(512, 16), array(512, 512, dtype=jnp.bool_)), ()
 
 
+def weighed() -> Step:
+    """Rows by weights of their own: a product that adds nothing up."""
+
+    def step(x: jax.Array, down: jax.Array, weights: jax.Array) -> jax.Array:
+        rows = jax.lax.dot_general(x, weights, (((), ()), ((0,), (0,))))
+        return jnp.sin(rows) @ down
+
+    return step, (array(128, 8, 256), array(256, 8), array(128)), ()
+
+
 MODELS = {
     "mlp": lambda: mlp(donate=True),
     "mlp, nothing donated": lambda: mlp(donate=False),
@@ -155,6 +165,7 @@ MODELS = {
     "mlp in bfloat16": mlp_in_bfloat16,
     "loop over bfloat16": loop_over_bfloat16,
     "softmax": lambda: softmax(masked=False),
+    "weighed rows": weighed,
     "masked softmax": lambda: softmax(masked=True),
 }
 
