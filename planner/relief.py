@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
-from shardwright.planner.fitting import NEARLY
+from shardwright.planner.fitting import HOPELESS, NEARLY
 from shardwright.planner.recompute import LEAST_SAVING, Recomputation, recomputations
 from shardwright.planner.sparing import MOST_MICRO_BATCHES, sparing_plan
 from shardwright.planner.trails import Entry
@@ -272,7 +272,8 @@ class _Table:
                 low = rung + 1
         while low and not self.search.is_late():  # what nearly fits may take no longer and do so
             low -= 1
-            if self._is_too_slow(number, low) or _excess(self._at(number, low)) > NEARLY:
+            most = HOPELESS if self.found is None else NEARLY  # a plan that fits tells what else need not be planned
+            if self._is_too_slow(number, low) or _excess(self._at(number, low)) > most:
                 break
             if not self._fit_by_price(number, low):
                 break

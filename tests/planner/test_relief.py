@@ -11,9 +11,12 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.planner import relief
+from shardwright.planner.fitting import HOPELESS, NEARLY
 from shardwright.planner.found import Outcome
+from shardwright.planner.recompute import Recomputation
 from shardwright.planner.search import Search
 from shardwright.planner.sparing import sparing_plan
+from shardwright.plans import Mesh
 from tests.planner import programs
 
 #: Two heads over eight devices: each computes both, and two parts of the batch take less time than the whole.
@@ -69,3 +72,32 @@ def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     assert made.found is not None
     assert made.search.needed_bytes(made.found) <= search.limit_bytes
     assert made.step_s < slow.step_s * (1 - relief.LEAST_GAIN)
+
+
+def test_a_plan_that_nearly_fits_is_fitted_before_more_parts_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits tells how many parts need not be planned at all."""
+    text, way = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), {"mesh": {"data": 4}}
+    search = Search(text, replace(Cluster.local(4), hardware="a100"), PlanOptions(**way))
+    outcome = search.outcome()
+    top = relief._ladder(outcome)[-1]
+    least = search.variant(top, 1)
+    search.limit_bytes = round(least.search.needed_bytes(least.plan(least.fastest)) / ((NEARLY + HOPELESS) / 2))
+    done: list[tuple[str, int]] = []
+    fit, variant = Search.fit, Search.variant
+
+    def fitting(made: Search, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        if made.recomputation is None:
+            return False
+        if not at_once:
+            done.append(("fitted", made.program.micro_batches))
+        return fit(made, outcome, at_once=at_once, below_s=below_s)
+
+    def searching(made: Search, again: Recomputation | None, parts: int, *without: frozenset[Mesh]) -> Outcome:
+        done.append(("searched", parts))
+        return variant(made, again, parts, *without)
+
+    monkeypatch.setattr(Search, "fit", fitting)
+    monkeypatch.setattr(Search, "variant", searching)
+    relief.relieved(outcome)
+    assert ("fitted", 1) in done
+    assert ("searched", 2) not in done[: done.index(("fitted", 1))]
