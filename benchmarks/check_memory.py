@@ -5,7 +5,7 @@
 For the models of `memory_models.py` and every plan: arguments, results that are not written over them, and
 temporaries of one device, as the plan predicts them and as XLA:CPU's buffer assignment has them. With
 `--tpu-python` (an interpreter with jax and libtpu; no TPU is needed) the TPU compiler judges predictions of the
-TPU profile instead, for larger models (minutes each: what is small stays on the chip and is not counted). With
+TPU profile instead, for larger models planned for its memory (what is small stays on the chip and is not counted). With
 `--gpu-packages` (a folder with JAX's CUDA plugin, see `gpu_judge.py`; no GPU is needed) XLA:GPU judges the
 A100 profile.
 Bars: median error of the peak at most 10 %, worst 25 %, and with the profile's margin no plan needs more
@@ -38,6 +38,7 @@ from shardwright.xla.compiled import CompiledMemory
 MEDIAN_BAR = 0.10
 WORST_BAR = 0.25
 DEVICES = 8
+TPU_CLUSTER = Path(__file__).resolve().parents[1] / "cluster_configs" / "tpu_v5e_2x4.json"
 PLANS: dict[str, dict[str, Any]] = {
     "data": {"force": "data", "mesh": "8"},
     "fsdp": {"force": "fsdp", "mesh": "8"},
@@ -74,7 +75,7 @@ def judged_elsewhere(text: str, plan: Plan, python: str, judge: str, *more: str)
 
 def compare(model: str, name: str, text: str, arguments: argparse.Namespace, service: CompileService) -> dict[str, Any]:
     """One row: predicted and judged bytes of a model under a plan."""
-    plan = sw.plan(text, DEVICES, **PLANS[name])
+    plan = sw.plan(text, TPU_CLUSTER if arguments.tpu_python else DEVICES, **PLANS[name])
     text = plan.require_hlo()  # as it was rewritten: calls written out, values computed again, micro-batches
     if arguments.tpu_python:
         profile = hardware_profile("tpu-v5e")

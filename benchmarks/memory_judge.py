@@ -23,18 +23,17 @@ def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
     return text, Plan.from_json(Path(plan_path).read_text(), hlo_text=text)
 
 
-def print_memory(text: str, plan: Plan, devices: Sequence[Any], platform: str, *, by_peak: bool = False) -> None:
-    """Print, as one line of JSON, the bytes that a device must have for the plan (`CompiledMemory`'s fields).
-
-    by_peak: count as temporaries what is live beside arguments and outputs when most is, not all that was assigned.
-    """
+def compile_for(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> Any:
+    """The executable that a platform's compiler makes of a planned step."""
     options = private.compile_options([device.id for device in devices], platform=platform)
     stablehlo = emit_stablehlo(text, plan)
     with private.mlir_context():
-        executable = devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)
-    arguments, outputs, alias, temporaries = private.memory_figures(executable)
-    if by_peak:
-        temporaries = private.peak_memory_bytes(executable) - (arguments + outputs - alias)
+        return devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)
+
+
+def print_memory(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> None:
+    """Print, as one line of JSON, the bytes that a device must have for the plan (`CompiledMemory`'s fields)."""
+    arguments, outputs, alias, temporaries = private.memory_figures(compile_for(text, plan, devices, platform))
     print(
         json.dumps(
             {

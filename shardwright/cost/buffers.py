@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shardwright.cost.donated import copied_arguments
-from shardwright.cost.fusion import Kernels, fuse, round_for_products
+from shardwright.cost.donated import copied_arguments, written_over
+from shardwright.cost.fusion import Kernels, fuse
 from shardwright.cost.hoisting import hoisted
 from shardwright.cost.inline import first_leaf
 from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
 from shardwright.cost.profiles import Compiler
 from shardwright.cost.program import Program
+from shardwright.cost.rounding import round_for_products
 from shardwright.cost.schedule import Step, schedule
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import TupleShape
@@ -76,6 +77,8 @@ def buffers_of(
     buffers = allocate(program, kernels, order, before, in_place)
     if compiler.schedule == "breadth-first":
         _copy_early(program, buffers)
+    if donated and compiler.fills_donated:
+        _free_donated(program, kernels, buffers, donated)
     if donated and compiler.copies_donated:
         _copy_arguments(program, kernels, buffers, donated)
     return buffers
@@ -92,6 +95,15 @@ def _copy_early(program: Program, buffers: Buffers) -> None:
         sources = [each for operand in program.operands[node] for each in buffers.where[operand]]
         if leaf < len(sources):
             buffers.starts[buffer] = min(buffers.starts[buffer], buffers.starts[sources[leaf]] + 1)
+
+
+def _free_donated(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
+    """Let arguments that results are written over be free in between: once all have read them."""
+    position = {node: i for i, step in enumerate(buffers.order) for node in step}
+    for parameter, readers, writer in written_over(program, kernels, donated):
+        last = max((position[reader] for reader in readers), default=-1)
+        if last + 1 < position[writer]:
+            buffers.free.append((sum(program.sizes_bytes[parameter]), last + 1, position[writer] - 1))
 
 
 def _copy_arguments(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:

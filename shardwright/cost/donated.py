@@ -16,8 +16,8 @@ from shardwright.cost.program import Program
 from shardwright.cost.schedule import Step
 
 
-class Copied(NamedTuple):
-    """A parameter that is copied, the kernels that read it, and the one that writes over it."""
+class WrittenOver(NamedTuple):
+    """A parameter, the kernels that read it, and the one that writes over it."""
 
     parameter: int
     readers: list[int]
@@ -26,9 +26,10 @@ class Copied(NamedTuple):
 
 def copied_arguments(
     program: Program, kernels: Kernels, order: Sequence[Step], donated: Mapping[int, int]
-) -> list[Copied]:
+) -> list[WrittenOver]:
     """The parameters that XLA copies. donated: per parameter node, the node whose value is written over it."""
-    readers = _readers(program, kernels, donated)
+    found = written_over(program, kernels, donated)
+    readers = {each.parameter: each.readers for each in found}
     pairs = [(parameter, reader) for parameter, nodes in readers.items() for reader in nodes]
     marks = {pair: 1 << bit for bit, pair in enumerate(pairs)}
     done = _done_before(kernels, order, marks)
@@ -38,13 +39,14 @@ def copied_arguments(
             return program.opcodes[reader] in IN_PLACE or _is_aligned(program, kernels, reader, parameter)
         return bool(done[writer] & marks[parameter, reader])
 
-    found = [Copied(each, nodes, _shown(program, kernels, donated[each])) for each, nodes in readers.items()]
-    return [
-        each
-        for each in found
-        if program.opcodes[each.writer] not in ("parameter", "constant")
-        and not all(is_safe(each.parameter, reader, each.writer) for reader in each.readers)
-    ]
+    return [each for each in found if not all(is_safe(each.parameter, reader, each.writer) for reader in each.readers)]
+
+
+def written_over(program: Program, kernels: Kernels, donated: Mapping[int, int]) -> list[WrittenOver]:
+    """The parameters that results of kernels are written over. donated: as in `copied_arguments`."""
+    readers = _readers(program, kernels, donated)
+    found = [WrittenOver(each, nodes, _shown(program, kernels, donated[each])) for each, nodes in readers.items()]
+    return [each for each in found if program.opcodes[each.writer] not in ("parameter", "constant")]
 
 
 def _shown(program: Program, kernels: Kernels, node: int) -> int:

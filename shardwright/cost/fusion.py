@@ -15,9 +15,8 @@ from shardwright.cost.library import OUTSIDE, library_kernels
 from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, IDENTITIES, LOOPS, PRODUCTS, TUPLE_VIEWS
 from shardwright.cost.profiles import Compiler
 from shardwright.cost.program import Program
-
-#: What hands elements on as they are, between devices too.
-_MOVING = IDENTITIES | {"transpose", "copy", "slice", "dynamic-slice", "all-gather", "all-to-all", "collective-permute"}
+from shardwright.cost.turned import TURNED
+from shardwright.hlo import Instruction
 
 #: Instructions that read an element of an operand more than once.
 _REPEATING = frozenset({"broadcast", "gather", "pad", "reduce"})
@@ -50,20 +49,6 @@ def fuse(program: Program, compiler: Compiler, apart: frozenset[int] = frozenset
     return _Fusion(program, compiler, apart).run()
 
 
-def round_for_products(program: Program) -> None:
-    """Store as bfloat16 what is float32 and only read by products, which multiply in bfloat16 anyway."""
-    users = program.users()
-    only_products = [False] * len(users)
-    for node in range(len(users) - 1, -1, -1):
-        only_products[node] = bool(users[node]) and all(
-            program.opcodes[user] in PRODUCTS or (program.opcodes[user] in _MOVING and only_products[user])
-            for user in users[node]
-        )
-        size = 4 * program.elements[node]
-        if only_products[node] and program.opcodes[node] != "parameter" and program.sizes_bytes[node] == (size,):
-            program.sizes_bytes[node] = (size // 2,)
-
-
 class _Fusion:
     def __init__(self, program: Program, compiler: Compiler, apart: frozenset[int]) -> None:
         self.program = program
@@ -83,7 +68,15 @@ class _Fusion:
             opcode in self.loops and not self._is_copying(node) and self.library[node] == OUTSIDE
             for node, opcode in enumerate(program.opcodes)
         ]
+        self.is_relayout = [
+            compiler.copies_relayouts
+            and (_is_relayout(program.instructions[node], opcode) or program.marks.get(node) == TURNED)
+            for node, opcode in enumerate(program.opcodes)
+        ]
+        self.is_open = [each and not other for each, other in zip(self.is_open, self.is_relayout, strict=True)]
         self.is_loop = list(self.is_open)
+        self.joined: dict[int, int] = {}  # kernels that are part of another one, which has several results
+        self.is_last = self._are_last()
         self.has_product = [opcode in PRODUCTS for opcode in program.opcodes]
         if compiler.products_take_in:
             self.is_open = [each or product for each, product in zip(self.is_open, self.has_product, strict=True)]
@@ -109,35 +102,96 @@ class _Fusion:
         takers = [user for user in users if self._takes_in(user, node)]
         if not takers:
             return
+        if self.compiler.products_take_in and self._is_rounded_product(node):
+            return
         everybody = len(takers) == len(users)
         if self._is_expensive(node):
-            home = self.home[takers[0]]
-            one = everybody and home != _MANY and all(self.home[user] == home for user in takers)
+            home = self._home(takers[0])
+            one = everybody and home != _MANY and all(self._home(user) == home for user in takers)
             repeated = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
             fused = one and not repeated
         elif everybody:
             fused = True
         else:
-            fused = self.compiler.repeats_cheap and self._is_cheap_to_repeat(node)
+            fused = self.compiler.repeats_cheap and self._is_cheap_to_repeat(node) and not self._ends_product(node)
         if not fused:
             return
         self.is_taken_in[node] = True
         self.is_stored[node] = not everybody
-        homes = {self.home[user] for user in takers} | ({node} if not everybody else set())
-        self.home[node] = homes.pop() if len(homes) == 1 else _MANY
+        homes = {self._home(user) for user in takers} | ({node} if not everybody else set())
+        self.home[node] = self._one_of(homes)
         self.is_repeated[node] = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
         self.is_open[node] = self.is_open[takers[0]]
 
+    def _ends_product(self, node: int) -> bool:
+        """Whether a node is what a product's kernel computes last, which then is what others read."""
+        opcodes, operands = self.program.opcodes, self.program.operands[node]
+        return self.compiler.products_take_in and any(
+            opcodes[operand] in PRODUCTS and self.users[operand] == [node] for operand in operands
+        )
+
+    def _home(self, node: int) -> int:
+        """The kernel that alone computes a node, or _MANY."""
+        home = self.home[node]
+        while home in self.joined:
+            home = self.joined[home]
+        return home
+
+    def _one_of(self, homes: set[int]) -> int:
+        """The kernel that alone computes what these read: where all are the last of the program, and of one size, as a
+        variable's and its moments' updates are, they are one kernel of several results."""
+        if len(homes) == 1:
+            return homes.pop()
+        sizes = {self.program.elements[home] for home in homes}
+        if _MANY in homes or len(sizes) > 1 or not all(self.is_last[home] for home in homes):
+            return _MANY
+        first, *others = sorted(homes)
+        self.joined |= dict.fromkeys(others, first)
+        self.has_product[first] |= any(self.has_product[each] for each in others)
+        return first
+
+    def _are_last(self) -> list[bool]:
+        """Whether all that reads a node is elementwise, up to the program's results: nothing waits for it."""
+        program = self.program
+        last = [False] * len(program.opcodes)
+        if self.compiler.products_take_in:
+            for node in range(len(last) - 1, -1, -1):
+                if program.opcodes[node] in ELEMENTWISE | IDENTITIES:
+                    last[node] = all(user == program.root or last[user] for user in self.users[node])
+        return last
+
     def _decide_product(self, node: int) -> None:
-        """A product is part of the kernel of the only, elementwise, instruction that reads it: one in each kernel."""
-        user, *others = self.users[node]
-        home = self.home[user]
-        if others or home == _MANY or self.program.opcodes[user] not in ELEMENTWISE | IDENTITIES:
+        """A product is part of the kernel of the elementwise instructions that read it: one in each kernel."""
+        if not self._read_by_elements(node):
+            return
+        home = self._one_of({self._home(user) for user in self.users[node]})
+        if home == _MANY:
             return
         if self.has_product[home] or not self.is_open[home]:
             return
         self.has_product[home] = self.is_loop[node] = True
         self.is_taken_in[node], self.is_stored[node], self.home[node] = True, False, home
+
+    def _read_by_elements(self, node: int) -> bool:
+        return all(self.program.opcodes[user] in ELEMENTWISE | IDENTITIES for user in self.users[node])
+
+    def _is_rounded_product(self, node: int) -> bool:
+        """Whether a node is read by products alone, as bfloat16, and made elementwise of another one: that one's kernel
+        stores it."""
+        program = self.program
+        (leaf, *others) = program.instructions[node].shape.leaves
+        is_rounded = leaf.element_type == "f32" and program.sizes_bytes[node] == (2 * program.elements[node],)
+        if others or not is_rounded or any(program.opcodes[user] not in PRODUCTS for user in self.users[node]):
+            return False
+        todo, inside, products = [node], {node}, set[int]()
+        while todo:
+            for operand in program.operands[todo.pop()]:
+                if program.opcodes[operand] in PRODUCTS:
+                    products.add(operand)
+                elif program.opcodes[operand] in ELEMENTWISE and inside.issuperset(self.users[operand]):
+                    inside.add(operand)
+                    todo.append(operand)
+        return any(inside.issuperset(self.users[product]) for product in products)
 
     def _takes_in(self, user: int, node: int) -> bool:
         """Whether the kernel of `user` can compute `node`."""
@@ -205,7 +259,8 @@ class _Fusion:
 
     def _keeps_shape(self, node: int) -> bool:
         """Whether a node is an identity, other than one that brings a product's dimensions into another order."""
-        return self.program.opcodes[node] in IDENTITIES and node not in self.program.marks
+        is_identity = self.program.opcodes[node] in IDENTITIES and node not in self.program.marks
+        return is_identity and not self.is_relayout[node]
 
     def _repeats(self, user: int, node: int) -> bool:
         program = self.program
@@ -224,10 +279,19 @@ class _Fusion:
                 else:
                     found = _joined(found, {operand: True})
             reads.append(found if aligned else dict.fromkeys(found, False))
-            if program.opcodes[node] in IDENTITIES and tuple(found) == operands:
+            if program.opcodes[node] in IDENTITIES and tuple(found) == operands and not self.is_relayout[node]:
                 is_view[node] = True
         is_library = [home != OUTSIDE for home in self.library]
         return Kernels(is_kept=self.is_stored, is_view=is_view, is_library=is_library, reads=reads)
+
+
+def _is_relayout(instruction: Instruction, opcode: str) -> bool:
+    """Whether a reshape has another innermost dimension than its operand, which tiled memory cannot show as a view."""
+    if opcode != "reshape" or instruction.opcode != "reshape":
+        return False
+    shapes = (instruction.shape.leaves[0].dimensions, instruction.operands[0].shape.leaves[0].dimensions)
+    before, after = (next((size for size in reversed(shape) if size > 1), 1) for shape in shapes)
+    return before != after
 
 
 def _joined(some: dict[int, bool], others: dict[int, bool]) -> dict[int, bool]:

@@ -27,6 +27,7 @@ from shardwright.cost.program import Program
 from shardwright.cost.reshard import reshard
 from shardwright.cost.scatters import scatter_into_terms, select_by_indices, writes_one_a_row
 from shardwright.cost.stacks import along
+from shardwright.cost.turned import with_turned_arguments
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding
@@ -105,6 +106,8 @@ class _Lowered:
         scatter_into_terms(self.program)
         without_limits(self.program)
         program = without_duplicates(self.program)
+        if self.compiler.turns_arguments:
+            program = with_turned_arguments(program)
         return with_inverses(program) if self.compiler.inverts_divisors else program
 
     def _once(self, key: object, make: Callable[[], int]) -> int:

@@ -8,6 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.buffers import Buffers, buffers_of
+from shardwright.cost.chip import off_chip
 from shardwright.cost.heap import Interval, heap_bytes, outside, peak_time
 from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
@@ -180,7 +181,7 @@ class _Estimate:
         def timed(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
             return [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in pieces]
 
-        found += timed(buffers.lifetimes())
+        found += timed(off_chip(buffers.lifetimes(), self._profile.compiler.chip_memory_bytes))
         self._free[computation] = timed(buffers.free)
         self._parts[computation, is_loop] = program, buffers, begins
         return found, begins[-1]

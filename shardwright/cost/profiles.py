@@ -47,10 +47,13 @@ class Compiler:
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
     inverts_divisors: whether a quotient by a spread divisor becomes a product with the inverse, spread.
+    copies_relayouts: whether a reshape that changes the innermost dimension is a kernel of its own, which copies.
     copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
         that dimension outermost.
     copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
         says that all others have read it.
+    fills_donated: whether an argument that a result is written over is memory for others, from its last reader to then.
+    turns_arguments: whether arguments that are elementwise with a transposed product are copied into its layout.
     computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
     hoists_loop_invariants: what of that which a loop's body computes the same way every time is computed once, before
         it: `all`, `roundings` (of what products read) or `none`.
@@ -58,6 +61,7 @@ class Compiler:
         elementwise instructions are, so that nothing of it is stored.
     expands_select_and_scatter: whether it is computed by arrays of the indices of all elements, a reduction of them by
         windows, and a scatter.
+    chip_memory_bytes: memory on the chip in which the compiler keeps values that are read soon; 0 where it keeps none.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
         called feasible that the compiler finds too large.
@@ -75,12 +79,16 @@ class Compiler:
     reduces_in_place: bool
     copies_dot_operands: bool
     inverts_divisors: bool
+    copies_relayouts: bool
     copies_gathered: bool
     copies_donated: bool
+    fills_donated: bool
+    turns_arguments: bool
     computes_bf16_in_f32: bool
     hoists_loop_invariants: str
     scatters_compare: bool
     expands_select_and_scatter: bool
+    chip_memory_bytes: int
     product_workspace_bytes: int
     temporaries_margin: float
     small_temporaries_margin: float

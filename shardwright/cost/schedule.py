@@ -3,7 +3,8 @@
 `breadth-first` is XLA:CPU's default (BFScheduler in xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc,
 chosen by xla_cpu_enable_concurrency_optimized_scheduler): an instruction is queued as soon as its last
 operand has run, views after kernels: XLA makes its bitcasts of reshapes once the kernels are there, so that they
-are the last of a value's readers. `program` keeps the order of the text.
+are the last of a value's readers. `program` keeps the order of the text. `least-memory` is XLA:TPU's
+(`cost.least_memory`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from shardwright.cost.fusion import Kernels
+from shardwright.cost.least_memory import least_memory
 from shardwright.cost.program import Program
 
 #: Orders by name, as hardware profiles name them.
-SCHEDULES = ("breadth-first", "program")
-
+SCHEDULES = ("breadth-first", "least-memory", "program")
 
 #: Nodes that run as one.
 Step = tuple[int, ...]
@@ -30,6 +31,8 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
     kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
     if name == "program":
         return [(node,) for node in kept]
+    if name == "least-memory":
+        return [(node,) for node in least_memory(program, kernels)]
     return _breadth_first(kernels, kept, together)
 
 

@@ -320,11 +320,6 @@ def memory_figures(executable: Any) -> tuple[int, int, int, int]:
     )
 
 
-def peak_memory_bytes(executable: Any) -> int:
-    """The most bytes that are live at once on one device, arguments and outputs among them."""
-    return int(executable.get_compiled_memory_stats().peak_memory_in_bytes)
-
-
 # ---- running ---------------------------------------------------------------
 def execute(executable: Any, arrays: Sequence[Any], handlers: Sequence[Any]) -> list[Any]:
     """Start one run; returns global arrays at once, each made by its handler."""

@@ -8,6 +8,7 @@ from shardwright.cost import hardware_profile
 from shardwright.cost.columns import GATHERED, columns
 from shardwright.cost.fusion import Kernels, fuse
 from shardwright.cost.program import Program
+from shardwright.cost.rounding import round_for_products
 from shardwright.cost.schedule import schedule
 from tests.cost.one_device import program_of
 
@@ -130,3 +131,94 @@ def test_what_a_library_takes_in_is_not_stored_for_being_gathered() -> None:
     kernels = fuse(program, profile.compiler)
     assert not kernels.is_kept[number["both"]]
     assert set(kernels.reads[number["centred"]]) == {number["x"], number["y"], number["zero"]}
+
+
+def stored(text: str, profile: str) -> set[str]:
+    """Names of what is stored, beside arguments and constants."""
+    program = program_of(text, profile)
+    compiler = hardware_profile(profile).compiler
+    if compiler.products_read_bf16:
+        round_for_products(program)
+    found = fuse(program, compiler)
+    return {
+        program.instructions[node].name
+        for node, is_kept in enumerate(found.is_kept)
+        if is_kept and not found.is_view[node] and program.opcodes[node] not in ("parameter", "constant")
+    }
+
+
+GROUPED = """HloModule grouped
+
+ENTRY main {
+  x = f32[8,64]{1,0} parameter(0)
+  made = f32[8,64]{1,0} sine(x)
+  groups = f32[8,4,16]{2,1,0} reshape(made)
+  both = f32[8,4,16]{2,1,0} add(groups, groups)
+  ROOT rows = f32[2,4,4,16]{3,2,1,0} reshape(both)
+}
+"""
+
+
+@pytest.mark.parametrize(("profile", "kernels"), [("tpu-v5e", {"made", "groups", "rows"}), ("cpu", {"rows"})])
+def test_a_reshape_of_the_innermost_dimension_copies_in_tiled_memory(profile: str, kernels: set[str]) -> None:
+    assert stored(GROUPED, profile) == kernels
+
+
+UPDATE = """HloModule update
+
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  w = f32[64,64]{1,0} parameter(1)
+  m = f32[64,64]{1,0} parameter(2)
+  v = f32[64,64]{1,0} parameter(3)
+  made = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  first = f32[64,64]{1,0} add(m, made)
+  square = f32[64,64]{1,0} multiply(made, made)
+  second = f32[64,64]{1,0} add(v, square)
+  moved = f32[64,64]{1,0} subtract(w, first)
+  LAST
+}
+"""
+RESULTS = "ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(moved, first, second)"
+READ_AGAIN = """more = f32[64,64]{1,0} dot(second, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(moved, first, more)"""
+
+
+@pytest.mark.parametrize(("last", "is_stored"), [(RESULTS, False), (READ_AGAIN, True)])
+def test_a_gradient_is_computed_by_the_one_kernel_that_updates_its_variable(last: str, is_stored: bool) -> None:
+    assert ("made" in stored(UPDATE.replace("LAST", last), "tpu-v5e")) == is_stored
+
+
+def test_what_products_read_of_a_product_is_stored_by_that_ones_kernel() -> None:
+    text = """HloModule gate
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  y = f32[64,64]{1,0} parameter(1)
+  made = f32[64,64]{1,0} dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  square = f32[64,64]{1,0} multiply(made, made)
+  gate = f32[64,64]{1,0} add(square, made)
+  one = f32[64,64]{1,0} dot(gate, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  two = f32[64,64]{1,0} dot(gate, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(one, two)
+}
+"""
+    assert stored(text, "tpu-v5e") == {"gate", "one", "two"}
+
+
+def test_what_ends_a_products_kernel_is_what_others_read() -> None:
+    """A barrier has to find the sum stored: the product is not stored beside it."""
+    text = """HloModule held
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  b = f32[64]{0} parameter(1)
+  made = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  wide = f32[64,64]{1,0} broadcast(b), dimensions={1}
+  biased = f32[64,64]{1,0} add(made, wide)
+  held = (f32[64,64]{1,0}) tuple(biased)
+  barrier = (f32[64,64]{1,0}) opt-barrier(held)
+  again = f32[64,64]{1,0} get-tuple-element(barrier), index=0
+  active = f32[64,64]{1,0} tanh(biased)
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(active, again)
+}
+"""
+    assert stored(text, "tpu-v5e") == {"biased", "active"}

@@ -300,13 +300,13 @@ def partial_plan(profile: str, result: TensorSharding) -> MemorySummary:
 
 @pytest.mark.parametrize(
     ("profile", "expected"),
-    [("tpu-v5e", 64 * 16 * 4 * 9 // 8), ("cpu", 64 * 16 * 4 * 2)],  # XLA:CPU reduces everything, then slices
+    [("tpu-v5p", 64 * 16 * 4 * 9 // 8), ("cpu", 64 * 16 * 4 * 2)],  # XLA:CPU reduces everything, then slices
 )
 def test_a_reduce_scatter_takes_the_whole_result_first(profile: str, expected: int) -> None:
     assert partial_plan(profile, ROWS).temporaries_bytes == expected
 
 
-@pytest.mark.parametrize(("profile", "expected"), [("tpu-v5e", 64 * 16 * 4), ("cpu", 64 * 16 * 4 * 2)])
+@pytest.mark.parametrize(("profile", "expected"), [("tpu-v5p", 64 * 16 * 4), ("cpu", 64 * 16 * 4 * 2)])
 def test_what_is_reduced_in_place_is_stored_once(profile: str, expected: int) -> None:
     assert partial_plan(profile, TensorSharding.replicated(2)).temporaries_bytes == expected
 

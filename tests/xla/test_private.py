@@ -133,7 +133,6 @@ def test_memory_figures_are_per_device(executable):
     assert outputs >= 8 * 4 * 4 // 2 + 4
     assert alias == 0
     assert temporaries >= 0
-    assert arguments <= private.peak_memory_bytes(executable) <= arguments + outputs + temporaries
 
 
 def test_serialized_executables_run(executable, devices):
