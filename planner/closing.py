@@ -7,11 +7,14 @@ dimension). What is still open then may be what the bound of one repeat loses wh
 
 The bound comes before any plan, for a plan is dearer. If it leaves too much open still, message passing goes on until
 it is near the relaxation's optimum: an assignment read off there, being a plan itself, is a better start than any on
-two axes, and is descended from. That is tried with fewer moves followed first: message passing gets nearer then, and
-what the true prices make of the moves that were too cheap is the descent's to mend.
+two axes, and is descended from.
 
-Where memory binds, what is read off is at the price of memory that bounds most, and descended from at that price. What
+Where memory binds, a price of it is looked for that bounds most (`memory_bound.Dual`), and a plan is read off where
+what is cheapest leaves room. That holds for a plan that takes less than there is, too, if faster ones take more. What
 the descent ends at is made to fit as any plan is (`fitting`), as long as it can be faster than what is known.
+
+Where all that is dear, for edges have many entries, what messages end at is read off with fewer moves followed first:
+they get nearer then, and what the true prices make of the moves that were too cheap is the descent's to mend.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.errors import MemoryBudgetError
+from shardwright.planner.assemble import decide
 from shardwright.planner.bound import best_alike
-from shardwright.planner.chain import Chain
+from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import descend
 from shardwright.planner.fitting import fitted
 from shardwright.planner.found import LEAST_GAIN, Found
 from shardwright.planner.least_moves import EXACT_RANK
-from shardwright.planner.memory_bound import bound_at_price, least_that_fits, without_budget
+from shardwright.planner.memory_bound import Bound, Dual, least_that_fits, without_budget
 from shardwright.planner.mesh_search import MeshSearch
 
 #: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
@@ -48,10 +52,10 @@ def closed(search: MeshSearch, found: Found) -> Found:
         chain = search.chain_to_bound(found.mesh, even_rank=most, uneven_rank=most)
         bound = least_that_fits(chain, found.price, search.limit_bytes, search.time_limit_s())
         found = replace(found, cost=bound.of(found.cost), price=bound.chain.price)
-        if found.cost.gap > MOST_OPEN and chain.runs:
-            found = _bounded_apart(search, found, bound.chain.apart())
-        first_open = BETTER if _entries(bound.chain) <= FEW_ENTRIES else MOST_OPEN
-        for rank, most_open in ((EXACT_RANK, first_open), (most, MOST_OPEN)):
+        ranks = [(EXACT_RANK, BETTER if _has_few_entries(bound.chain) else MOST_OPEN), (most, MOST_OPEN)]
+        if found.cost.gap > MOST_OPEN and _has_few_entries(chain.apart()):
+            found, ranks = _closed_apart(search, found, chain.apart()), [(EXACT_RANK, MOST_OPEN)]
+        for rank, most_open in ranks:
             if found.cost.gap <= most_open or clock.is_late:
                 break
             search.report("search", str(found.mesh))
@@ -63,24 +67,56 @@ def closed(search: MeshSearch, found: Found) -> Found:
     return found
 
 
-def _bounded_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
-    """A plan with what a chain without runs says at its own price, unless it has too many edges for that."""
-    if _entries(chain) > FEW_ENTRIES:
+def _has_few_entries(chain: Chain) -> bool:
+    """Whether message passing takes seconds: of all edges between decisions, those of a run's repeats once."""
+    kinds = dict.fromkeys(kind for kind, _ in chain.cores())
+    return sum(edge.size for kind in kinds for edge in kind.reduction.core.edges.values()) <= FEW_ENTRIES
+
+
+def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
+    """A plan with the best bound that prices of memory give, or a faster one that is read off at one of them.
+
+    chain: one whose repeats decide each for itself.
+    """
+    read, model = best_alike(chain), search.memory_model(chain.graph.layout.hubs)
+    found = _bounded(found, Bound(read.rolled_bound, chain))
+    if found.cost.gap <= BETTER:
         return found
-    return replace(found, cost=bound_at_price(chain, search.limit_bytes, search.time_limit_s()).of(found.cost))
+    peaks = [peak for peak, _ in found.price.peaks] if found.price is not None else []
+    peaks = peaks or [model.peak(decide(chain.graph, read.states))]
+    peaks = [peak for peak in peaks if model.taken_at(peak, found.decisions) <= search.limit_bytes]
+    dual = Dual(search=search, chain=chain, peaks=peaks, solve=best_alike)
+    low = dual.tangent(0.0, chain, read) if peaks else None  # what a plan that fits may take bounds none
+    if low is None or low.slope <= 0:
+        return _descended(search, found, chain, read)
+    if found.cost.gap <= MOST_OPEN:
+        return found
+    for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s))):
+        found = _bounded(found, Bound(made.bound_s, made.chain))
+        if made.slope <= 0 and found.cost.gap > MOST_OPEN:
+            found = _descended(search, found, made.chain, made.solved)
+        if found.cost.gap <= MOST_OPEN:
+            break
+    return found
 
 
-def _entries(chain: Chain) -> int:
-    """Of all edges between decisions, those of a run's repeats once."""
-    return sum(matrix.size for kind, _ in dict.fromkeys(chain.cores()) for matrix in kind.reduction.core.edges.values())
+def _bounded(found: Found, bound: Bound) -> Found:
+    """A plan with a bound, if that is a better one, and the price that it is at."""
+    is_better = bound.seconds > found.cost.lower_bound_s
+    return replace(found, cost=bound.of(found.cost), price=bound.chain.price) if is_better else found
 
 
 def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
-    """The plan that is descended to from what message passing reads off a chain, or one near it that fits, if that is
-    faster than one that is known; with the bound that it ends at, if that is a better one."""
+    """The plan that is descended to from what message passing reads off a chain, with the bound that it ends at."""
     read = best_alike(chain)
     if not chain.runs:
-        found = replace(found, cost=without_budget(read.rolled_bound, chain, search.limit_bytes).of(found.cost))
+        found = _bounded(found, without_budget(read.rolled_bound, chain, search.limit_bytes))
+    return _descended(search, found, chain, read)
+
+
+def _descended(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
+    """The plan that is descended to from an assignment of a chain, or one near it that fits, if that is faster than one
+    that is known."""
     axes, fine = [axis.name for axis in found.mesh.axes], search.finer(chain, found.mesh)
     near, solved = descend(
         chain, chain.strategies(read.states), fine, axes, time_limit_s=search.time_limit_s(), price=chain.price
@@ -88,12 +124,15 @@ def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
     other, below_s = search.found(near, solved, found.notes), found.cost.step_s * (1 - LEAST_GAIN)
     if other.cost.step_s >= below_s:
         return found
+    start = found.start
+    if start is not None and not chain.runs:  # repeats that were read off apart stay so
+        start = replace(start, chain=start.chain.apart())
     try:
-        other = fitted(search, replace(other, start=found.start), below_s)
+        other = fitted(search, replace(other, start=start), below_s)
     except MemoryBudgetError:
         return found
     if other.cost.step_s >= below_s:
         return found
     bound_s = min(found.cost.lower_bound_s, other.cost.step_s)
     cost = replace(other.cost, lower_bound_s=bound_s, bound_scope=found.cost.bound_scope)
-    return replace(other, start=found.start, cost=cost)
+    return replace(other, start=found.start, price=found.price, cost=cost)

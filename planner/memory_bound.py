@@ -7,7 +7,8 @@ upwards from the one that a plan was found at, or downwards, as long as that rai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -86,26 +87,60 @@ def least_that_fits(chain: Chain, price: MemoryPrice | None, limit_bytes: int, t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dual:
-    """The bound that prices of memory give, of all plans of a chain whose repeats decide alike. peaks: priced alike."""
+class Dual:
+    """The bound that prices of memory give, of all plans of a chain.
+
+    peaks: priced alike. solve: what solves the chain at a price, with a bound of all its plans; `Chain.solve` has all
+    repeats of a run decide alike.
+    """
 
     search: MeshSearch
     chain: Chain
     peaks: Sequence[Peak]
+    solve: Callable[[Chain], SolvedChain]
 
-    def at(self, price: float) -> _Tangent:
-        """The bound at a price of a byte: the search's, solved nearly."""
-        terms = MemoryPrice.shared(self.peaks, price)
-        return self.tangent(price, self.chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE))
+    def at(self, price: float) -> Tangent:
+        """The bound at a price of a byte."""
+        chain = self.chain.with_price(MemoryPrice.shared(self.peaks, price))
+        return self.tangent(price, chain, self.solve(chain))
 
-    def tangent(self, price: float, solved: SolvedChain) -> _Tangent:
-        """The bound at the price that something was solved at."""
-        decisions, limit = decide(self.chain.graph, solved.states), self.search.limit_bytes
-        layout = self.chain.graph.layout
+    def tangent(self, price: float, chain: Chain, solved: SolvedChain) -> Tangent:
+        """The bound at the price that a chain has, as it was solved."""
+        decisions, limit = decide(chain.graph, solved.states), self.search.limit_bytes
+        layout = chain.graph.layout
         model = self.search.memory_model(layout.hubs)
         taken = sum(model.taken_at(_decided(peak, solved, layout), decisions) for peak in self.peaks) / len(self.peaks)
         free_s = price * limit
-        return _Tangent(price, solved.rolled_bound - free_s, solved.value - free_s, taken - limit)
+        return Tangent(price, solved.rolled_bound - free_s, solved.value - free_s, taken - limit, chain, solved)
+
+    def climb(self, low: Tangent, high: Tangent, bound_s: float = 0.0) -> Iterator[Tangent]:
+        """The higher of two tangents, then those at prices between them, or dearer ones, as long as these may promise
+        more than is known.
+
+        The bound is concave, and highest between a price at which too many bytes are taken and one at which there is
+        room: what is tried next is where their tangents meet (Kelley's cutting planes, 1960). A solution that costs
+        more there than they promise, as one that is read off messages may, says no more than they do.
+        """
+        bound_s = max(bound_s, low.bound_s, high.bound_s)
+        yield high
+        for _ in range(_MOST_TANGENTS):
+            if low.slope <= 0 or self.search.is_late():
+                return
+            price = _DEARER * high.price if high.slope >= 0 else low.meets(high)
+            promised_s = low.promises(price) if high.slope < 0 else math.inf
+            if promised_s <= bound_s * (1 + CLOSE):
+                return
+            made = self.at(price)
+            bound_s = max(bound_s, made.bound_s)
+            yield made
+            if made.seconds >= promised_s:
+                return
+            if high.slope >= 0:
+                low, high = high, made
+            elif made.slope > 0:
+                low = made
+            else:
+                high = made
 
 
 def _decided(peak: Peak, solved: SolvedChain, layout: Layout) -> Peak:
@@ -115,19 +150,30 @@ def _decided(peak: Peak, solved: SolvedChain, layout: Layout) -> Peak:
     return replace(peak, values=values)
 
 
-class _Tangent(NamedTuple):
+class Tangent(NamedTuple):
     """What a price of a byte gives. bound_s: seconds that it promises. seconds / slope: what the plan that is the
-    cheapest there costs, less what the budget does, and how much more that is per price: bytes beyond the budget."""
+    cheapest there costs, less what the budget does, and how much more that is per price: bytes beyond the budget.
+    chain / solved: at that price, and that plan."""
 
     price: float
     bound_s: float
     seconds: float
     slope: float
+    chain: Chain
+    solved: SolvedChain
 
-    def meets(self, other: _Tangent) -> float:
+    def meets(self, other: Tangent) -> float:
         """The price at which two tangents meet, one that rises and one that falls."""
         between = other.seconds - self.seconds + self.slope * self.price - other.slope * other.price
         return between / (self.slope - other.slope)
+
+    def promises(self, price: float) -> float:
+        """What no bound at another price is over."""
+        return self.seconds + self.slope * (price - self.price)
+
+    def reaches(self, seconds: float) -> float:
+        """The price at which a tangent that rises promises so much."""
+        return self.price + (seconds - self.seconds) / self.slope
 
 
 def freed(search: MeshSearch, found: Found, tried: Tried) -> Found:
@@ -145,30 +191,16 @@ def freed(search: MeshSearch, found: Found, tried: Tried) -> Found:
 
 
 def bounded_by_price(search: MeshSearch, found: Found) -> Found:
-    """A plan that fits, with what prices of memory say that every plan of its chain that fits takes at least.
-
-    The bound is concave, and highest between a price at which too many bytes are taken and one at which there is room:
-    what is tried next is where their tangents meet (Kelley's cutting planes, 1960).
-    """
+    """A plan that fits, with what prices of memory say that every plan of its chain that fits takes at least."""
     price, fastest = found.price, found.fastest
     is_descended = found.start is not None and found.start.mesh != found.mesh  # to where all strategies bound it
     if price is None or fastest is None or not price.total or is_descended:
         return found
-    dual = _Dual(search=search, chain=found.chain, peaks=[peak for peak, _ in price.peaks])
-    low, high = dual.tangent(0.0, fastest), dual.at(price.total)
-    bound_s = max(found.price_bound_s, high.bound_s)
-    for _ in range(_MOST_TANGENTS):
-        if low.slope <= 0 or search.is_late():
-            break
-        next_price = _DEARER * high.price if high.slope >= 0 else low.meets(high)
-        if high.slope < 0 and low.seconds + low.slope * (next_price - low.price) <= bound_s * (1 + CLOSE):
-            break
-        made = dual.at(next_price)
-        bound_s = max(bound_s, made.bound_s)
-        if high.slope >= 0:
-            low, high = high, made
-        elif made.slope > 0:
-            low = made
-        else:
-            high = made
-    return replace(found, price_bound_s=bound_s)
+
+    def nearly(chain: Chain) -> SolvedChain:
+        return chain.solve(search.time_limit_s(), CLOSE)
+
+    dual = Dual(search=search, chain=found.chain, peaks=[peak for peak, _ in price.peaks], solve=nearly)
+    low, high = dual.tangent(0.0, found.chain, fastest), dual.at(price.total)
+    bounds_s = (each.bound_s for each in dual.climb(low, high, found.price_bound_s))
+    return replace(found, price_bound_s=max((found.price_bound_s, *bounds_s)))
