@@ -24,10 +24,11 @@ from dataclasses import replace
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner.assemble import decide
 from shardwright.planner.bound import best_alike
+from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import descend
-from shardwright.planner.fitting import fitted
+from shardwright.planner.fitting import NEARLY_FREE, fitted
 from shardwright.planner.found import LEAST_GAIN, Found
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import Bound, Dual, least_that_fits, without_budget
@@ -37,6 +38,10 @@ from shardwright.planner.mesh_search import MeshSearch
 #: closed, where the edges between decisions have so few entries that message passing takes seconds (17 million: 9 s).
 MOST_OPEN, BETTER = 0.01, 0.005
 FEW_ENTRIES = 25_000_000
+
+#: Prices of a byte at which a plan is read off where the fastest one does not fit, as `fitting` counts them: nearly
+#: nothing first, for what takes less at no cost.
+_PRICES = (NEARLY_FREE, 8 * NEARLY_FREE, 64 * NEARLY_FREE)
 
 
 def closed(search: MeshSearch, found: Found) -> Found:
@@ -88,7 +93,7 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
     dual = Dual(search=search, chain=chain, peaks=peaks, solve=best_alike)
     low = dual.tangent(0.0, chain, read) if peaks else None  # what a plan that fits may take bounds none
     if low is None or low.slope <= 0:
-        return _descended(search, found, chain, read)
+        return _thriftier(search, found, chain, read)
     if found.cost.gap <= MOST_OPEN:
         return found
     for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s))):
@@ -114,21 +119,52 @@ def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
     return _descended(search, found, chain, read)
 
 
+def _thriftier(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
+    """What `_descended` gives where that fits; else, of what is read off at prices of memory where it peaks, the
+    fastest that does.
+
+    What bounds has a price where the unsplit program peaks. A plan that has room there may peak elsewhere, of what it
+    stores because of how it lies, and all strategies of the mesh may have one that does not and is as fast.
+    """
+    unit, peaks = found.cost.step_s / found.memory.peak_bytes, list[Peak]()
+    model = search.memory_model(chain.graph.layout.hubs)
+    other = _read_as_plan(search, found, chain, read)
+    for price in _PRICES:
+        if search.needed_bytes(other) <= search.limit_bytes or search.is_late():
+            break
+        peaks += [model.peak(other.decisions), model.peak_of_buffers(other.held, other.decisions)]
+        chain = chain.with_price(MemoryPrice.shared(peaks, price * unit))
+        made = _read_as_plan(search, found, chain, best_alike(chain))
+        if made.cost.step_s >= found.cost.step_s:  # between the two may be one that fits
+            break
+        other = made
+    return _fitted(search, found, other)
+
+
 def _descended(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
     """The plan that is descended to from an assignment of a chain, or one near it that fits, if that is faster than one
     that is known."""
+    return _fitted(search, found, _read_as_plan(search, found, chain, read))
+
+
+def _read_as_plan(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
+    """The plan that is descended to from an assignment of a chain, at the chain's price of memory."""
     axes, fine = [axis.name for axis in found.mesh.axes], search.finer(chain, found.mesh)
-    near, solved = descend(
-        chain, chain.strategies(read.states), fine, axes, time_limit_s=search.time_limit_s(), price=chain.price
-    )
-    other, below_s = search.found(near, solved, found.notes), found.cost.step_s * (1 - LEAST_GAIN)
-    if other.cost.step_s >= below_s:
-        return found
+    at, time_limit_s = chain.strategies(read.states), search.time_limit_s()
+    near, solved = descend(chain, at, fine, axes, time_limit_s=time_limit_s, price=chain.price)
     start = found.start
     if start is not None and not chain.runs:  # repeats that were read off apart stay so
         start = replace(start, chain=start.chain.apart())
+    return replace(search.found(near, solved, found.notes), start=start)
+
+
+def _fitted(search: MeshSearch, found: Found, other: Found) -> Found:
+    """Another plan, or one near it that fits, if that is faster than one that is known; with what bounds that."""
+    below_s = found.cost.step_s * (1 - LEAST_GAIN)
+    if other.cost.step_s >= below_s:
+        return found
     try:
-        other = fitted(search, replace(other, start=start), below_s)
+        other = fitted(search, other, below_s)
     except MemoryBudgetError:
         return found
     if other.cost.step_s >= below_s:
