@@ -13,19 +13,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import NamedTuple
 
 import numpy as np
 
 from shardwright.cost.liveness import Liveness
-from shardwright.cost.memory import Held
+from shardwright.cost.memory import Held, shard_bytes
+from shardwright.cost.readers import Reader, bytes_turned
 from shardwright.hlo import ArrayShape
-from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.assemble import Decisions
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
-from shardwright.planner.graph import Graph
-from shardwright.planner.prices import FloatArray, IntArray
 from shardwright.plans import Mesh, TensorSharding
 from shardwright.report.units import format_bytes
+
+#: What an instruction reads: its node, and the position among its operands.
+Operand = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,9 @@ class Peak:
 
     Where a plan peaks, not how high: equal peaks of two plans are one constraint (`Memory.taken_at` counts the bytes).
     always: those of the leaves that are arguments or results. margin: part of all other bytes that a device must have
-    beyond them. read: leaves of which copies are live that single readers make, and what part of each counts.
+    beyond them. read: leaves of which copies are live that single readers make, larger than what they are of, and what
+    part of each counts. brought: operands that one instruction alone has brought to another layout, no larger. turned:
+    operands of products of which there are copies in the order that their kernels take.
     """
 
     values: Mapping[Leaf, int]
@@ -42,6 +46,8 @@ class Peak:
     always: frozenset[Leaf]
     margin: float
     read: Mapping[Leaf, float] = field(default_factory=dict)
+    brought: frozenset[Operand] = frozenset()
+    turned: frozenset[Operand] = frozenset()
 
     def times_value(self, leaf: Leaf) -> float:
         """How often the bytes of a value count."""
@@ -55,6 +61,21 @@ class Peak:
     def times_read(self, leaf: Leaf) -> float:
         """How often the bytes of a copy count that a reader makes."""
         return self.read.get(leaf, 0.0) * (1.0 + self.margin)
+
+    def times_turned(self, operand: Operand) -> float:
+        """How often the bytes of an operand's turned copy count."""
+        return 1.0 + self.margin if operand in self.turned else 0.0
+
+    def times_brought(self, operand: Operand) -> float:
+        """How often the bytes count of an operand that is brought to a layout of its own."""
+        return 1.0 + self.margin if operand in self.brought else 0.0
+
+
+class _Stored(NamedTuple):
+    """What a buffer holds: the leaf that it is of, and the operand that it is turned for, if it is."""
+
+    leaf: Leaf | None
+    turned_for: Operand | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,26 +109,36 @@ class Memory:
 
     def peak(self, decisions: Decisions) -> Peak:
         """Where a plan takes the most bytes, and what is live there; arguments and results are always live."""
-        mesh = decisions.graph.prices.mesh
 
-        def size(leaf: Leaf) -> int:
-            return _bytes(self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf), mesh)
+        def size(stored: _Stored) -> int:
+            if stored.turned_for is not None:
+                return _turned(decisions, stored.turned_for)
+            return self._made(stored.leaf, decisions) if stored.leaf is not None else 0
 
-        def worst(found: Liveness) -> tuple[int, int, list[Leaf]]:
-            leaves = [self._leaf(name, leaf) for name, leaf in zip(found.names, found.leaves.tolist(), strict=True)]
-            live = found.live_bytes(np.array([size(leaf) if leaf else 0 for leaf in leaves], np.int64))
-            inside: dict[int, list[Leaf]] = {}
+        def worst(found: Liveness) -> tuple[int, int, list[_Stored]]:
+            values = zip(found.names, found.leaves.tolist(), found.readers, strict=True)
+            stored = [_Stored(self._leaf(name, leaf), self._operand(reader)) for name, leaf, reader in values]
+            live = found.live_bytes(np.array([size(each) for each in stored], np.int64))
+            inside: dict[int, list[_Stored]] = {}
             for position, bodies in found.bodies:
                 body = max((worst(body) for body in bodies), default=(0, 0, []))
                 live[position] += body[0]
                 inside[position] = body[2]
             at = int(np.argmax(live)) if len(live) else 0
-            held = [leaf for i in found.live_at(at).tolist() if (leaf := leaves[i]) is not None]
+            held = [stored[i] for i in found.live_at(at).tolist()]
             return int(live[at]) if len(live) else 0, at, held + inside.get(at, [])
 
         _, at, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
-        return self._peak(set(held).difference(self._always), copies)
+        turned = frozenset(each.turned_for for each in held if each.turned_for is not None)
+        values = {each.leaf for each in held if each.turned_for is None and each.leaf is not None}
+        return Peak(
+            values=Counter([*self._always, *values.difference(self._always)]),
+            copies=copies,
+            always=self._always,
+            margin=self.margin,
+            turned=turned,
+        )
 
     def peak_of_buffers(self, held: Iterable[Held], decisions: Decisions) -> Peak:
         """Where `cost.memory` says that a plan takes the most bytes: what is stored there because of how the plan lays
@@ -115,20 +146,31 @@ class Memory:
 
         held: what is live there besides arguments and results.
         """
-        mesh = decisions.graph.prices.mesh
         values, copied = list[Leaf](), Counter[Leaf]()
+        turned, brought = set[Operand](), set[Operand]()
         for buffer in held:
-            leaf = self._leaf(buffer.name, buffer.leaf)
+            leaf, operand = self._leaf(buffer.name, buffer.leaf), self._operand(buffer.reader)
+            if buffer.reader is not None and operand is not None:
+                if buffer.reader.is_turned:
+                    turned.add(operand)
+                    continue
+                if _brought(decisions, operand) == buffer.size_bytes:
+                    brought.add(operand)
+                    continue
             if leaf is None:
                 continue
-            made = _bytes(self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf), mesh)
-            if buffer.is_added and buffer.size_bytes > made:
+            if buffer.is_added and buffer.size_bytes > self._made(leaf, decisions):
                 copied[leaf] += buffer.size_bytes
             else:
                 values.append(leaf)
-        copies = frozenset(copied.keys() & decisions.hubs.keys())
-        return self._peak(
-            values, copies, {leaf: self._part_read(decisions, leaf, copied[leaf]) for leaf in sorted(copied)}
+        return Peak(
+            values=Counter([*self._always, *values]),
+            copies=frozenset(copied.keys() & decisions.hubs.keys()),
+            always=self._always,
+            margin=self.margin,
+            read={leaf: self._part_read(decisions, leaf, copied[leaf]) for leaf in sorted(copied)},
+            brought=frozenset(brought),
+            turned=frozenset(turned),
         )
 
     def _part_read(self, decisions: Decisions, leaf: Leaf, held: int) -> float:
@@ -137,7 +179,7 @@ class Memory:
         Several may share one, or make theirs one after the other. All of each where this plan's readers make none.
         """
         by_readers = self._read(decisions, leaf)
-        by_hub = _copied(decisions, leaf, decisions.graph.prices.mesh)
+        by_hub = _copied(decisions, leaf)
         return max(held - by_hub, 0) / by_readers if by_readers else 1.0
 
     def _read(self, decisions: Decisions, leaf: Leaf) -> int:
@@ -153,19 +195,32 @@ class Memory:
             total += size if size > _bytes(shape, found, mesh) else 0
         return total
 
-    def _peak(self, held: Iterable[Leaf], copies: frozenset[Leaf], read: Mapping[Leaf, float] | None = None) -> Peak:
-        values = Counter([*self._always, *held])
-        return Peak(values=values, copies=copies, always=self._always, margin=self.margin, read=read or {})
-
     def taken_at(self, peak: Peak, decisions: Decisions) -> float:
         """Bytes that another plan takes of what is live at a peak, with the margin."""
-        nodes, mesh = self.flow.nodes, decisions.graph.prices.mesh
-        values = sum(
-            peak.times_value((node, leaf)) * _bytes(nodes[node].shapes[leaf], decisions.result((node, leaf)), mesh)
-            for node, leaf in sorted(peak.values)
+        return (
+            sum(peak.times_value(leaf) * self._made(leaf, decisions) for leaf in sorted(peak.values))
+            + sum(peak.times_copy(leaf) * _copied(decisions, leaf) for leaf in sorted(peak.copies))
+            + sum(peak.times_turned(operand) * _turned(decisions, operand) for operand in sorted(peak.turned))
+            + sum(peak.times_read(leaf) * self._read(decisions, leaf) for leaf in sorted(peak.read))
+            + sum(peak.times_brought(operand) * _brought(decisions, operand) for operand in sorted(peak.brought))
         )
-        copies = sum(peak.times_copy(leaf) * _copied(decisions, leaf, mesh) for leaf in sorted(peak.copies))
-        return values + copies + sum(peak.times_read(leaf) * self._read(decisions, leaf) for leaf in sorted(peak.read))
+
+    def _made(self, leaf: Leaf, decisions: Decisions) -> int:
+        """Bytes of a value as a plan has it lie for its readers."""
+        shape = self.flow.nodes[leaf[0]].shapes[leaf[1]]
+        return _bytes(shape, decisions.result(leaf), decisions.graph.prices.mesh)
+
+    def _operand(self, reader: Reader | None) -> Operand | None:
+        """What a copy is made for, if it is for an instruction of arrays that chooses its strategy."""
+        leaf = self._leaf(reader.name, 0) if reader is not None else None
+        if reader is None or leaf is None:
+            return None
+        node = self.flow.nodes[leaf[0]]
+        instruction = node.instruction
+        if node.is_value or instruction.name != reader.name:  # it only hands on what another one makes
+            return None
+        is_of_arrays = all(len(operand.shape.leaves) == 1 for operand in instruction.operands)
+        return (node.index, reader.operand) if is_of_arrays else None
 
     def _leaf(self, name: str, leaf: int) -> Leaf | None:
         leaves = self._nodes.get(name, ())
@@ -204,72 +259,45 @@ class MemoryPrice:
         """Seconds per byte of a copy that a reader makes."""
         return sum(price * peak.times_read(leaf) for peak, price in self.peaks)
 
+    def of_turned(self, operand: Operand) -> float:
+        """Seconds per byte of an operand's turned copy."""
+        return sum(price * peak.times_turned(operand) for peak, price in self.peaks)
 
-def value_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
-    """Bytes that an array leaf takes as it is made, by the states of its node."""
-    return _bytes_by_state(graph, leaf, graph.set_of((leaf[0], -1)).result_ids[:, leaf[1]])
-
-
-def hub_bytes(graph: Graph, hub: Leaf) -> FloatArray:
-    """Bytes that an array leaf takes as it lies for its readers, by the states of its hub."""
-    return _bytes_by_state(graph, hub, graph.set_of(hub).result_ids[:, 0])
+    def of_brought(self, operand: Operand) -> float:
+        """Seconds per byte of an operand that is brought to a layout of its own."""
+        return sum(price * peak.times_brought(operand) for peak, price in self.peaks)
 
 
-def anew_bytes(graph: Graph, node: int, use: Use) -> FloatArray:
-    """Bytes of what is made anew for a node that reads it, by the node's states."""
-    return _bytes_by_state(graph, use.source, graph.set_of((node, -1)).operand_ids[:, use.position])
-
-
-def _bytes_by_state(graph: Graph, leaf: Leaf, lies: IntArray) -> FloatArray:
-    """Bytes of an array leaf where it lies as each of some states has it."""
-    shape, ids = graph.flow.nodes[leaf[0]].shapes[leaf[1]], lies.tolist()
-    by_id = {i: _bytes(shape, graph.prices.shardings[i], graph.prices.mesh) for i in set(ids)}
-    return np.array([by_id[i] for i in ids], np.float64)
-
-
-def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:
-    """Bytes at a peak of what a node makes and of what is made anew for it, by its states, each as often as it counts;
-    None where none of that is live there."""
-    found: FloatArray | None = None
-    reader = graph.flow.nodes[node]
-    for leaf in range(len(reader.shapes)):
-        if times := peak.times_value((node, leaf)):
-            made = times * value_bytes(graph, (node, leaf))
-            found = made if found is None else found + made
-    for use in reader.uses:
-        if graph.layout.pays_for(reader, use) and (times := peak.times_value(use.source)):
-            anew = times * anew_bytes(graph, node, use)
-            found = anew if found is None else found + anew
-    return found
-
-
-def read_bytes(graph: Graph, node: Node, use: Use) -> FloatArray:
-    """Bytes of the copy that a node makes of what it reads: states of where it takes that from × of the node; 0 where
-    it needs no more than is there."""
-    is_hub = graph.layout.source(node, use)[1] >= 0
-    found = hub_bytes(graph, use.source) if is_hub else value_bytes(graph, use.source)
-    used = anew_bytes(graph, node.index, use)
-    return np.where(used[None, :] > found[:, None], np.broadcast_to(used[None, :], (len(found), len(used))), 0.0)
-
-
-def copy_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
-    """Bytes of the copy that a hub makes: states of the node × of the hub; 0 where it needs no more than is there."""
-    made, lies = value_bytes(graph, leaf), hub_bytes(graph, leaf)
-    return np.where(lies[None, :] > made[:, None], np.broadcast_to(lies[None, :], (len(made), len(lies))), 0.0)
-
-
-def _copied(decisions: Decisions, leaf: Leaf, mesh: Mesh) -> int:
-    shape = decisions.graph.flow.nodes[leaf[0]].shapes[leaf[1]]
+def _copied(decisions: Decisions, leaf: Leaf) -> int:
+    shape, mesh = decisions.graph.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.graph.prices.mesh
     hub = decisions.hubs.get(leaf)
     size = _bytes(shape, hub, mesh) if hub is not None else 0
     return size if size > _bytes(shape, decisions.result(leaf), mesh) else 0
 
 
+def _turned(decisions: Decisions, operand: Operand) -> int:
+    node, position = operand
+    graph = decisions.graph
+    used = decisions.strategies[node].operands
+    return bytes_turned(graph.flow.nodes[node].instruction, position, used, graph.prices.mesh)
+
+
+def _brought(decisions: Decisions, operand: Operand) -> int:
+    node, position = operand
+    graph = decisions.graph
+    reader = graph.flow.nodes[node]
+    use = reader.uses[position]
+    source, used = graph.layout.source(reader, use), decisions.strategies[node].operands[position]
+    if graph.is_free[use.source[0]]:
+        return 0
+    lies = decisions.hubs[source] if source[1] >= 0 else decisions.strategies[source[0]].results[use.source[1]]
+    shape, mesh = graph.flow.nodes[use.source[0]].shapes[use.source[1]], graph.prices.mesh
+    size = _bytes(shape, used, mesh)
+    return size if lies != used and size <= _bytes(shape, lies, mesh) else 0
+
+
 def _bytes(shape: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
-    elements = 1
-    for size in sharding.shard_shape(shape.dimensions, mesh):
-        elements *= size
-    return (elements * ELEMENT_BITS[shape.element_type] + 7) // 8
+    return shard_bytes(shape.element_type, shape.dimensions, sharding, mesh)
 
 
 #: Source lines that a message names, at most.

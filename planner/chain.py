@@ -15,13 +15,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.planner.budget import MemoryPrice, anew_bytes, copy_bytes, read_bytes, value_bytes
+from shardwright.planner.budget import MemoryPrice
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
 from shardwright.planner.segments import Instance, Run
 from shardwright.planner.solve import contradiction, solve
 from shardwright.planner.starts import Place, Start, among, told
+from shardwright.planner.state_bytes import (
+    anew_bytes,
+    brought_bytes,
+    copy_bytes,
+    read_bytes,
+    turned_bytes,
+    value_bytes,
+)
 from shardwright.planner.strategies import Strategy
 
 #: What all repeats of a run share: (first segment of the run, offset in the period, variable); else (segment, 0,
@@ -118,6 +126,13 @@ class Chain:
                     if seconds:
                         source = position[self.graph.layout.source(self.graph.flow.nodes[node], use)]
                         priced.add_edge(source, i, seconds * read_bytes(self.graph, self.graph.flow.nodes[node], use))
+                    seconds = of_all([self.price.of_turned((other, use.position)) for other in same])
+                    if seconds:
+                        priced.costs[i] = priced.costs[i] + seconds * turned_bytes(self.graph, (node, use.position))
+                    seconds = of_all([self.price.of_brought((other, use.position)) for other in same])
+                    if seconds:
+                        source = position[self.graph.layout.source(self.graph.flow.nodes[node], use)]
+                        priced.add_edge(source, i, seconds * brought_bytes(self.graph, (node, use.position)))
             else:
                 seconds = of_all([self.price.of_copy((other, leaf)) for other in same])
                 if seconds:

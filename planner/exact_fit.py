@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
-from shardwright.planner.budget import Peak, decided_bytes
+from shardwright.planner.budget import Peak
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable, variables_of
 from shardwright.planner.pbqp import IntArray, Problem
+from shardwright.planner.state_bytes import decided_bytes
 
 #: Largest program, in states of all variables together, that is solved whole.
 MOST_STATES = 3000

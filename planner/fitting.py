@@ -125,7 +125,13 @@ class Fitting:
         """
         model, limit = self._model, self.search.limit_bytes
         fitting = [*known, *(each.found for each in self.tried if self._fits(each.found))]
-        return [peak for peak in self.any_peaks if all(model.taken_at(peak, f.decisions) <= limit for f in fitting)]
+        found = []
+        for whole in self.any_peaks:
+            for peak in (whole, replace(whole, turned=frozenset())):
+                if all(model.taken_at(peak, f.decisions) <= limit for f in fitting):
+                    found.append(peak)
+                    break
+        return found
 
     @property
     def thriftiest(self) -> Found:

@@ -33,7 +33,7 @@ _RATIO = 2.0
 
 #: The same where tangents say which price is next, the ratio to a dearer one where none of them falls, and the relative
 #: gap at which a price is solved.
-_MOST_TANGENTS = 5
+_MOST_TANGENTS = 6
 _DEARER = 16.0
 CLOSE = 1e-3
 
@@ -147,7 +147,8 @@ def _decided(peak: Peak, solved: SolvedChain, layout: Layout) -> Peak:
     """What of a peak has a price: not what is made anew and read by nothing but what is, too."""
     paid = layout.last_read
     values = {leaf: times for leaf, times in peak.values.items() if (leaf[0], -1) in solved.states or leaf in paid}
-    return replace(peak, values=values)
+    turned = frozenset(operand for operand in peak.turned if (operand[0], -1) in solved.states)
+    return replace(peak, values=values, turned=turned)
 
 
 class Tangent(NamedTuple):

@@ -16,11 +16,12 @@ import numpy as np
 
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
-from shardwright.planner.budget import Peak, copy_bytes, decided_bytes, read_bytes
+from shardwright.planner.budget import Peak
 from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import Problem
+from shardwright.planner.state_bytes import brought_bytes, copy_bytes, decided_bytes, read_bytes
 from shardwright.planner.strategy_sets import StrategySet
 
 States = Mapping[Variable, int]
@@ -145,6 +146,14 @@ def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: St
                 was, will = (each[source] for each in (first, second))
                 mine, other = first[reader.index, -1], second[reader.index, -1]
                 taken[decider] += times * float(read[will, other] - read[was, mine])
+    for node, position in sorted(peak.brought):
+        reader = graph.flow.nodes[node]
+        source = graph.layout.source(reader, reader.uses[position])
+        decider = number.get((node, -1), number.get(source))
+        if decider is not None:
+            brought = brought_bytes(graph, (node, position))
+            before, after = (float(brought[states[source], states[node, -1]]) for states in (first, second))
+            taken[decider] += peak.times_brought((node, position)) * (after - before)
     return taken
 
 

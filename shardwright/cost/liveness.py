@@ -23,6 +23,7 @@ from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.cost.program import Program
+from shardwright.cost.readers import Reader, reader_of
 from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
 from shardwright.plans import Mesh
@@ -36,6 +37,7 @@ class Liveness:
     order: name of the instruction that runs at each position.
     names / leaves: the instruction and array leaf that each value is; a name stands
         several times where its computation is called several times.
+    readers: of each value the instruction that it is a copy for; None if it is none.
     sizes_bytes: of the whole array. starts / ends: first and last position at which it is live.
     bodies: per position of a loop, conditional or call, the computations that run there; what the
         largest of them needs adds to that position.
@@ -44,6 +46,7 @@ class Liveness:
     order: tuple[str, ...]
     names: tuple[str, ...]
     leaves: NDArray[np.int64]
+    readers: tuple[Reader | None, ...]
     sizes_bytes: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -106,10 +109,12 @@ class _Maker:
             if size and start <= end
         ]
         owners = [buffers.owners[i] for i in kept]
+        users = program.users()
         return Liveness(
             order=tuple(program.instructions[step[0]].name for step in buffers.order),
             names=tuple(program.instructions[node].name for node, _ in owners),
             leaves=_array([leaf for _, leaf in owners]),
+            readers=tuple(reader_of(program, users, node) for node, _ in owners),
             sizes_bytes=_array([buffers.size_bytes[i] for i in kept]),
             starts=_array([buffers.starts[i] for i in kept]),
             ends=_array([buffers.ends[i] for i in kept]),

@@ -15,6 +15,7 @@ from shardwright.cost.lowered import Lowering
 from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.cost.program import Program
+from shardwright.cost.readers import Reader, reader_of
 from shardwright.cost.schedule import Step
 from shardwright.cost.stacks import Order, orders_read, with_copied_stacks
 from shardwright.hlo import Computation, Module
@@ -26,13 +27,14 @@ class Held(NamedTuple):
     """A buffer that is live where a program takes most.
 
     name / leaf: the instruction and array leaf whose value it holds. is_added: whether a plan or a compiler adds it, to
-    bring the value to another layout.
+    bring the value to another layout. reader: the instruction that it is a copy for, if it is one.
     """
 
     name: str
     leaf: int
     is_added: bool
     size_bytes: int
+    reader: Reader | None
 
 
 def memory(
@@ -129,13 +131,14 @@ class _Estimate:
 
     def _held_at(self, computation: Computation, time: int, *, is_loop: bool) -> Iterator[Held]:
         program, buffers, begins = self._parts[computation, is_loop]
-        at = bisect_right(begins, time) - 1
+        at, users = bisect_right(begins, time) - 1, program.users()
         for (node, leaf), size, start, end in zip(
             buffers.owners, buffers.size_bytes, buffers.starts, buffers.ends, strict=True
         ):
             if size and start <= at <= end:
                 instruction = program.instructions[node]
-                yield Held(instruction.name, leaf, program.opcodes[node] != instruction.opcode, size)
+                is_added = program.opcodes[node] != instruction.opcode
+                yield Held(instruction.name, leaf, is_added, size, reader_of(program, users, node))
         step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs beside this one
         for body, repeats in _bodies(program, step):
             yield from self._held_at(body, time - begins[at], is_loop=repeats)

@@ -8,19 +8,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import exact_fit
+from shardwright.planner.assemble import decide
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain
 from shardwright.planner.fitting import Fitting
 from shardwright.planner.found import Found
 from shardwright.planner.layout import Variable
 from shardwright.planner.search import Search
+from shardwright.planner.state_bytes import brought_bytes
 from tests.planner.programs import gpt2, lower, mlp, scan
+from tests.planner.test_mixing import seconds
 
 CLUSTER = Cluster.local(4)
 STEP = lower(gpt2(layers=2, batch=32, length=32))
@@ -69,7 +73,12 @@ def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text:
     outcome = search.outcome()
     found = outcome.plan(outcome.fastest)
     model = search.memory_model(found.chain.graph.layout.hubs)
-    peak = model.peak(found.decisions)
+    check_priced(search, found, model.peak(found.decisions))
+
+
+def check_priced(search: Search, found: Found, peak: Peak) -> None:
+    """A price of the bytes at a peak adds what the plans that it gives take there."""
+    model = search.memory_model(found.chain.graph.layout.hubs)
     once, twice = (
         found.chain.with_price(MemoryPrice(peaks=((peak, price),))).solve(search.time_limit_s())
         for price in (1e-3, 2e-3)
@@ -77,6 +86,48 @@ def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text:
     for solved in (once, twice):  # which are the same, but for ties
         taken = model.taken_at(peak, search.found(found.chain, solved, ()).decisions)
         assert twice.value - once.value == pytest.approx(1e-3 * taken, rel=5e-3)  # what no plan decides has no price
+
+
+NOTHING = Peak(values={}, copies=frozenset(), always=frozenset(), margin=0.0)
+
+
+def test_what_products_turn_has_a_price() -> None:
+    search = searched(STEP)
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    model = search.memory_model(found.chain.graph.layout.hubs)
+    products = [node.index for node in search.flow.nodes if node.instruction.opcode == "dot"]
+    peak = replace(NOTHING, turned=frozenset((node, position) for node in products for position in range(2)))
+    cheap, dear = (
+        found.chain.with_price(MemoryPrice(peaks=((peak, price),))).solve(search.time_limit_s())
+        for price in (1e-3, 2e-3)
+    )
+    taken = [model.taken_at(peak, decide(found.chain.graph, states)) for states in (found.solved.states, cheap.states)]
+    assert taken[0] > taken[1] > 0
+    assert dear.value - cheap.value == pytest.approx(1e-3 * taken[1], rel=5e-3)
+
+
+def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
+    """A plan changed so that one instruction reads a part of what the others read whole, or another part."""
+    search = searched(STEP)
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    graph = found.chain.graph
+    model = search.memory_model(graph.layout.hubs)
+    tried = 0
+    for node in graph.flow.nodes:
+        if node.instruction.opcode != "reduce" or graph.is_free[node.uses[0].source[0]]:
+            continue
+        operand, source = (node.index, 0), graph.layout.source(node, node.uses[0])
+        bytes_of = brought_bytes(graph, operand)[found.solved.states[source]]
+        states = {**found.solved.states, (node.index, -1): int(np.argmax(bytes_of))}
+        peak = replace(NOTHING, brought=frozenset({operand}))
+        taken = model.taken_at(peak, decide(graph, states))
+        assert taken == bytes_of.max()
+        priced = found.chain.with_price(MemoryPrice(peaks=((peak, 1.0),)))
+        assert seconds(priced, states) - seconds(found.chain, states) == pytest.approx(taken, rel=1e-6)
+        tried += taken > 0
+    assert tried
 
 
 def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
@@ -167,6 +218,11 @@ def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None
     assert model.taken_at(all_at_once, found.decisions) > search.limit_bytes
     assert fitting.held_by_all([found]) == [stored]
     assert fitting.held_by_all() == [stored, all_at_once]  # nothing that fits is known
+    products = [node for node in found.chain.graph.flow.nodes if node.instruction.opcode == "dot"]
+    turning = replace(stored, turned=frozenset((node.index, position) for node in products for position in range(2)))
+    fitting.any_peaks = [turning]
+    assert model.taken_at(turning, found.decisions) > search.limit_bytes
+    assert fitting.held_by_all([found]) == [replace(stored, turned=frozenset())]  # what is not turned is stored
 
 
 def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:

@@ -97,8 +97,13 @@ def test_copies_that_readers_make_are_bytes_of_the_group_that_decides_them(
     fast: Found, thrifty: Found, model: Memory
 ) -> None:
     first, second = fast.solved.states, thrifty.solved.states
-    leaves = {use.source: 1.0 for node in fast.chain.graph.flow.nodes for use in node.uses}
-    peak = Peak(values={}, copies=frozenset(), always=frozenset(), margin=0.0, read=leaves)
+    graph = fast.chain.graph
+    uses = [(node, use) for node in graph.flow.nodes if not graph.is_free[node.index] for use in node.uses]
+    leaves = {use.source: 1.0 for _, use in uses}
+    operands = frozenset(
+        (node.index, use.position) for node, use in uses if not node.is_value and not graph.is_free[use.source[0]]
+    )
+    peak = Peak(values={}, copies=frozenset(), always=frozenset(), margin=0.0, read=leaves, brought=operands)
     groups = groups_between(fast.chain, first, second, [peak])
     for taken in (groups, groups[:1], groups[::2]):
         states = taking(first, second, taken)
