@@ -108,6 +108,12 @@ class Case:
     def verdict(self) -> str:
         return "refused" if self.refused else "does not hold" if self.failed else "holds"
 
+    @property
+    def summary(self) -> str:
+        """One line, as a run goes on."""
+        said = self.error if self.proof is None else f"{self.proof.difference:.2%} of the bytes differ"
+        return f"{self.model} {self.plan} {self.mesh}: {self.verdict}, {said}"
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -213,7 +219,7 @@ def main() -> int:
     found = []
     for case in cases(options.models.split(","), options.plans.split(","), meshes, options.cluster):
         found.append(case)
-        console.print(f"{case.model} {case.plan} {case.mesh}: {case.verdict}", style="dim")
+        console.print(case.summary, style="dim", highlight=False)
         if options.explain and case.failed and case.proof is not None:
             console.print(case.proof.explain(width=140), highlight=False)
     console.print(table(found))
