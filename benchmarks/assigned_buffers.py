@@ -14,12 +14,11 @@ _ALLOC, _FREE, _SHARE = 0, 1, 2
 
 class Assigned(NamedTuple):
     """Bytes of a device's main memory: arguments, results that are not written over them, and of temporaries the most
-    that is live at once, and the heap that they lie in."""
+    that is live at once."""
 
     arguments_bytes: int
     outputs_bytes: int
     live_bytes: int
-    heap_bytes: int
 
 
 def read_assignment(path: Path) -> Assigned:
@@ -28,31 +27,23 @@ def read_assignment(path: Path) -> Assigned:
         module = _message(path.read_bytes())
         assignment = list(_fields(module[3]))
         traces = [list(_fields(value)) for number, value in assignment if number == 4]
-        allocations = {
-            each.get(1, 0): each for each in (_message(value) for number, value in assignment if number == 3)
-        }
-        sizes = {
-            each.get(1, 0): each.get(2, 0) for each in (_message(value) for number, value in assignment if number == 1)
-        }
-        heaps = [(dict(trace).get(3), trace) for trace in traces]
-        main = [
-            (allocations[index], trace)
-            for index, trace in heaps
-            if index in allocations and not allocations[index].get(8)
-        ]
-        heap, trace = max(main, key=lambda pair: pair[0].get(2, 0))
-        live = _most_live((_message(value) for number, value in trace if number == 1), sizes)
-    except (KeyError, IndexError) as error:
+        allocations = [_message(value) for number, value in assignment if number == 3]
+        buffers = [_message(value) for number, value in assignment if number == 1]
+        sizes = {each.get(1, 0): each.get(2, 0) for each in buffers if not each.get(4)}
+        live = max(_most_live((_message(value) for number, value in trace if number == 1), sizes) for trace in traces)
+    except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"{path} has no complete buffer assignment") from error
-    arguments = sum(each.get(2, 0) for each in allocations.values() if each.get(5))
-    outputs = sum(
-        each.get(2, 0) for each in allocations.values() if each.get(7) and not each.get(5) and not each.get(8)
-    )
-    return Assigned(arguments, outputs, live, heap.get(2, 0))
+    main = [each for each in allocations if not each.get(8)]
+    arguments = sum(each.get(2, 0) for each in main if each.get(5))
+    outputs = sum(each.get(2, 0) for each in main if each.get(7) and not each.get(5))
+    return Assigned(arguments, outputs, live)
 
 
 def _most_live(events: Iterator[dict[int, Any]], sizes: Mapping[int, int]) -> int:
-    """The most bytes allocated at once; buffers that share one are counted once, until the last of them is freed."""
+    """The most bytes allocated at once; buffers that share one are counted once, until the last of them is freed.
+
+    sizes: of the buffers in main memory; others take none of it.
+    """
     lies_in: dict[int, int] = {}
     users: dict[int, int] = {}
     live = most = 0
@@ -61,11 +52,11 @@ def _most_live(events: Iterator[dict[int, Any]], sizes: Mapping[int, int]) -> in
         if kind == _FREE:
             place = lies_in[buffer]
             users[place] -= 1
-            live -= 0 if users[place] else sizes[place]
+            live -= 0 if users[place] else sizes.get(place, 0)
             continue
         place = lies_in.get(event.get(5, 0), event.get(5, 0)) if kind == _SHARE else buffer
         lies_in[buffer] = place
-        live += 0 if users.get(place) else sizes[place]
+        live += 0 if users.get(place) else sizes.get(place, 0)
         users[place] = users.get(place, 0) + 1
         most = max(most, live)
     return most

@@ -1,10 +1,11 @@
-"""What the TPU compiler needs for a plan: `tpu_judge.py STEP.hlo PLAN.json` prints its memory figures as JSON.
+"""What the TPU compiler needs for a plan: `tpu_judge.py STEP.hlo PLAN.json [BYTES]` prints its memory figures as JSON.
 
 Run by `check_memory.py` in an interpreter that has jax and libtpu. It compiles for a topology: no TPU is needed. The
 compiler runs in a child process, which is ended once buffers are assigned: machine code takes ten times as long.
 
 What is live at once counts. The temporaries that this compiler reports are more, as long as there is room: a step that
-it reports 18.0 GB of, 12.2 of them live at once, compiles for the 16 GB of a v5e.
+it reports 18.0 GB of, 12.2 of them live at once, compiles for the 16 GB of a v5e. With BYTES its scheduler is told that
+a device has no more: it hides less of the collectives.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ ENVIRONMENT = {
 #: What is dumped once buffers are assigned.
 DUMPED = "*.after_optimizations.hlo.pb"
 POLL_S = 0.5
+#: Memory of a v5e, of which the scheduler's limit is a percentage.
+DEVICE_BYTES = 16 << 30
 
 
 def compile_step(hlo: str, plan: str) -> None:
@@ -40,10 +43,13 @@ def compile_step(hlo: str, plan: str) -> None:
     compile_for(*read_step(hlo, plan), devices, "tpu")
 
 
-def assigned(hlo: str, plan: str) -> Assigned:
+def assigned(hlo: str, plan: str, limit_bytes: int | None = None) -> Assigned:
     """The buffers of a step's program. Raises RuntimeError, with what the compiler said, where it refuses the step."""
     with tempfile.TemporaryDirectory() as folder:
         flags = {"XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_proto"}
+        if limit_bytes is not None:
+            percent = 100 * limit_bytes // DEVICE_BYTES
+            flags["LIBTPU_INIT_ARGS"] = f"--xla_tpu_scheduler_percent_shared_memory_limit={percent}"
         command = [sys.executable, __file__, hlo, plan, "--compile"]
         log = Path(folder) / "log"
         with log.open("w") as output:
@@ -71,11 +77,11 @@ def _dumped(folder: str) -> Assigned | None:
 
 
 def main() -> None:
-    hlo, plan = sys.argv[1:3]
-    if "--compile" in sys.argv:
+    hlo, plan, *more = sys.argv[1:]
+    if more == ["--compile"]:
         compile_step(hlo, plan)
         return
-    found = assigned(hlo, plan)
+    found = assigned(hlo, plan, *map(int, more))
     print(
         json.dumps(
             {

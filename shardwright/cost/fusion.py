@@ -73,6 +73,8 @@ class _Fusion:
             and (_is_relayout(program.instructions[node], opcode) or program.marks.get(node) == TURNED)
             for node, opcode in enumerate(program.opcodes)
         ]
+        # What a kernel of a convolution computes.
+        self.is_convolved = [compiler.products_take_in and opcode == "convolution" for opcode in program.opcodes]
         self.is_open = [each and not other for each, other in zip(self.is_open, self.is_relayout, strict=True)]
         self.is_loop = list(self.is_open)
         self.joined: dict[int, int] = {}  # kernels that are part of another one, which has several results
@@ -111,7 +113,7 @@ class _Fusion:
             repeated = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
             fused = one and not repeated
         elif everybody:
-            fused = True
+            fused = not self._is_dear_to_convolutions(node) or self._is_cheap_to_repeat(node)
         else:
             fused = self.compiler.repeats_cheap and self._is_cheap_to_repeat(node) and not self._ends_product(node)
         if not fused:
@@ -120,8 +122,15 @@ class _Fusion:
         self.is_stored[node] = not everybody
         homes = {self._home(user) for user in takers} | ({node} if not everybody else set())
         self.home[node] = self._one_of(homes)
+        self.is_convolved[node] = any(self.is_convolved[user] for user in takers)
         self.is_repeated[node] = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
         self.is_open[node] = self.is_open[takers[0]]
+
+    def _is_dear_to_convolutions(self, node: int) -> bool:
+        """Whether several kernels would compute a node, and one of a convolution, for each of its window's places."""
+        users = self.users[node]
+        homes = {self._home(user) for user in users}
+        return (len(homes) > 1 or _MANY in homes) and any(self.is_convolved[user] for user in users)
 
     def _ends_product(self, node: int) -> bool:
         """Whether a node is what a product's kernel computes last, which then is what others read."""

@@ -222,3 +222,23 @@ ENTRY main {
 }
 """
     assert stored(text, "tpu-v5e") == {"biased", "active"}
+
+
+CONVOLVED = """HloModule convolved
+
+ENTRY main {
+  x = f32[2,8,8,16]{3,2,1,0} parameter(0)
+  y = f32[2,8,8,16]{3,2,1,0} parameter(1)
+  k = f32[3,3,16,16]{3,2,1,0} parameter(2)
+  l = f32[3,3,16,16]{3,2,1,0} parameter(3)
+  total = f32[2,8,8,16]{3,2,1,0} TOTAL
+  one = f32[2,8,8,16]{3,2,1,0} convolution(total, k), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f
+  two = f32[2,8,8,16]{3,2,1,0} convolution(total, l), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f
+  ROOT out = (f32[2,8,8,16]{3,2,1,0}, f32[2,8,8,16]{3,2,1,0}) tuple(one, two)
+}
+"""
+
+
+@pytest.mark.parametrize(("total", "is_stored"), [("add(x, y)", True), ("negate(x)", False)])
+def test_what_several_convolutions_read_is_computed_once_unless_it_costs_little(total: str, is_stored: bool) -> None:
+    assert ("total" in stored(CONVOLVED.replace("TOTAL", total), "tpu-v5e")) == is_stored
