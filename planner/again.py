@@ -4,19 +4,20 @@ After one more annotation, with another batch or on other nodes the plan is most
 mesh, as much computed again, as many micro-batches. Most of a search goes into showing that everything else is
 slower. So each whole search leaves a *trail* (`trails`): the meshes that it tried with their times, and the mesh and
 the *entry* (what is computed again, in how many micro-batches) that won. A later search for a program of the same
-outline (`digests.outline`) takes that way first, with its own rules, prices and bounds: nothing of the earlier plan
-itself is taken over, so that a trail can cost time and never make a plan wrong.
+outline (`digests.outline`) takes that way first, with its own rules, prices and bounds: the earlier plan itself is a
+start at most, so that a trail can cost time and never make a plan wrong.
 
 Where only more is asked of the same program on the same cluster, no plan becomes faster. So the meshes are searched in
 the order of their earlier times, and those whose earlier time is above that of a plan found now are left out. The plan
 is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy. That is as
 certain as the earlier plans were close to optimal: their times stand for bounds, which are not kept.
 
-With other sizes or devices earlier times prove nothing: the mesh of the plan and those that came near it are searched
-again, and all where memory bound it. The plan is taken if it fits as it is and costs no more than the earlier one,
-grown as the work of a device has grown: compute by that ratio, communication by it where it is more than one (what
-moves weights does not grow, what moves activations does at most so much). That is a judgement, and the plan's notes say
-so.
+With other sizes on the same cluster the search begins at the earlier plan itself, if that has three axes (`earlier`),
+and tries no other mesh. With other devices, or where that leads to no plan as good, earlier times prove nothing: the
+mesh of the plan and those that came near it are searched again, and all where memory bound it. The plan is taken if it
+fits as it is and costs no more than the earlier one, grown as the work of a device has grown: compute by that ratio,
+communication by it where it is more than one (what moves weights does not grow, what moves activations does at most so
+much). That is a judgement, and the plan's notes say so.
 
 Where memory bound the earlier plan, its entry may now be more than is needed, or less. Where a device has as much work
 as before or more, whatever keeps more did not fit then and does not now: the plan of the entry is taken if it fits, as
@@ -39,8 +40,11 @@ from typing import TYPE_CHECKING
 from shardwright.cost import compute_time_s
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.found import LEAST_GAIN, Outcome
+from shardwright.planner.descent import descend
+from shardwright.planner.earlier import EarlierPlan
+from shardwright.planner.found import LEAST_GAIN, Found, Outcome, Tried
 from shardwright.planner.hiding import kept_promises
+from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.messages import Messages, outline_of
 from shardwright.planner.recompute import LEAST_SAVING
@@ -48,12 +52,11 @@ from shardwright.planner.relief import NOTHING, relieved
 from shardwright.planner.solve import contradiction
 from shardwright.planner.sparing import MOST_MICRO_BATCHES
 from shardwright.planner.starts import Start
-from shardwright.planner.trails import Entry, Price, Trail, Way
+from shardwright.planner.trails import Entry, Price, Question, Trail, Trails, Way
 from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.chain import Chain
-    from shardwright.planner.found import Found, Tried
     from shardwright.planner.search import Search
 
 #: Part by which a plan may take longer than the earlier one explains: as much as a certified gap may be.
@@ -90,22 +93,61 @@ class Route:
 def planned_again(search: Search, trail: Trail) -> Outcome | None:
     """The outcome of what is left to search if a trail is followed; None where it leads to no plan, or to one that
     costs more than the trail explains, which the search then knows. Raises OutOfTimeError."""
+    for follow in (_from_the_plan, _along_the_route):
+        try:
+            outcome = follow(search, trail)
+        except OutOfTimeError:
+            raise
+        except (PlanError, AnnotationError):
+            continue
+        if outcome is not None and outcome.found is not None and _is_good(trail, search, outcome):
+            outcome.notes.append(_note(trail, search, outcome.found))
+            return outcome
+    return None
+
+
+def _along_the_route(search: Search, trail: Trail) -> Outcome | None:
+    """What the meshes and entries give that are near those of the earlier plan."""
     route = _route(trail, search)
     if route is None:
         return None
     made = copy(search)
     made.route = route
-    try:
-        outcome = kept_promises(relieved(made.outcome()))
-    except OutOfTimeError:
-        raise
-    except (PlanError, AnnotationError):
+    return kept_promises(relieved(made.outcome()))
+
+
+def _from_the_plan(search: Search, trail: Trail) -> Outcome | None:
+    """What is descended to from the earlier plan itself, if it has three axes; None where it cannot be had any more, or
+    what is found does not fit as it is. The bound that it needs is begun meanwhile."""
+    known = _earlier_plan(search, trail)
+    if known is None:
         return None
-    if outcome.found is None or not _is_good(trail, search, outcome):
+    mesh = known.mesh
+    search.bound_ahead(mesh, search.most_rank if trail.was_open else EXACT_RANK)
+    chain = search.bounding.begun_on(mesh, search.flow)
+    assert chain is not None, "it was begun"
+    fine = search.finer(chain, mesh)
+    at = known.on(fine, [variable for each in chain.instances for variable in each.variables[: each.own]])
+    if at is None:
         return None
-    begun = search.begun.get((outcome.found.start or outcome.found).mesh)
-    outcome.notes.append(_note(trail, search) + (f"; its search began with what was known of {begun}" if begun else ""))
-    return outcome
+    search.report("search", str(mesh))
+    near, solved = descend(chain, at, fine, [axis.name for axis in mesh.axes], time_limit_s=search.time_limit_s())
+    found = search.found(near, solved, search.flow.notes)
+    if search.needed_bytes(found) > search.limit_bytes or found.promised_s > LEAST_GAIN * found.cost.step_s:
+        return None
+    search.offer(found)
+    tried = Tried(mesh=mesh, step_s=found.cost.step_s, chain=near, solved=solved, notes=found.notes)
+    made = Outcome(search=search, tried=[tried], refusals={}, found=found, entry=trail.entry)
+    made.plain = made
+    return made
+
+
+def _earlier_plan(search: Search, trail: Trail) -> EarlierPlan | None:
+    """The plan of a trail of the same cluster, if it was descended to for the program as it is, and one would be now:
+    other devices mostly ask for another one."""
+    is_plain = trail.entry.rung == NOTHING and trail.entry.micro_batches == search.program.micro_batches
+    may_begin = is_plain and search.descends and search.is_as_given and _is_same_cluster(trail, search)
+    return search.trails.plan(trail, outline_of(search.flow)) if search.trails is not None and may_begin else None
 
 
 def _is_good(trail: Trail, search: Search, outcome: Outcome) -> bool:
@@ -137,8 +179,20 @@ def _is_fastest(outcome: Outcome) -> bool:
     return plain is outcome and outcome.step_s <= plain.fastest.step_s * (1 + LEAST_GAIN)
 
 
-def trail_of(search: Search, outcome: Outcome) -> Trail | None:
-    """What a whole search leaves for later ones; None where it found no plan of its own."""
+def leave_trail(search: Search, outcome: Outcome) -> None:
+    """Keep what a whole search leaves for later ones, once its plan is bounded: nothing where it found none of its
+    own."""
+    trail = _trail_of(search, outcome)
+    if search.trails is None or search.question is None or trail is None or outcome.found is None:
+        return
+    search.trails.keep(trail)
+    _keep_messages(search.trails, search.question, outcome)
+    if outcome.found.is_descended and outcome.plain is outcome:
+        plan = EarlierPlan.of(outcome.found.chain.graph, outcome.found.solved.states)
+        search.trails.keep_plan(search.question, outline_of(search.flow), plan)
+
+
+def _trail_of(search: Search, outcome: Outcome) -> Trail | None:
     found, plain = outcome.found, outcome.plain
     if search.question is None or found is None or plain is None or outcome.entry is None:
         return None
@@ -151,6 +205,7 @@ def trail_of(search: Search, outcome: Outcome) -> Trail | None:
         entry=outcome.entry,
         price=price_of(search, found),
         limit_bytes=search.limit_bytes,
+        was_open=found.was_open,
     )
 
 
@@ -180,16 +235,13 @@ def begin(search: Search, chain: Chain) -> None:
         chain.enough_s = known.least_s * (1 + LEAST_GAIN)
 
 
-def keep_messages(search: Search, outcome: Outcome) -> None:
-    """Keep where message passing ended on each mesh, for later searches."""
-    if search.trails is None or search.question is None or outcome.plain is None:
-        return
-    outline = outline_of(search.flow)
-    for tried in outcome.plain.tried:
+def _keep_messages(trails: Trails, question: Question, outcome: Outcome) -> None:
+    """Keep where message passing over the program as it is ended on each mesh."""
+    for tried in outcome.plain.tried if outcome.plain is not None else ():
         chain = tried.chain
         if tried.start is None and chain.start is not None:
             messages = Messages.of(chain, chain.start, tried.solved.rolled_bound)
-            search.trails.keep_messages(search.question, tried.mesh, outline, messages)
+            trails.keep_messages(question, tried.mesh, outline_of(chain.graph.flow), messages)
 
 
 def price_of(search: Search, found: Found) -> Price:
@@ -298,9 +350,18 @@ def _alike(mesh: Mesh, axes: int, candidates: Sequence[Mesh]) -> list[Mesh]:
     return [each for each in candidates if sorted(each.sizes.values()) == sorted(mesh.sizes.values())]
 
 
-def _note(trail: Trail, search: Search) -> str:
+def _note(trail: Trail, search: Search, found: Found) -> str:
     """What was taken from the earlier search, for the plan."""
+    began = search.begun.get((found.start or found).mesh)
+    known = f"; its search began with what was known of {began}" if began else ""
+    return _left_out(trail, search, found) + known
+
+
+def _left_out(trail: Trail, search: Search, found: Found) -> str:
+    """What was not searched again."""
     before = f"planned like an earlier plan over {trail.won.mesh}"
+    if found.is_descended and found.start is None:
+        return f'{before}: what that decides was the start, and no other mesh was searched (effort="best" does)'
     if _is_same(trail, search):
         return f"{before} that had less to satisfy: what its search found slower than this plan was not searched again"
     is_plain = trail.entry.rung == NOTHING and trail.entry.micro_batches == 1

@@ -117,7 +117,7 @@ class BoundingBuilder(StrategyBuilder):
         legal = np.ones(taken.shape[1], np.bool_)
         for number, factor in enumerate(factors):
             if factor is not None:
-                may = [splits(factor, axes, self._may_split()) for axes in _subsets(self._sizes)]
+                may = [splits(factor, axes, self.may_split()) for axes in _subsets(self._sizes)]
                 legal &= np.array(may)[_bits(taken == number)]
         return legal
 

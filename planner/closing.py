@@ -44,20 +44,25 @@ FEW_ENTRIES = 25_000_000
 _PRICES = (NEARLY_FREE, 8 * NEARLY_FREE, 64 * NEARLY_FREE)
 
 
-def closed(search: MeshSearch, found: Found) -> Found:
+def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> Found:
     """A plan on three axes that fits, or a faster one that does, with a better bound. A deadline leaves it as it
-    is."""
+    is. bounding: the chain that its bound is of, if it has one."""
     clock = search.clock
     if found.cost.gap <= MOST_OPEN or clock.is_late:
         return found
-    most = max(EXACT_RANK, *(shape.rank for node in search.flow.nodes for shape in node.shapes))
+    most = search.most_rank
     interrupts, clock.interrupts = clock.interrupts, True
     try:
         search.report("search", str(found.mesh))
-        chain = search.chain_to_bound(found.mesh, even_rank=most, uneven_rank=most)
-        bound = least_that_fits(chain, found.price, search.limit_bytes, search.time_limit_s())
-        found = replace(found, cost=bound.of(found.cost), price=bound.chain.price)
-        ranks = [(EXACT_RANK, BETTER if _has_few_entries(bound.chain) else MOST_OPEN), (most, MOST_OPEN)]
+        is_followed = bounding is not None and search.following(bounding, most) is bounding
+        if bounding is not None and is_followed:
+            chain = priced = bounding
+        else:
+            chain = priced = search.chain_to_bound(found.mesh, even_rank=most, uneven_rank=most)
+        if found.price is not None or not is_followed:
+            bound = least_that_fits(chain, found.price, search.limit_bytes, search.time_limit_s())
+            found, priced = replace(found, cost=bound.of(found.cost), price=bound.chain.price), bound.chain
+        ranks = [(EXACT_RANK, BETTER if _has_few_entries(priced) else MOST_OPEN), (most, MOST_OPEN)]
         if found.cost.gap > MOST_OPEN and _has_few_entries(chain.apart()):
             found, ranks = _closed_apart(search, found, chain.apart()), [(EXACT_RANK, MOST_OPEN)]
         for rank, most_open in ranks:

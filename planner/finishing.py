@@ -14,10 +14,10 @@ from shardwright.planner.bound import lower_bound
 from shardwright.planner.causes import Causes
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.closing import closed
+from shardwright.planner.closing import MOST_OPEN, closed
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.force import origin
-from shardwright.planner.found import Found, Tried
+from shardwright.planner.found import Found
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.ledger import planned_collectives
 from shardwright.planner.memory_bound import ALIKE, OF_WHAT_FITS, bounded_by_price, freed
@@ -81,8 +81,8 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
         return found if search.clock.is_late else _bounded_freely(search, found, bounding)
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
-    if found.start is not None and found.start.mesh != found.mesh:
-        return _bounded_on_its_mesh(search, found, found.start, bounding)
+    if found.is_descended:
+        return _bounded_on_its_mesh(search, found, bounding)
     bound_s = _bound_s(search, bounding, found.chain, found.solved, found.price_bound_s)
     bound_s = max((bound_s, *(_bound_s(search, bounding, each.chain, each.solved) for each in found.relaxed)))
     scope = _scope(search, found.chain)
@@ -102,22 +102,27 @@ def _bounded_freely(search: MeshSearch, found: Found, bounding: Bounding) -> Fou
     return replace(found, cost=replace(found.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
 
 
-def _bounded_on_its_mesh(search: MeshSearch, found: Found, start: Tried, bounding: Bounding) -> Found:
+def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
-    cost, time_limit_s = found.cost, search.time_limit_s()
+    cost, start, time_limit_s = found.cost, found.start, search.time_limit_s()
     chain = bounding.begun_on(found.mesh, search.flow) or search.chain_to_bound(found.mesh)
     bound_s = bounding.of(chain, time_limit_s)
-    if bound_s <= 0:  # what is known of the plan that it was descended from has to do
+    if bound_s <= 0 and start is None:
+        return replace(found, cost=replace(cost, bound_scope=f"the deadline came before a bound on {found.mesh}"))
+    if bound_s <= 0 and start is not None:  # what is known of the plan that it was descended from has to do
         bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()
         scope = f"{_scope(search, start.chain)}; the deadline came before a bound on {found.mesh}"
         return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
-    scope = (
-        f"{_scope(search, chain)}; repeats decide each for itself; moves of arrays of more than {EXACT_RANK} "
-        "dimensions, or that an axis does not divide, are counted by what a device must receive"
-    )
-    return closed(
-        search, replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
-    )
+    scope = f"{_scope(search, chain)}; repeats decide each for itself"
+    is_followed = search.following(chain, search.most_rank) is chain
+    if not is_followed:
+        scope += (
+            f"; moves of arrays of more than {EXACT_RANK} dimensions, or that an axis does not divide, are counted by "
+            "what a device must receive"
+        )
+    first = replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope)
+    made = closed(search, replace(found, cost=first), chain)
+    return replace(made, was_open=is_followed or first.gap > MOST_OPEN)
 
 
 def _bound_s(

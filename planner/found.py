@@ -45,6 +45,7 @@ class Found:
     start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh,
     whose bounds hold too. held: buffers that are live where it takes most. price_bound_s: no plan of the chain that
     fits the memory takes less; price: of memory, that bounds those; fastest: the chain's plan that does not fit.
+    was_open: whether its first bound left too much open (`closing`).
     """
 
     mesh: Mesh
@@ -64,6 +65,12 @@ class Found:
     promised_s: float = 0.0
     start: Tried | None = None
     relaxed: tuple[Tried, ...] = ()
+    was_open: bool = False
+
+    @property
+    def is_descended(self) -> bool:
+        """Whether only what is near other plans was searched: then it is bounded by all strategies on its mesh."""
+        return bool(self.chain.graph.near)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -202,6 +202,11 @@ class MeshSearch:
         builder = BoundingBuilder(prices, pads=self.options.rewrites != "none")
         return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
 
+    @property
+    def most_rank(self) -> int:
+        """Of arrays of up to so many dimensions moves are followed where all are."""
+        return max(EXACT_RANK, *(shape.rank for node in self.flow.nodes for shape in node.shapes))
+
     def following(self, chain: Chain, rank: int) -> Chain:
         """A chain to bound with the same strategies, of which moves are followed of arrays of up to so many
         dimensions."""

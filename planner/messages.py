@@ -55,7 +55,7 @@ class Messages:
         """Of a chain, the end of whose search `start` is."""
         known = sorted({key for pair in start.moved for key in pair}.union(start.states))
         number_of = {key: number for number, key in enumerate(known)}
-        nodes, labels = _numbers(chain.graph.flow), _Labels()
+        nodes, labels = numbers_of(chain.graph.flow), _Labels()
         numbers = {}
         for segment, instance in enumerate(chain.instances):
             for position, (node, leaf) in enumerate(instance.variables[: instance.own]):
@@ -75,7 +75,7 @@ class Messages:
 
     def start_of(self, chain: Chain) -> Start[Key]:
         """A start for the search of another chain, as far as its decisions were known."""
-        nodes, labels = _numbers(chain.graph.flow), _Labels()
+        nodes, labels = numbers_of(chain.graph.flow), _Labels()
         left, counts = chain.states(), Counter[tuple[int, Key]]()
         for segment, instance in enumerate(chain.instances):
             for position, (node, leaf) in enumerate(instance.variables[: instance.own]):
@@ -129,10 +129,10 @@ class Messages:
 
 def outline_of(flow: Dataflow) -> bytes:
     """Hash of the opcodes of a program's nodes, in the order in which messages number them."""
-    return sha256(" ".join(flow.nodes[node].instruction.opcode for node in _numbers(flow)).encode()).digest()
+    return sha256(" ".join(flow.nodes[node].instruction.opcode for node in numbers_of(flow)).encode()).digest()
 
 
-def _numbers(flow: Dataflow) -> dict[int, int]:
+def numbers_of(flow: Dataflow) -> dict[int, int]:
     """The numbers of the nodes that are no annotations."""
     kept = (n.index for n in flow.nodes if n.instruction.get("custom_call_target") not in IDENTITY_TARGETS)
     return {node: number for number, node in enumerate(kept)}

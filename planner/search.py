@@ -11,7 +11,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
-from shardwright.planner.again import Route, begin, keep_messages, planned_again, trail_of
+from shardwright.planner.again import Route, begin, leave_trail, planned_again
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
@@ -23,6 +23,7 @@ from shardwright.planner.fitting import CLOSE, fitted
 from shardwright.planner.force import origin
 from shardwright.planner.found import LEAST_GAIN, Found, Known, Outcome, Tried
 from shardwright.planner.hiding import kept_promises
+from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import bounded_by_price
 from shardwright.planner.mesh_search import Listener, MeshSearch
 from shardwright.planner.meshes import meshes_to_search, refines
@@ -97,14 +98,21 @@ class Search(MeshSearch):
         self.without = frozenset[Mesh]()
 
     def run(self) -> Plan:
+        is_whole = False
         try:
-            outcome = self._again() or self._whole()
+            outcome = self._again()
+            if outcome is None:
+                outcome = self._whole()
+                is_whole = not self.clock.is_late
         except OutOfTimeError:
             outcome = self.known.outcome()
         self.clock.interrupts = False
         if self.known.is_faster_than(outcome):
-            outcome.search, outcome.found = self.known.search or self, self.known.found
-        return outcome.search.finish(outcome)
+            outcome.search, outcome.found, is_whole = self.known.search or self, self.known.found, False
+        made = outcome.search.finish(outcome)
+        if is_whole:
+            leave_trail(self, outcome)
+        return made
 
     def _again(self) -> Outcome | None:
         """What following the trail of an earlier search gives, if there is one that leads to a plan as good."""
@@ -119,15 +127,10 @@ class Search(MeshSearch):
         return planned_again(self, trail)
 
     def _whole(self) -> Outcome:
-        """What searching everything gives; it leaves a trail if it came to its end."""
+        """What searching everything gives."""
         self._know_a_plan()
         outcome = kept_promises(relieved(self.outcome()))
         self._hold_against_experts(outcome)
-        if self.trails is not None and not self.clock.is_late and not self.known.is_faster_than(outcome):
-            trail = trail_of(self, outcome)
-            if trail is not None:
-                self.trails.keep(trail)
-                keep_messages(self, outcome)
         return outcome
 
     def _solved(self, chain: Chain, close: float) -> SolvedChain:
@@ -196,7 +199,7 @@ class Search(MeshSearch):
         """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
         finest = self._meshes_of_three() if self.descends else []
         if len(finest) == 1:
-            self._bound_ahead(finest[0])
+            self.bound_ahead(finest[0])
         tried, refusals = self._try_meshes()
         if not tried:
             late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
@@ -204,7 +207,7 @@ class Search(MeshSearch):
         tried += self._finer(tried)
         fastest = min(tried, key=lambda each: each.step_s)
         if fastest.start is not None:
-            self._bound_ahead(fastest.mesh)
+            self.bound_ahead(fastest.mesh)
         elif fastest.chain.runs and self.is_as_given:
             self.bounding.begin(fastest.chain, self.time_limit_s())
         return Outcome(search=self, tried=tried, refusals=refusals)
@@ -214,10 +217,15 @@ class Search(MeshSearch):
         """Whether this is the first search of the program, and mostly the only one."""
         return self.recomputation is None and self.program.micro_batches == 1 and self.hidden_share == 1.0
 
-    def _bound_ahead(self, mesh: Mesh) -> None:
-        """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on."""
+    def bound_ahead(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
+        """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on.
+
+        rank: of arrays of up to so many dimensions moves are followed.
+        """
         if self.is_as_given and self.bounding.begun_on(mesh, self.flow) is None:
-            self.bounding.begin(self.chain_to_bound(mesh), self.time_limit_s())
+            chain = self.chain_to_bound(mesh)
+            chain = chain if rank == EXACT_RANK else self.following(chain, rank)
+            self.bounding.begin(chain, self.time_limit_s())
 
     def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
         """Look for the fastest plan that fits the memory; whether there is one.
@@ -251,7 +259,7 @@ class Search(MeshSearch):
             raise outcome.refusal or PlanError("no mesh can be planned")
         self._best = found = bounded_by_price(self, outcome.found)
         made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
-        self._best = best = bounded(self, found, self.bounding)
+        self._best = outcome.found = best = bounded(self, found, self.bounding)
         self.report("check", str(best.mesh))
         made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
         return replace(made, planning_s=self.clock.elapsed_s)
@@ -316,7 +324,7 @@ class Search(MeshSearch):
             if self.is_late():
                 break
             if self.is_large:
-                self._bound_ahead(mesh)
+                self.bound_ahead(mesh)
             self.report("search", str(mesh))
             descended = self._descended(start, mesh)
             if mesh not in found or descended.step_s < found[mesh].step_s:

@@ -163,12 +163,18 @@ def enumerate_strategies(
     divide, unless `may_split` and the factor allow padding; two factors on one dimension of one tensor; and what XLA is
     known to compute wrongly.
     """
+    choices = choices_of(rule, linear)
+    along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
+    yield from strategies_of(instruction, mesh, along, may_split)
+
+
+def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[Choice]:
+    """What a mesh axis may do for an instruction; nothing comes first. linear: see `enumerate_strategies`."""
     choices = [Choice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
         choices += [Choice(factor=factor) for factor in (*rule.factors, *rule.bordered)]
         choices += [Choice(linear=way) for way in linear]
-    along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
-    yield from strategies_of(instruction, mesh, along, may_split)
+    return choices
 
 
 def strategies_of(

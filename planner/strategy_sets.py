@@ -88,10 +88,11 @@ class StrategyBuilder:
         self._rules: dict[object, OpRule] = {}
         self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
 
-    def _may_split(self, near: Near | None = None) -> MaySplit:
+    def may_split(self, *, is_near: bool = False) -> MaySplit:
+        """How many parts dimensions may have; is_near: of strategies near a chosen one."""
         if not self._pads:
             return divides
-        return divides_or_pays if self._pads_along_several or near is not None else divides_or_pays_along_one
+        return divides_or_pays if self._pads_along_several or is_near else divides_or_pays_along_one
 
     def rule(self, instruction: Instruction, number: int | None = None) -> OpRule:
         """The instruction's rule. number: stands for its signature."""
@@ -130,7 +131,7 @@ class StrategyBuilder:
         found = self._sets.get(key)
         if found is None:
             found = self.of_shardings(
-                tuple(shardings_of(shape, self._prices.mesh, partial, near, self._may_split(near)))
+                tuple(shardings_of(shape, self._prices.mesh, partial, near, self.may_split(is_near=near is not None)))
             )
             self._sets[key] = found
         return found
@@ -154,7 +155,7 @@ class StrategyBuilder:
             else [Choice()]
             for axis in self._prices.mesh.axes
         ]
-        found = strategies_of(instruction, self._prices.mesh, choices, self._may_split())
+        found = strategies_of(instruction, self._prices.mesh, choices, self.may_split())
         return next((each for each in found if each.results == (result,) and not each.partial), None)
 
     def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
@@ -171,7 +172,8 @@ class StrategyBuilder:
     ) -> StrategySet:
         rule = rule_of(instruction)
         mesh = self._prices.mesh
-        strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, self._may_split(near)))
+        may_split = self.may_split(is_near=near is not None)
+        strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, may_split))
         compute_s = np.array(
             [
                 self._prices.compute_s(instruction, each.operands, local_results(each), ends_kernel=False)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import Module
 from shardwright.planner.digests import cluster_digest, hash_of, options_digest, outline, planner_version
+from shardwright.planner.earlier import EarlierPlan
 from shardwright.planner.messages import Messages
 from shardwright.planner.store import Store
 from shardwright.plans import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.found import Found, Tried
+
+T = TypeVar("T")
 
 #: Trails kept of one kind of question: the last ones.
 MOST_TRAILS = 8
@@ -109,7 +112,7 @@ class Trail:
     """How a search went.
 
     ways: what was tried with the program as it is, fastest first. won / entry / price: of the plan. limit_bytes: what
-    a device had.
+    a device had. was_open: whether the plan's first bound left too much open.
     """
 
     question: Question
@@ -118,6 +121,7 @@ class Trail:
     entry: Entry
     price: Price
     limit_bytes: int
+    was_open: bool = False
 
 
 class Trails:
@@ -141,15 +145,29 @@ class Trails:
     def messages(self, trail: Trail, mesh: Mesh, outline: bytes) -> Messages | None:
         """Where the search that left a trail ended on a mesh; None where nothing is kept that can be read.
         outline: `messages.outline_of` of what is planned now."""
-        data = self._store.get(_messages_key(trail.question, mesh, outline))
-        try:
-            return None if data is None else Messages.decode(zlib.decompress(data))
-        except (ValueError, TypeError, KeyError, IndexError, zlib.error):
-            return None
+        return self._beside("messages", trail, mesh, outline, Messages.decode)
+
+    def plan(self, trail: Trail, outline: bytes) -> EarlierPlan | None:
+        """The plan of the search that left a trail; None as above."""
+        return self._beside("plan", trail, trail.won.mesh, outline, EarlierPlan.decode)
 
     def keep_messages(self, question: Question, mesh: Mesh, outline: bytes, messages: Messages) -> None:
         """Keep where a search ended on a mesh, beside its trail."""
-        self._store.put(_messages_key(question, mesh, outline), zlib.compress(messages.encode(), level=1))
+        self._keep_beside("messages", question, mesh, outline, messages.encode())
+
+    def keep_plan(self, question: Question, outline: bytes, plan: EarlierPlan) -> None:
+        """Keep the plan of a search, beside its trail."""
+        self._keep_beside("plan", question, plan.mesh, outline, plan.encode())
+
+    def _keep_beside(self, what: str, question: Question, mesh: Mesh, outline: bytes, data: bytes) -> None:
+        self._store.put(_key_beside(what, question, mesh, outline), zlib.compress(data, level=1))
+
+    def _beside(self, what: str, trail: Trail, mesh: Mesh, outline: bytes, decode: Callable[[bytes], T]) -> T | None:
+        data = self._store.get(_key_beside(what, trail.question, mesh, outline))
+        try:
+            return None if data is None else decode(zlib.decompress(data))
+        except (ValueError, TypeError, KeyError, IndexError, zlib.error):
+            return None
 
     def _rank(self, trail: Trail, question: Question) -> tuple[bool, bool, int]:
         one = trail.question
@@ -168,9 +186,9 @@ def _key(question: Question) -> bytes:
     return b"trails" + question.kind
 
 
-def _messages_key(question: Question, mesh: Mesh, outline: bytes) -> bytes:
+def _key_beside(what: str, question: Question, mesh: Mesh, outline: bytes) -> bytes:
     asked = [question.sizes, question.cluster, sorted(question.asked), list(mesh.sizes.items())]
-    return b"messages" + sha256(question.kind + hash_of(asked) + outline).digest()
+    return what.encode() + sha256(question.kind + hash_of(asked) + outline).digest()
 
 
 def _said(trail: Trail) -> dict[str, Any]:
@@ -184,6 +202,7 @@ def _said(trail: Trail) -> dict[str, Any]:
         "entry": asdict(trail.entry),
         "price": asdict(trail.price),
         "limit_bytes": trail.limit_bytes,
+        "was_open": trail.was_open,
     }
 
 
@@ -196,6 +215,7 @@ def _read(said: Mapping[str, Any], kind: bytes) -> Trail:
         entry=Entry(**said["entry"]),
         price=Price(**said["price"]),
         limit_bytes=int(said["limit_bytes"]),
+        was_open=bool(said["was_open"]),
     )
     if not trail.ways or trail.price.work_s <= 0 or not -1 <= trail.entry.rung < trail.entry.rungs:
         raise ValueError("no search leaves such a trail")
