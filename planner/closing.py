@@ -154,7 +154,7 @@ def _descended(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain
 
 def _read_as_plan(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
     """The plan that is descended to from an assignment of a chain, at the chain's price of memory."""
-    axes, fine = [axis.name for axis in found.mesh.axes], search.finer(chain, found.mesh)
+    axes, fine = [axis.name for axis in found.mesh.axes], found.chain.graph
     at, time_limit_s = chain.strategies(read.states), search.time_limit_s()
     near, solved = descend(chain, at, fine, axes, time_limit_s=time_limit_s, price=chain.price)
     start = found.start

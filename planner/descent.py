@@ -10,7 +10,7 @@ bounded by all strategies on its mesh (`MeshSearch.chain_to_bound`); `effort="be
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 
@@ -129,19 +129,16 @@ def _around(
     free: frozenset[str],
 ) -> Chain:
     """The chain of the plans near `at`. Segments are of one kind where the same is left to them."""
-    numbers: dict[int, tuple[int, Near]] = {}  # by the strategy's identity: those of one set are few
-    equal: dict[Hashable, tuple[int, Near]] = {}
+    known = fine.neighbourhoods
+    left: dict[int, Near] = {}  # by the strategy's identity: those of one set are few
     for strategy in at.values():
-        if id(strategy) not in numbers:
-            made = len(equal), Near(strategy=strategy, free=free)
-            numbers[id(strategy)] = equal.setdefault((strategy, strategy.choices), made)
-    near = {variable: numbers[id(strategy)][1] for variable, strategy in at.items()}
-    kinds: dict[Hashable, int] = {}
+        if id(strategy) not in left:
+            left[id(strategy)] = known.near(strategy, free)
+    near = {variable: left[id(strategy)] for variable, strategy in at.items()}
 
     def kind(instance: Instance) -> int:
-        what = tuple(numbers[id(at[variable])][0] for variable in instance.variables)
-        return kinds.setdefault((instance.kind, what), len(kinds))
+        return known.kind(instances, instance, [near[variable] for variable in instance.variables])
 
     alike = tuple(replace(instance, kind=kind(instance)) for instance in instances)
     graph = replace(fine, near=near, _sets={}, _least_s={})
-    return Chain(graph=graph, instances=alike, runs=runs)
+    return Chain(graph=graph, instances=alike, runs=runs, _problems=known.problems)

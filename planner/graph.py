@@ -11,6 +11,7 @@ from shardwright.planner.clock import Clock
 from shardwright.planner.confine import Confinement
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.layout import FILLED, Layout, Variable
+from shardwright.planner.neighbourhoods import Neighbourhoods
 from shardwright.planner.pbqp import Problem
 from shardwright.planner.preference import Preference
 from shardwright.planner.prices import FloatArray, IntArray, Prices
@@ -30,7 +31,7 @@ class Graph:
     never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
     variable, where only the neighbourhood of one plan is searched. beside: values that are moved beside compute, of
     whose moves the part `exposed` is priced. behind: nodes of whose computing only the part `counted` is.
-    clock: ends the making of problems.
+    clock: ends the making of problems. neighbourhoods: what those of plans on this mesh have in common.
     """
 
     layout: Layout
@@ -47,6 +48,7 @@ class Graph:
     behind: frozenset[int] = frozenset()
     counted: float = 1.0
     clock: Clock = field(default_factory=Clock)
+    neighbourhoods: Neighbourhoods = field(default_factory=Neighbourhoods)
     _least_s: dict[bool, float] = field(default_factory=dict)
     _partial: dict[tuple[int, bytes, bytes], tuple[FloatArray, FloatArray]] = field(default_factory=dict)
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from shardwright.planner.layout import free_nodes, with_views
 from shardwright.planner.least_moves import EXACT_RANK, LeastPrices
 from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
+from shardwright.planner.neighbourhoods import Neighbourhoods
 from shardwright.planner.pins import Requirement, allowed, called
 from shardwright.planner.preference import Preference
 from shardwright.planner.prices import Prices
@@ -191,7 +192,10 @@ class MeshSearch:
     def finer(self, chain: Chain, mesh: Mesh) -> Graph:
         """The graph of a chain on another mesh: where plans are descended to."""
         prices = Prices(mesh, self.cluster, self.profile)
-        return replace(chain.graph, prices=prices, builder=self.strategies(prices), _sets={}, _least_s={}, _partial={})
+        builder, known = self.strategies(prices), Neighbourhoods()
+        return replace(
+            chain.graph, prices=prices, builder=builder, neighbourhoods=known, _sets={}, _least_s={}, _partial={}
+        )
 
     def chain_to_bound(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
         """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.

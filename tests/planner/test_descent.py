@@ -26,6 +26,7 @@ from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import least_that_fits
 from shardwright.planner.search import Search
 from shardwright.planner.strategies import Strategy
+from shardwright.planner.strategy_sets import StrategyBuilder
 from shardwright.plans import Mesh
 from tests.planner.programs import lower, mlp
 from tests.planner.test_exact import random_program
@@ -85,6 +86,23 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     _, found = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value < start.value * (1 - SLACK)
     assert found.value <= best.value * (1 + SLACK)
+
+
+def test_what_is_left_again_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descents from one plan, on the graphs of one another, at prices of memory or none, have the same strategies."""
+    coarse, _ = chains(14)
+    search, start = Search(large_program(14), EIGHT, PlanOptions()), coarse.solve(20.0)
+    at, axes = lifted(coarse, start.states, FINE)
+    made: list[object] = []
+    build = StrategyBuilder._build
+    monkeypatch.setattr(StrategyBuilder, "_build", lambda self, *args: made.append(args) or build(self, *args))
+    near, solved = descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
+    before = len(made)
+    again, same = descend(coarse, at, near.graph, axes, time_limit_s=20.0, price=MemoryPrice(peaks=()))
+    assert again.strategies(same.states) == near.strategies(solved.states)
+    assert len(made) == before > 0
+    coarse_only = search.finer(near, COARSE)
+    assert coarse_only.neighbourhoods is not near.graph.neighbourhoods, "strategies of another mesh"
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -1,0 +1,44 @@
+"""What neighbourhoods of plans on one mesh have in common: what is left to a variable, and what a segment poses there.
+
+A descent takes a neighbourhood per axis and round, and a search for a plan that fits the memory descends at many
+prices. Most of a plan is the same from one to the next, so what is left to most variables is, too: said by the same
+objects here, it finds the strategies, and the problems of whole segments, that an earlier neighbourhood made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.planner.pbqp import Problem
+from shardwright.planner.segments import Instance
+from shardwright.planner.strategies import Near, Strategy
+
+
+@dataclass(slots=True, eq=False)
+class Neighbourhoods:
+    """Of a graph, and of those that differ from it in nothing but what is left to the variables.
+
+    problems: of kinds of segments, memory aside, as chains fill them in.
+    """
+
+    problems: dict[int, Problem] = field(default_factory=dict)
+    _nears: dict[Hashable, Near] = field(default_factory=dict)
+    _instances: dict[int, Sequence[Instance]] = field(default_factory=dict)
+    _kinds: dict[Hashable, int] = field(default_factory=dict)
+
+    def near(self, strategy: Strategy, free: frozenset[str]) -> Near:
+        """What is left where some axes are free: the same object for strategies that do the same."""
+        key = free, strategy, strategy.choices
+        found = self._nears.get(key)
+        if found is None:
+            found = self._nears[key] = Near(strategy=strategy, free=free)
+        return found
+
+    def kind(self, instances: Sequence[Instance], instance: Instance, left: Sequence[Near]) -> int:
+        """The kind of a segment by what is left to its variables: equal for those that pose the same problem there.
+
+        instances: all segments, whose kinds tell them apart.
+        """
+        self._instances.setdefault(id(instances), instances)  # kept, so that its number stays its own
+        return self._kinds.setdefault((id(instances), instance.kind, *map(id, left)), len(self._kinds))
