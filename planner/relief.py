@@ -41,6 +41,10 @@ GAIN_OF_PARTS = 3e-2
 #: tried. What fits may be of a mesh that is much slower.
 NEAR_ENOUGH = 1e-2
 
+#: Part of the step time that the rest of the table must be able to save to be searched at all: each of its entries is
+#: a search of its own.
+WORTH_A_TABLE = 3e-3
+
 #: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
 #: plan's time, times the ratio of what that needs to the budget.
 MOST_PRICED = 2
@@ -168,17 +172,22 @@ class _Table:
         """The fastest of the outcomes that fit, or the one that needs least."""
         plain = self.search.program.micro_batches
         self._fit_by_price(plain, NOTHING)
-        for number in self._numbers():
-            if number != plain and self._fits(number, NOTHING, at_once=True):  # more micro-batches need not even less
-                break
-            self._bisect(number)
-        self._price()
+        if not self._is_near_the_fastest(plain):
+            for number in self._numbers():
+                if number != plain and self._fits(number, NOTHING, at_once=True):  # more parts need not even less
+                    break
+                self._bisect(number)
+            self._price()
         best = self.found or self._sparing() or self._least()
         best.plain = self.tried[self.search.program.micro_batches, NOTHING]
         best.entry = self._entry(best)
         best.notes += self.notes
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
+
+    def _is_near_the_fastest(self, number: int) -> bool:
+        """Whether what fits is as fast as the program as it is, memory aside, or nearly: nothing else takes less."""
+        return self.found is not None and self.found.step_s * (1 - WORTH_A_TABLE) <= self._fastest_s(number, NOTHING)
 
     def _sparing(self) -> Outcome | None:
         """A plan that takes little whatever else it takes, or a faster one of the program computing like it; None where
@@ -202,6 +211,8 @@ class _Table:
         yield number
         while self.search.options.micro_batches is None and number < MOST_MICRO_BATCHES and not self.search.is_late():
             number *= 2
+            if self._is_hopeless(number):
+                continue
             if self._fastest_s(plain, NOTHING) >= self._below_s(number):  # parts take no less than the whole
                 return
             try:
@@ -212,6 +223,17 @@ class _Table:
             if self._is_too_slow(number, NOTHING):
                 return
             yield number
+
+    def _is_hopeless(self, number: int) -> bool:
+        """Whether so many parts need far too much even if, with all computed again, they need as much less than what
+        was tried as they are more: what is stored for the whole batch stays."""
+        last = len(self.ladder) - 1
+        tried = (
+            _excess(outcome) * parts / number
+            for (parts, rung), outcome in self.tried.items()
+            if rung == last and parts < number
+        )
+        return number < MOST_MICRO_BATCHES and max(tried, default=0.0) > HOPELESS
 
     def _at(self, number: int, rung: int) -> Outcome:
         if (number, rung) not in self.tried:

@@ -1,6 +1,7 @@
 """What is tried where memory binds: parts of the batch, values computed again, a price of memory."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from benchmarks.truth_models import gpt2
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
+from shardwright.errors import PlanError
 from shardwright.planner import relief
 from shardwright.planner.fitting import HOPELESS, NEARLY
 from shardwright.planner.found import Outcome
@@ -101,3 +103,64 @@ def test_a_plan_that_nearly_fits_is_fitted_before_more_parts_are_searched(monkey
     relief.relieved(outcome)
     assert ("fitted", 1) in done
     assert ("searched", 2) not in done[: done.index(("fitted", 1))]
+
+
+def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing again, even what costs nothing, could not save what a search of its own is worth."""
+    outcome = _outcome()
+    searched: list[int] = []
+
+    def fitting(made: Search, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        if made.recomputation is not None:
+            return False
+        plan = outcome.plan(outcome.fastest)
+        cost = replace(plan.cost, compute_s=plan.cost.compute_s + slower * plan.cost.step_s)
+        outcome.found = replace(plan, cost=cost)
+        return True
+
+    def searching(made: Search, again: Recomputation | None, parts: int, *without: frozenset[Mesh]) -> Outcome:
+        searched.append(parts)
+        return variant(made, again, parts, *without)
+
+    variant = Search.variant
+    monkeypatch.setattr(Search, "fit", fitting)
+    monkeypatch.setattr(Search, "variant", searching)
+    for part, times in ((0.5, 0), (2.0, 1)):
+        slower = part * relief.WORTH_A_TABLE
+        ladder = [Recomputation(instructions=frozenset(), segments=(), stages={})]
+        relief._Table(outcome.search, ladder, {(1, relief.NOTHING): outcome}).best()
+        assert len(searched) == times
+
+
+def test_parts_that_cannot_be_enough_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts need half of what one does, or more."""
+    outcome = _outcome()
+    search, ladder = outcome.search, relief._ladder(outcome)
+    least = search.variant(ladder[-1], 1)
+    search.limit_bytes = round(least.search.needed_bytes(least.plan(least.fastest)) / (2.2 * HOPELESS))
+    searched: list[int] = []
+    variant = Search.variant
+
+    def searching(made: Search, again: Recomputation | None, parts: int, *without: frozenset[Mesh]) -> Outcome:
+        searched.append(parts)
+        if parts > 1:
+            raise PlanError("as far as this test goes")
+        return variant(made, again, parts, *without)
+
+    monkeypatch.setattr(Search, "fit", lambda *_, **__: False)
+    monkeypatch.setattr(Search, "variant", searching)
+    list(_bisected(relief._Table(search, ladder, {(1, relief.NOTHING): outcome})))
+    assert 1 in searched
+    assert [parts for parts in searched if parts > 1] == [4]
+
+
+def _bisected(table: relief._Table) -> Iterator[int]:
+    for number in table._numbers():
+        table._bisect(number)
+        yield number
+
+
+def _outcome() -> Outcome:
+    """A small step on four devices, memory aside."""
+    text, way = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), {"mesh": {"data": 4}}
+    return Search(text, replace(Cluster.local(4), hardware="a100"), PlanOptions(**way)).outcome()
