@@ -95,6 +95,10 @@ class Fitting:
     promised_s: float = 0.0
     best_price: float = 0.0
     least_s: float = 0.0
+    _model: Memory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._model = self.search.memory_model(self.start.chain.graph.layout.hubs)
 
     def best(self) -> Found:
         """The fastest plan that fits. Raises MemoryBudgetError."""
@@ -146,10 +150,6 @@ class Fitting:
     def _descends(self) -> bool:
         """Whether the chain is only what is near the plan on three axes that begins."""
         return self.start.start is not None and self.start.start.mesh != self.start.mesh
-
-    @property
-    def _model(self) -> Memory:
-        return self.search.memory_model(self.start.chain.graph.layout.hubs)
 
     def _add_peak(self, found: Found) -> None:
         """Price bytes where a plan takes most, too."""
