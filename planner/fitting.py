@@ -221,6 +221,8 @@ class Fitting:
             made = self._at(part * unit)
             if self._fits(made.found):
                 return made
+            if part in RISING and made.found.cost.step_s >= self.below_s:  # what takes less memory takes longer
+                return None
             self._add_peak(made.found)
             explains = asked[1] != self.peaks
             if part == DEAR and self._excess(self.thriftiest) > (HOPELESS if explains else NEARLY):

@@ -18,7 +18,7 @@ from shardwright.planner import exact_fit
 from shardwright.planner.assemble import decide
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain
-from shardwright.planner.fitting import Fitting
+from shardwright.planner.fitting import DEAR, NEARLY_FREE, RISING, Fitting, _Priced
 from shardwright.planner.found import Found
 from shardwright.planner.layout import Variable
 from shardwright.planner.search import Search
@@ -291,3 +291,26 @@ def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(
 
     assert exact_fit.fit_exactly(found.chain, 1 << 40, (), refuse, 10.0) is None
     assert len(judged) == count
+
+
+def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that take less memory take longer than one that is known."""
+    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    search = searched(STEP)
+    outcome = search.outcome()
+    fastest = outcome.plan(outcome.fastest)
+    search.limit_bytes = round(search.needed_bytes(fastest) / 1.1)
+    below_s = 1.5 * fastest.cost.step_s
+    asked: list[float] = []
+
+    def at(fitting: Fitting, price: float, close: float = 0.0) -> _Priced:
+        """Twice the time at each price but the first three, and as much memory."""
+        asked.append(price)
+        cost = replace(fastest.cost, compute_s=fastest.cost.compute_s + (len(asked) > 3) * fastest.cost.step_s)
+        return _Priced(price, replace(fastest, cost=cost))
+
+    monkeypatch.setattr(Fitting, "_at", at)
+    with pytest.raises(MemoryBudgetError):
+        Fitting(search, fastest, below_s).best()
+    unit = fastest.cost.step_s / fastest.memory.peak_bytes
+    assert asked == pytest.approx([part * unit for part in (NEARLY_FREE, DEAR, RISING[0], RISING[1])])
