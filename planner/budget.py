@@ -10,8 +10,9 @@ also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -36,15 +37,18 @@ class Peak:
 
     Where a plan peaks, not how high: equal peaks of two plans are one constraint (`Memory.taken_at` counts the bytes).
     always: those of the leaves that are arguments or results. margin: part of all other bytes that a device must have
-    beyond them. read: leaves of which copies are live that single readers make, larger than what they are of, and what
-    part of each counts. brought: operands that one instruction alone has brought to another layout, no larger. turned:
-    operands of products of which there are copies in the order that their kernels take.
+    beyond them. reduced: those of the leaves that count as they are reduced if they are partial sums, not as they are
+    made: what bounds charges no plan more than it takes. read: leaves of which copies are live that single readers
+    make, larger than what they are of, and what part of each counts. brought: operands that one instruction alone has
+    brought to another layout, no larger. turned: operands of products of which there are copies in the order that their
+    kernels take.
     """
 
     values: Mapping[Leaf, int]
     copies: frozenset[Leaf]
     always: frozenset[Leaf]
     margin: float
+    reduced: frozenset[Leaf] = frozenset()
     read: Mapping[Leaf, float] = field(default_factory=dict)
     brought: frozenset[Operand] = frozenset()
     turned: frozenset[Operand] = frozenset()
@@ -115,20 +119,24 @@ class Memory:
                 return _turned(decisions, stored.turned_for)
             return self._made(stored.leaf, decisions) if stored.leaf is not None else 0
 
-        def worst(found: Liveness) -> tuple[int, int, list[_Stored]]:
+        def worst(found: Liveness) -> tuple[int, set[str], list[_Stored]]:
             values = zip(found.names, found.leaves.tolist(), found.readers, strict=True)
             stored = [_Stored(self._leaf(name, leaf), self._operand(reader)) for name, leaf, reader in values]
             live = found.live_bytes(np.array([size(each) for each in stored], np.int64))
-            inside: dict[int, list[_Stored]] = {}
+            inside: dict[int, tuple[set[str], list[_Stored]]] = {}
             for position, bodies in found.bodies:
-                body = max((worst(body) for body in bodies), default=(0, 0, []))
+                body = max((worst(body) for body in bodies), key=lambda each: each[0], default=(0, set[str](), []))
                 live[position] += body[0]
-                inside[position] = body[2]
-            at = int(np.argmax(live)) if len(live) else 0
+                inside[position] = body[1:]
+            if not len(live):
+                return 0, set(), []
+            at = int(np.argmax(live))
             held = [stored[i] for i in found.live_at(at).tolist()]
-            return int(live[at]) if len(live) else 0, at, held + inside.get(at, [])
+            running, more = inside.get(at, (set(), []))
+            return int(live[at]), {found.order[at], *running}, held + more
 
-        _, at, held = worst(self.liveness)
+        _, running, held = worst(self.liveness)
+        at = next((i for i, name in enumerate(self.liveness.order) if name in running), 0)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
         turned = frozenset(each.turned_for for each in held if each.turned_for is not None)
         values = {each.leaf for each in held if each.turned_for is None and each.leaf is not None}
@@ -137,6 +145,7 @@ class Memory:
             copies=copies,
             always=self._always,
             margin=self.margin,
+            reduced=frozenset(leaf for leaf in values if self.flow.nodes[leaf[0]].instruction.name not in running),
             turned=turned,
         )
 
@@ -146,7 +155,7 @@ class Memory:
 
         held: what is live there besides arguments and results.
         """
-        values, copied = list[Leaf](), Counter[Leaf]()
+        values, as_made, copied = list[Leaf](), set[Leaf](), Counter[Leaf]()
         turned, brought = set[Operand](), set[Operand]()
         for buffer in held:
             leaf, operand = self._leaf(buffer.name, buffer.leaf), self._operand(buffer.reader)
@@ -163,11 +172,14 @@ class Memory:
                 copied[leaf] += buffer.size_bytes
             else:
                 values.append(leaf)
+                if buffer.size_bytes > self._made(leaf, decisions):
+                    as_made.add(leaf)
         return Peak(
             values=Counter([*self._always, *values]),
             copies=frozenset(copied.keys() & decisions.hubs.keys()),
             always=self._always,
             margin=self.margin,
+            reduced=frozenset(values) - as_made,
             read={leaf: self._part_read(decisions, leaf, copied[leaf]) for leaf in sorted(copied)},
             brought=frozenset(brought),
             turned=frozenset(turned),
@@ -198,12 +210,19 @@ class Memory:
     def taken_at(self, peak: Peak, decisions: Decisions) -> float:
         """Bytes that another plan takes of what is live at a peak, with the margin."""
         return (
-            sum(peak.times_value(leaf) * self._made(leaf, decisions) for leaf in sorted(peak.values))
+            sum(peak.times_value(leaf) * self._taken(peak, leaf, decisions) for leaf in sorted(peak.values))
             + sum(peak.times_copy(leaf) * _copied(decisions, leaf) for leaf in sorted(peak.copies))
             + sum(peak.times_turned(operand) * _turned(decisions, operand) for operand in sorted(peak.turned))
             + sum(peak.times_read(leaf) * self._read(decisions, leaf) for leaf in sorted(peak.read))
             + sum(peak.times_brought(operand) * _brought(decisions, operand) for operand in sorted(peak.brought))
         )
+
+    def _taken(self, peak: Peak, leaf: Leaf, decisions: Decisions) -> int:
+        """Bytes of a value at a peak."""
+        if leaf in peak.reduced or decisions.graph.is_free[leaf[0]]:
+            return self._made(leaf, decisions)
+        shape, made = self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.strategies[leaf[0]].results[leaf[1]]
+        return _bytes(shape, made, decisions.graph.prices.mesh)
 
     def _made(self, leaf: Leaf, decisions: Decisions) -> int:
         """Bytes of a value as a plan has it lie for its readers."""
@@ -227,9 +246,9 @@ class Memory:
         return leaves[leaf] if leaf < len(leaves) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryPrice:
-    """Seconds per byte at each of some peaks."""
+    """Seconds per byte at each of some peaks, and so of everything that is live there."""
 
     peaks: tuple[tuple[Peak, float], ...]
 
@@ -249,23 +268,47 @@ class MemoryPrice:
 
     def of_value(self, leaf: Leaf) -> float:
         """Seconds per byte of a value's own storage."""
-        return sum(price * peak.times_value(leaf) for peak, price in self.peaks)
+        return self.as_made.get(leaf, 0.0) + self.as_reduced.get(leaf, 0.0)
 
-    def of_copy(self, leaf: Leaf) -> float:
-        """Seconds per byte of a copy that a hub makes."""
-        return sum(price * peak.times_copy(leaf) for peak, price in self.peaks)
+    @cached_property
+    def as_made(self) -> Mapping[Leaf, float]:
+        """Seconds per byte of values as they are made."""
+        return self._of_values(lambda peak: peak.values.keys() - peak.reduced)
 
-    def of_read(self, leaf: Leaf) -> float:
-        """Seconds per byte of a copy that a reader makes."""
-        return sum(price * peak.times_read(leaf) for peak, price in self.peaks)
+    @cached_property
+    def as_reduced(self) -> Mapping[Leaf, float]:
+        """Seconds per byte of values as they are reduced."""
+        return self._of_values(lambda peak: peak.reduced)
 
-    def of_turned(self, operand: Operand) -> float:
-        """Seconds per byte of an operand's turned copy."""
-        return sum(price * peak.times_turned(operand) for peak, price in self.peaks)
+    @cached_property
+    def of_copy(self) -> Mapping[Leaf, float]:
+        """Seconds per byte of copies that hubs make."""
+        return self._added((leaf, price * peak.times_copy(leaf)) for peak, price in self.peaks for leaf in peak.copies)
 
-    def of_brought(self, operand: Operand) -> float:
-        """Seconds per byte of an operand that is brought to a layout of its own."""
-        return sum(price * peak.times_brought(operand) for peak, price in self.peaks)
+    @cached_property
+    def of_read(self) -> Mapping[Leaf, float]:
+        """Seconds per byte of copies that readers make."""
+        return self._added((leaf, price * peak.times_read(leaf)) for peak, price in self.peaks for leaf in peak.read)
+
+    @cached_property
+    def of_turned(self) -> Mapping[Operand, float]:
+        """Seconds per byte of operands' turned copies."""
+        return self._added((o, price * peak.times_turned(o)) for peak, price in self.peaks for o in peak.turned)
+
+    @cached_property
+    def of_brought(self) -> Mapping[Operand, float]:
+        """Seconds per byte of operands that are brought to a layout of their own."""
+        return self._added((o, price * peak.times_brought(o)) for peak, price in self.peaks for o in peak.brought)
+
+    def _of_values(self, those: Callable[[Peak], Iterable[Leaf]]) -> Mapping[Leaf, float]:
+        return self._added((leaf, price * peak.times_value(leaf)) for peak, price in self.peaks for leaf in those(peak))
+
+    @staticmethod
+    def _added(found: Iterable[tuple[tuple[int, int], float]]) -> Mapping[tuple[int, int], float]:
+        total: dict[tuple[int, int], float] = {}
+        for key, seconds in found:
+            total[key] = total.get(key, 0.0) + seconds
+        return total
 
 
 def _copied(decisions: Decisions, leaf: Leaf) -> int:

@@ -26,6 +26,7 @@ from shardwright.planner.state_bytes import (
     anew_bytes,
     brought_bytes,
     copy_bytes,
+    kept_bytes,
     read_bytes,
     turned_bytes,
     value_bytes,
@@ -110,45 +111,62 @@ class Chain:
             [segment] if run is None else range(run.first + (segment - run.first) % run.period, run.stop, run.period)
         )
         position = {variable: i for i, variable in enumerate(instance.variables)}
-        of_all = min if self.is_for_bound else _mean
         for i, (node, leaf) in enumerate(instance.variables[: instance.own]):
             same = [self.instances[each].variables[i][0] for each in alike]
             if leaf < 0:
-                for each in range(len(self.graph.flow.nodes[node].shapes)):
-                    seconds = of_all([self.price.of_value((other, each)) for other in same])
-                    if seconds:
-                        priced.costs[i] = priced.costs[i] + seconds * value_bytes(self.graph, (node, each))
-                for number, use in enumerate(self.graph.flow.nodes[node].uses):
-                    seconds = of_all([self._price_of_use(self.price, other, number) for other in same])
-                    if seconds:
-                        priced.costs[i] = priced.costs[i] + seconds * anew_bytes(self.graph, node, use)
-                    seconds = of_all([self._price_of_read(self.price, other, number) for other in same])
-                    if seconds:
-                        source = position[self.graph.layout.source(self.graph.flow.nodes[node], use)]
-                        priced.add_edge(source, i, seconds * read_bytes(self.graph, self.graph.flow.nodes[node], use))
-                    seconds = of_all([self.price.of_turned((other, use.position)) for other in same])
-                    if seconds:
-                        priced.costs[i] = priced.costs[i] + seconds * turned_bytes(self.graph, (node, use.position))
-                    seconds = of_all([self.price.of_brought((other, use.position)) for other in same])
-                    if seconds:
-                        source = position[self.graph.layout.source(self.graph.flow.nodes[node], use)]
-                        priced.add_edge(source, i, seconds * brought_bytes(self.graph, (node, use.position)))
-            else:
-                seconds = of_all([self.price.of_copy((other, leaf)) for other in same])
-                if seconds:
-                    priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
+                self._price_made(priced, position, node, same)
+                for number in range(len(self.graph.flow.nodes[node].uses)):
+                    self._price_use(priced, position, node, number, same)
+            elif seconds := self._of_all(self.price.of_copy, [(other, leaf) for other in same]):
+                priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
         return priced
+
+    def _price_made(self, priced: Problem, position: Mapping[Variable, int], node: int, same: Sequence[int]) -> None:
+        """Add what a node makes takes to its costs. same: the nodes that stand where it does in the run's repeats."""
+        assert self.price is not None
+        mine = position[node, -1]
+        for leaf in range(len(self.graph.flow.nodes[node].shapes)):
+            made, alike = (node, leaf), [(other, leaf) for other in same]
+            if seconds := self._of_all(self.price.as_made, alike):
+                priced.costs[mine] = priced.costs[mine] + seconds * value_bytes(self.graph, made)
+            if seconds := self._of_all(self.price.as_reduced, alike):
+                priced.costs[mine] = priced.costs[mine] + seconds * value_bytes(self.graph, made, reduced=True)
+                kept = kept_bytes(self.graph, made)
+                if kept is not None:
+                    priced.add_edge(mine, position[kept[0]], seconds * kept[1])
+
+    def _price_use(
+        self, priced: Problem, position: Mapping[Variable, int], index: int, number: int, same: Sequence[int]
+    ) -> None:
+        """Add what a node takes of what it reads: made anew for it, copied, turned or brought to another layout."""
+        assert self.price is not None
+        node, mine, graph = self.graph.flow.nodes[index], position[index, -1], self.graph
+        use, operand = node.uses[number], (index, node.uses[number].position)
+        if seconds := self._mean_or_least([self._price_of_use(self.price, other, number) for other in same]):
+            priced.costs[mine] = priced.costs[mine] + seconds * anew_bytes(graph, index, use)
+        operands = [(other, use.position) for other in same]
+        if seconds := self._of_all(self.price.of_turned, operands):
+            priced.costs[mine] = priced.costs[mine] + seconds * turned_bytes(graph, operand)
+        if seconds := self._of_all(self.price.of_brought, operands):
+            priced.add_edge(position[graph.layout.source(node, use)], mine, seconds * brought_bytes(graph, operand))
+        if graph.is_free[use.source[0]] or not self.price.of_read:
+            return
+        sources = [graph.flow.nodes[other].uses[number].source for other in same]
+        if seconds := self._of_all(self.price.of_read, sources):
+            priced.add_edge(position[graph.layout.source(node, use)], mine, seconds * read_bytes(graph, node, use))
+
+    def _of_all(self, price: Mapping[tuple[int, int], float], alike: Sequence[tuple[int, int]]) -> float:
+        """Seconds per byte of what is alike in all repeats of a run."""
+        return self._mean_or_least([price.get(each, 0.0) for each in alike]) if price else 0.0
+
+    def _mean_or_least(self, prices: Sequence[float]) -> float:
+        return min(prices) if self.is_for_bound else sum(prices) / len(prices)
 
     def _price_of_use(self, price: MemoryPrice, index: int, number: int) -> float:
         """Seconds per byte of what a node reads, if it decides what that takes."""
         node = self.graph.flow.nodes[index]
         use = node.uses[number]
         return price.of_value(use.source) if self.graph.layout.pays_for(node, use) else 0.0
-
-    def _price_of_read(self, price: MemoryPrice, index: int, number: int) -> float:
-        """Seconds per byte of the copy that a node makes of what it reads."""
-        source = self.graph.flow.nodes[index].uses[number].source
-        return 0.0 if self.graph.is_free[source[0]] else price.of_read(source)
 
     def with_price(self, price: MemoryPrice | None) -> Chain:
         """The same chain with another price of memory; itself at its own."""
@@ -307,10 +325,6 @@ class SolvedChain:
     states: dict[Variable, int]
     value: float
     rolled_bound: float
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def aligned(

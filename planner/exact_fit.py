@@ -20,8 +20,8 @@ from shardwright.planner.budget import Peak
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable, variables_of
-from shardwright.planner.pbqp import IntArray, Problem
-from shardwright.planner.state_bytes import decided_bytes
+from shardwright.planner.pbqp import FloatArray, IntArray, Problem
+from shardwright.planner.state_bytes import decided_bytes, kept_bytes
 
 #: Largest program, in states of all variables together, that is solved whole.
 MOST_STATES = 3000
@@ -124,9 +124,16 @@ def _solved(
 
 
 def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: int) -> ilp.Row:
-    coefficients = {}
-    for position, (node, leaf) in enumerate(variables):
+    coefficients: dict[int, FloatArray] = {}
+    pairs: dict[tuple[int, int], FloatArray] = {}
+    position = {variable: i for i, variable in enumerate(variables)}
+    for (node, leaf), i in position.items():
         decided = decided_bytes(graph, peak, node) if leaf < 0 else None
         if decided is not None:
-            coefficients[position] = decided
-    return ilp.Row(coefficients=coefficients, limit=float(limit_bytes))
+            coefficients[i] = decided
+    for made in sorted(peak.reduced):
+        kept = kept_bytes(graph, made) if (made[0], -1) in position else None
+        if kept is not None:
+            i, j, matrix = position[made[0], -1], position[kept[0]], peak.times_value(made) * kept[1]
+            pairs[min(i, j), max(i, j)] = matrix if i < j else matrix.T
+    return ilp.Row(coefficients=coefficients, limit=float(limit_bytes), pairs=pairs)

@@ -13,7 +13,8 @@ Constraints
     (2) Σ_t y[v,w,s,t] = Σ_(i in class s) x[v,i]  for every edge and class s of v           `_edge`
     (3) Σ_s y[v,w,s,t] = Σ_(j in class t) x[w,j]  for every edge and class t of w           `_edge`
     (4) no y exists where E[s,t] is infinite      (that pair is no choice)                  `_edge`
-    (5) Σ_v Σ_i a[v][i] · x[v,i] ≤ limit          for every row given, such as bytes        `_row`
+    (5) Σ_v Σ_i a[v][i] · x[v,i] + Σ_(v,w) Σ_s,t A[s,t] · y[v,w,s,t] ≤ limit
+                                                  for every row given, such as bytes        `_row`
     (6) Σ_v x[v, s_v] ≤ n - 1                     for every assignment s that is forbidden  `_forbid`
 
 (2) and (3) are the local marginal polytope (Wainwright and Jordan, 2008): with x integral, y is the product of
@@ -24,7 +25,8 @@ that HiGHS' absolute tolerances mean parts of a step, not seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pulp
@@ -51,22 +53,25 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A sum over the chosen states that may not exceed `limit`; coefficients per variable, by state."""
+    """A sum over the chosen states that may not exceed `limit`; coefficients per variable, by state, and per pair of
+    variables that share an edge, by the states of both."""
 
     coefficients: Mapping[int, FloatArray]
     limit: float
+    pairs: Mapping[tuple[int, int], FloatArray] = field(default_factory=dict)
 
     def taken(self, states: IntArray) -> float:
         """The sum over these states."""
-        return sum(float(a[states[v]]) for v, a in self.coefficients.items())
+        alone = sum(float(a[states[v]]) for v, a in self.coefficients.items())
+        return alone + sum(float(a[states[v], states[w]]) for (v, w), a in self.pairs.items())
 
     def allows(self, states: IntArray) -> bool:
         return self.taken(states) <= self.limit
 
     @property
     def least(self) -> float:
-        """The least sum that any states have."""
-        return sum(float(a.min()) for a in self.coefficients.values())
+        """What no sum is below."""
+        return sum(float(a.min()) for a in (*self.coefficients.values(), *self.pairs.values()))
 
 
 def solve(
@@ -89,9 +94,9 @@ def solve(
     scale = _SCALE / value if np.isfinite(value) and value > 0 else 1.0
     if not all(row.allows(start) for row in rows) or any(np.array_equal(start, each) for each in forbidden):
         value = np.inf
-    program, x = _program(problem, scale)
+    program, x, edges = _program(problem, scale, rows)
     for row in rows:
-        _row(program, row, x)
+        _row(program, row, x, edges)
     for states in forbidden:
         _forbid(program, states, x)
     solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap)
@@ -111,17 +116,22 @@ def solve(
     return Solution(states=start, value=value, lower_bound=min(bound, value) if np.isfinite(bound) else 0.0)
 
 
-def _program(problem: Problem, scale: float) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable | None]]]:
+def _program(
+    problem: Problem, scale: float, rows: Sequence[Row]
+) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable | None]], dict[tuple[int, int], _Edge]]:
     program = pulp.LpProblem("sharding", pulp.LpMinimize)
     x: list[list[pulp.LpVariable | None]] = []
+    edges: dict[tuple[int, int], _Edge] = {}
     objective: list[tuple[pulp.LpVariable, float]] = []
     for v, cost in enumerate(problem.costs):
         x.append(_one_state(program, v, cost))
         objective += [(var, float(c) * scale) for var, c in zip(x[-1], cost, strict=True) if var is not None]
     for (v, w), matrix in sorted(problem.edges.items(), key=lambda item: item[0]):
-        objective += _edge(program, (v, w), matrix * scale, x[v], x[w])
+        limited = [row.pairs[v, w] for row in rows if (v, w) in row.pairs]
+        edges[v, w] = _edge(program, (v, w), matrix, limited, x[v], x[w])
+        objective += [(variable, cost * scale) for variable, cost in edges[v, w].terms(matrix)]
     program.setObjective(pulp.LpAffineExpression(objective))
-    return program, x
+    return program, x, edges
 
 
 def _one_state(program: pulp.LpProblem, v: int, cost: FloatArray) -> list[pulp.LpVariable | None]:
@@ -133,16 +143,31 @@ def _one_state(program: pulp.LpProblem, v: int, cost: FloatArray) -> list[pulp.L
     return variables
 
 
+class _Edge(NamedTuple):
+    """y of one edge, by classes of states; first, second: a state of each class of either end."""
+
+    y: Mapping[tuple[int, int], pulp.LpVariable]
+    first: IntArray
+    second: IntArray
+
+    def terms(self, matrix: FloatArray) -> list[tuple[pulp.LpVariable, float]]:
+        """What a matrix of the edge adds up to."""
+        small = matrix[np.ix_(self.first, self.second)]
+        return [(variable, float(small[key])) for key, variable in self.y.items() if small[key]]
+
+
 def _edge(
     program: pulp.LpProblem,
     name: tuple[int, int],
     matrix: FloatArray,
+    limited: Sequence[FloatArray],
     left: list[pulp.LpVariable | None],
     right: list[pulp.LpVariable | None],
-) -> list[tuple[pulp.LpVariable, float]]:
-    """(2), (3) and (4) of one edge; its terms of the objective."""
-    rows, row_of = np.unique(matrix, axis=0, return_inverse=True)
-    small, column_of = np.unique(rows, axis=1, return_inverse=True)
+) -> _Edge:
+    """(2), (3) and (4) of one edge. limited: other matrices by whose rows and columns states are alike, too."""
+    _, first, row_of = np.unique(np.hstack([matrix, *limited]), axis=0, return_index=True, return_inverse=True)
+    _, second, column_of = np.unique(np.vstack([matrix, *limited]), axis=1, return_index=True, return_inverse=True)
+    small = matrix[np.ix_(first, second)]
     y = {
         (s, t): program.add_variable(f"y_{name[0]}_{name[1]}_{s}_{t}", lowBound=0)
         for s, t in np.ndindex(*small.shape)
@@ -156,10 +181,15 @@ def _edge(
         members = [(x, -1) for x, c in zip(right, column_of.ravel(), strict=True) if c == t and x is not None]
         flow = [(y[s, t], 1) for s in range(small.shape[0]) if (s, t) in y]
         program.addConstraint(pulp.LpAffineExpression(flow + members) == 0)
-    return [(variable, float(small[key])) for key, variable in y.items() if small[key]]
+    return _Edge(y, first, second)
 
 
-def _row(program: pulp.LpProblem, row: Row, x: list[list[pulp.LpVariable | None]]) -> None:
+def _row(
+    program: pulp.LpProblem,
+    row: Row,
+    x: list[list[pulp.LpVariable | None]],
+    edges: Mapping[tuple[int, int], _Edge],
+) -> None:
     """(5), scaled to a limit of 1."""
     terms = [
         (variable, float(a) / row.limit)
@@ -167,6 +197,8 @@ def _row(program: pulp.LpProblem, row: Row, x: list[list[pulp.LpVariable | None]
         for variable, a in zip(x[v], coefficients, strict=True)
         if variable is not None and a
     ]
+    for edge, matrix in row.pairs.items():
+        terms += [(variable, a / row.limit) for variable, a in edges[edge].terms(matrix)]
     program.addConstraint(pulp.LpAffineExpression(terms) <= 1)
 
 

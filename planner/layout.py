@@ -49,6 +49,8 @@ class Layout:
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
     apart: hubs of what a loop carries, for readers behind the loop. direct: readers inside it, and what they read.
+    handed_on: values that all their readers take as they are made, partial sums too. only_use: of values without a hub
+    that one node reads, which, and at which of its operand leaves.
     whole: hubs that lie reduced, because what is made anew for each reader reads them.
     last_read: of values made anew, the last node that chooses freely and reads one, and at which of its operand leaves.
     kernels: what fusion makes of the nodes; what is made anew is part of its readers' kernels, besides.
@@ -65,6 +67,8 @@ class Layout:
     crossing: Mapping[Leaf, tuple[int, ...]]
     apart: frozenset[Leaf]
     direct: frozenset[tuple[int, Leaf]]
+    handed_on: frozenset[Leaf]
+    only_use: Mapping[Leaf, tuple[int, int]]
     whole: frozenset[Leaf]
     last_read: Mapping[Leaf, tuple[int, int]]
     kernels: Kernels
@@ -174,6 +178,12 @@ def lay_out(
         crossing=crossing,
         apart=apart,
         direct=direct,
+        handed_on=frozenset(leaf for leaf, found in uses.items() if all(use.hard for _, use in found)),
+        only_use={
+            leaf: (found[0][0].index, found[0][1].position)
+            for leaf, found in uses.items()
+            if leaf not in hubs and len(found) == 1
+        },
         whole=frozenset(whole),
         last_read=last_read,
         kernels=kernels,

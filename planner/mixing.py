@@ -21,7 +21,7 @@ from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import Problem
-from shardwright.planner.state_bytes import brought_bytes, copy_bytes, decided_bytes, read_bytes
+from shardwright.planner.state_bytes import brought_bytes, copy_bytes, decided_bytes, kept_bytes, read_bytes
 from shardwright.planner.strategy_sets import StrategySet
 
 States = Mapping[Variable, int]
@@ -134,6 +134,12 @@ def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: St
                 copied = copy_bytes(graph, (node, each))
                 was, will = first[node, -1], second[node, -1]
                 taken[i] += times * float(copied[will, second[node, each]] - copied[was, first[node, each]])
+    for made in sorted(peak.reduced):
+        kept = kept_bytes(graph, made) if (made[0], -1) in first else None
+        decider = None if kept is None else number.get((made[0], -1), number.get(kept[0]))
+        if kept is not None and decider is not None:
+            before, after = (float(kept[1][states[made[0], -1], states[kept[0]]]) for states in (first, second))
+            taken[decider] += peak.times_value(made) * (after - before)
     for reader in graph.flow.nodes:
         for use in reader.uses:
             times = peak.times_read(use.source)

@@ -83,6 +83,24 @@ class Prices:
             self._counts[rank] += 1
         return number
 
+    def summands(self, ids: IntArray) -> IntArray:
+        """Of how many partial sums arrays that lie so are the sum: 1 where they are whole."""
+        return self._product(self._unreduced[ids])
+
+    def summands_kept(self, made: IntArray, wanted: IntArray) -> IntArray:
+        """The same once partial sums are reduced for whom wants them so, but for those that are scattered: made ×
+        wanted."""
+        partial = self._unreduced[made][:, None]
+        scattered = partial & ~self._unreduced[wanted][None, :] & self._split[wanted][None, :]
+        return self._product(partial & ~scattered)
+
+    def _product(self, axes: IntArray) -> IntArray:
+        """The product of the sizes of sets of axes."""
+        found = np.ones(axes.shape, np.int64)
+        for axis in self.mesh.axes:
+            found *= np.where(axes & self._bit_of[axis.name], axis.size, 1)
+        return found
+
     def compute_s(
         self,
         instruction: Instruction,

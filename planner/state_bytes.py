@@ -9,12 +9,42 @@ from shardwright.cost.readers import bytes_turned
 from shardwright.planner.budget import Operand, Peak
 from shardwright.planner.dataflow import Leaf, Node, Use
 from shardwright.planner.graph import Graph
+from shardwright.planner.layout import Variable
 from shardwright.planner.prices import FloatArray, IntArray
 
 
-def value_bytes(graph: Graph, leaf: Leaf) -> FloatArray:
-    """Bytes that an array leaf takes as it is made, by the states of its node."""
-    return _bytes_by_state(graph, leaf, graph.set_of((leaf[0], -1)).result_ids[:, leaf[1]])
+def value_bytes(graph: Graph, leaf: Leaf, *, reduced: bool = False) -> FloatArray:
+    """Bytes that an array leaf takes as it is made, by the states of its node.
+
+    reduced: the least it can take for its readers. A partial sum may be scattered as it is reduced (`kept_bytes`).
+    """
+    made = graph.set_of((leaf[0], -1)).result_ids[:, leaf[1]]
+    found = _bytes_by_state(graph, leaf, made)
+    return found / graph.prices.summands(made) if reduced and not _lies_as_made(graph, leaf) else found
+
+
+def kept_bytes(graph: Graph, leaf: Leaf) -> tuple[Variable, FloatArray] | None:
+    """Bytes that a partial sum takes besides the least because it is not scattered over all its axes.
+
+    They hang on whom it is reduced for: that variable, and states of the node × of it. None where there are none.
+    """
+    layout = graph.layout
+    made = graph.set_of((leaf[0], -1)).result_ids[:, leaf[1]]
+    reader = layout.only_use.get(leaf)
+    if _lies_as_made(graph, leaf) or not (leaf in layout.hubs or reader) or graph.prices.summands(made).max() == 1:
+        return None
+    if leaf in layout.hubs:
+        decider, wanted = leaf, graph.set_of(leaf).result_ids[:, 0]
+    else:
+        assert reader is not None
+        decider, wanted = (reader[0], -1), graph.set_of((reader[0], -1)).operand_ids[:, reader[1]]
+    kept = graph.prices.summands_kept(made, wanted) - 1
+    return decider, value_bytes(graph, leaf, reduced=True)[:, None] * kept
+
+
+def _lies_as_made(graph: Graph, leaf: Leaf) -> bool:
+    """Whether no sum is reduced before it is read."""
+    return leaf in graph.layout.apart or leaf in graph.layout.handed_on
 
 
 def hub_bytes(graph: Graph, hub: Leaf) -> FloatArray:
@@ -78,7 +108,7 @@ def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:
     reader = graph.flow.nodes[node]
     for leaf in range(len(reader.shapes)):
         if times := peak.times_value((node, leaf)):
-            made = times * value_bytes(graph, (node, leaf))
+            made = times * value_bytes(graph, (node, leaf), reduced=(node, leaf) in peak.reduced)
             found = made if found is None else found + made
     for use in reader.uses:
         if graph.layout.pays_for(reader, use) and (times := peak.times_value(use.source)):

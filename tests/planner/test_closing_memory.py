@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(closing, "fitted", as_it_is)
-    search, found = thrifty(97, part=0.5)
+    search, found = thrifty(53, part=0.5)
     made = closed(search, found)
     assert made.cost.step_s < found.cost.step_s * (1 - LEAST_GAIN)
     assert search.needed_bytes(made) <= search.limit_bytes
