@@ -119,24 +119,23 @@ class Memory:
                 return _turned(decisions, stored.turned_for)
             return self._made(stored.leaf, decisions) if stored.leaf is not None else 0
 
-        def worst(found: Liveness) -> tuple[int, set[str], list[_Stored]]:
+        def worst(found: Liveness) -> tuple[int, int, set[str], list[_Stored]]:
             values = zip(found.names, found.leaves.tolist(), found.readers, strict=True)
             stored = [_Stored(self._leaf(name, leaf), self._operand(reader)) for name, leaf, reader in values]
             live = found.live_bytes(np.array([size(each) for each in stored], np.int64))
             inside: dict[int, tuple[set[str], list[_Stored]]] = {}
             for position, bodies in found.bodies:
-                body = max((worst(body) for body in bodies), key=lambda each: each[0], default=(0, set[str](), []))
+                body = max((worst(body) for body in bodies), key=lambda each: each[0], default=(0, 0, set[str](), []))
                 live[position] += body[0]
-                inside[position] = body[1:]
+                inside[position] = body[2:]
             if not len(live):
-                return 0, set(), []
+                return 0, 0, set(), []
             at = int(np.argmax(live))
             held = [stored[i] for i in found.live_at(at).tolist()]
             running, more = inside.get(at, (set(), []))
-            return int(live[at]), {found.order[at], *running}, held + more
+            return int(live[at]), at, {found.order[at], *running}, held + more
 
-        _, running, held = worst(self.liveness)
-        at = next((i for i, name in enumerate(self.liveness.order) if name in running), 0)
+        _, at, running, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
         turned = frozenset(each.turned_for for each in held if each.turned_for is not None)
         values = {each.leaf for each in held if each.turned_for is None and each.leaf is not None}
