@@ -149,7 +149,7 @@ class Fitting:
     @property
     def _descends(self) -> bool:
         """Whether the chain is only what is near the plan on three axes that begins."""
-        return self.start.start is not None and self.start.start.mesh != self.start.mesh
+        return self.start.is_from_another_mesh
 
     def _add_peak(self, found: Found) -> None:
         """Price bytes where a plan takes most, too."""

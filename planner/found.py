@@ -72,6 +72,11 @@ class Found:
         """Whether only what is near other plans was searched: then it is bounded by all strategies on its mesh."""
         return bool(self.chain.graph.near)
 
+    @property
+    def is_from_another_mesh(self) -> bool:
+        """Whether it was descended to from a plan on another mesh."""
+        return self.start is not None and self.start.mesh != self.mesh
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:

@@ -194,8 +194,7 @@ def freed(search: MeshSearch, found: Found, tried: Tried) -> Found:
 def bounded_by_price(search: MeshSearch, found: Found) -> Found:
     """A plan that fits, with what prices of memory say that every plan of its chain that fits takes at least."""
     price, fastest = found.price, found.fastest
-    is_descended = found.start is not None and found.start.mesh != found.mesh  # to where all strategies bound it
-    if price is None or fastest is None or not price.total or is_descended:
+    if price is None or fastest is None or not price.total or found.is_from_another_mesh:  # all strategies bound that
         return found
 
     def nearly(chain: Chain) -> SolvedChain:
