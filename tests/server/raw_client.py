@@ -250,6 +250,12 @@ class Server:
     def planners(self) -> list[psutil.Process]:
         return [child for child in self.family() if "planner_child" in _command(child)]
 
+    def hang_up(self) -> None:
+        """Close its stdin, like a client that ends; `stop` works afterwards, too."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.stdin = None  # `communicate` flushes what it finds here, closed or not
+
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 

@@ -247,7 +247,7 @@ def test_an_embedded_server_ends_with_its_client_even_when_killed() -> None:
     for server, client in embedded(2):
         client.ready_program(training_step())
         family = server.family()
-        server.process.stdin.close()
+        server.hang_up()
         wait_until(lambda family=family: all_gone(family))
     for server, _ in embedded(2):
         wait_until(lambda server=server: server.planners())
