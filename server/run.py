@@ -23,7 +23,8 @@ from shardwright.cluster import Cluster, join_address
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.server.limits import Limits
-from shardwright.server.master.service import ClusterService, MasterService
+from shardwright.server.master.cluster_service import ClusterService
+from shardwright.server.master.service import MasterService
 from shardwright.server.master.shell import Master
 from shardwright.server.security import AioTokenInterceptor, Protection
 from shardwright.server.worker import state as st

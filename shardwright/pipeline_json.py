@@ -21,20 +21,10 @@ from shardwright.pipelines import (
     PipelineStage,
     PipelineValue,
 )
-from shardwright.plan_json import (
-    Table,
-    decode_data,
-    digest_of,
-    encode_mesh,
-    encode_sharding,
-    encode_variable,
-    read_json,
-    read_mesh,
-    read_sharding,
-    read_variable,
-    version_of,
-)
+from shardwright.plan_json import decode_data, read_json
 from shardwright.plan_json import encode as encode_plan
+from shardwright.plan_json.reading import digest_of, read_mesh, read_sharding, read_variable, version_of
+from shardwright.plan_json.writing import Table, encode_mesh, encode_sharding, encode_variable
 from shardwright.plans import MemorySummary, TensorSharding, VariablePlan
 from shardwright.tasks import PieceKind, Scope, TaskGraph
 

@@ -1,4 +1,4 @@
-"""The master's gRPC services: each method turns messages into events and waits for what comes of them."""
+"""The master's gRPC service for clients: each method turns messages into events and waits for what comes of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from shardwright import wire
-from shardwright.errors import ArrayError, CheckpointError, ShardwrightError
+from shardwright.errors import ArrayError, CheckpointError
 from shardwright.pipelines import plan_from_json
-from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.server.master import events as ev
 from shardwright.server.master.executables import dumped_texts, load_result
 from shardwright.server.master.library import PlanRecord
@@ -341,119 +341,3 @@ def _files(request: master_pb2.RunStepsRequest) -> ev.FileFacts | None:
         layouts = [wire.layout_from_proto(part.layout) for part in restore.parts]
         return ev.FileFacts(is_save=False, output_bytes=tuple(layout.size_bytes for layout in layouts))
     return None
-
-
-class ClusterService(worker_pb2_grpc.ClusterServicer):
-    """Streams of daemons and executors."""
-
-    def __init__(self, master: Master) -> None:
-        self._master = master
-
-    async def Supervise(self, requests: AsyncIterator[worker_pb2.SupervisorEvent], context: Context) -> None:
-        number, outlet = self._master.open_outlet()
-        reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(self._daemon_says, number)))
-        try:
-            while (command := await outlet.get()) is not None:
-                await context.write(command)
-        except ShardwrightError as error:
-            refused = worker_pb2.Refused(error=wire.error_to_proto(error))
-            await context.write(worker_pb2.SupervisorCommand(refused=refused))
-        finally:
-            reader.cancel()
-            self._master.close_outlet(number)
-            self._master.happened(ev.DaemonLeft(connection=number))
-
-    def _daemon_says(self, number: int, event: worker_pb2.SupervisorEvent) -> None:
-        match event.WhichOneof("kind"):
-            case "hello":
-                hello = event.hello
-                self._master.happened(
-                    ev.DaemonJoined(
-                        connection=number,
-                        node=hello.node_index,
-                        cluster_hash=hello.cluster_hash,
-                        shardwright_version=hello.shardwright_version,
-                        jax_version=hello.jax_version,
-                        coordinator_address=hello.coordinator_address,
-                    )
-                )
-            case "exited":
-                exited = event.exited
-                self._master.happened(
-                    ev.ExecutorExited(
-                        connection=number,
-                        generation=exited.generation,
-                        exit_code=exited.exit_code,
-                        last_lines=exited.last_lines,
-                        coordinator_address=exited.coordinator_address,
-                    )
-                )
-
-    async def Execute(self, requests: AsyncIterator[worker_pb2.ExecutorEvent], context: Context) -> None:
-        number, outlet = self._master.open_outlet()
-        reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(self._executor_says, number)))
-        try:
-            while (command := await outlet.get()) is not None:
-                await context.write(command)
-        except ShardwrightError as error:
-            await context.write(worker_pb2.ExecutorCommand(shutdown=worker_pb2.Shutdown(reason=error.message)))
-        finally:
-            reader.cancel()
-            self._master.close_outlet(number)
-            self._master.happened(ev.ExecutorLeft(connection=number))
-
-    def _executor_says(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
-        match event.WhichOneof("kind"):
-            case "done":
-                done = event.done
-                error = wire.error_from_proto(done.error) if done.HasField("error") else None
-                for trace in done.traces:
-                    trace.node = self._master.state.formation.connections.get(number, 0)
-                self._master.happened(
-                    ev.CommandDone(
-                        connection=number,
-                        sequence=done.sequence,
-                        error=error,
-                        values=tuple(done.values),
-                        run_s=done.run_s,
-                        written_bytes=done.written_bytes,
-                        traces=tuple(done.traces),
-                    )
-                )
-            case "arrived":
-                arrived = event.arrived
-                self._master.happened(
-                    ev.ArrayArrived(
-                        connection=number,
-                        session_id=arrived.session_id,
-                        array_id=arrived.array_id,
-                        size_bytes=arrived.logical_bytes,
-                        devices=range(arrived.first_device, arrived.first_device + arrived.device_count),
-                    )
-                )
-            case "hello":
-                hello = event.hello
-                self._master.happened(
-                    ev.ExecutorJoined(
-                        connection=number,
-                        node=hello.node_index,
-                        generation=hello.generation,
-                        data_address=hello.data_address,
-                        device_count=hello.device_count,
-                        transfer_address=hello.transfer_address,
-                    )
-                )
-
-    @staticmethod
-    async def _read(requests: AsyncIterator[Any], outlet: Outlet, say: Callable[[Any], None]) -> None:
-        """Hand each message on; the end of them ends the stream."""
-        try:
-            async for request in requests:
-                say(request)
-        except grpc.RpcError:
-            outlet.end()  # the worker is gone
-        except Exception as caught:
-            outlet.end(wire.as_our_error(caught))
-            raise
-        else:
-            outlet.end()
