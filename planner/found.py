@@ -69,8 +69,9 @@ class Found:
 
     @property
     def is_descended(self) -> bool:
-        """Whether only what is near other plans was searched: then it is bounded by all strategies on its mesh."""
-        return bool(self.chain.graph.near)
+        """Whether only what is near other plans was searched: then it is bounded by all strategies on its mesh. A
+        mixture of two such plans is near none."""
+        return bool(self.chain.graph.near) or self.is_from_another_mesh
 
     @property
     def is_from_another_mesh(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,12 +19,14 @@ from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import axis_parts, descend, lifted
 from shardwright.planner.exact_fit import fit_exactly
+from shardwright.planner.finishing import Bounding, bounded
 from shardwright.planner.fitting import fitted
 from shardwright.planner.force import Forced
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import least_that_fits
+from shardwright.planner.mixing import of_one_chain
 from shardwright.planner.search import Search
 from shardwright.planner.strategies import Strategy
 from shardwright.planner.strategy_sets import StrategyBuilder
@@ -242,6 +245,23 @@ def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price(monkeypatch
     assert search.needed_bytes(made) <= search.limit_bytes
     assert made.mesh == FINE
     assert made.cost.step_s <= 1.001 * fastest.cost.step_s
+
+
+def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -> None:
+    """Two plans that were descended to apart, mixed, are near neither: what is near them bounds no other plan."""
+    search = Search(large_program(20), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    coarse, fine = search.chain(COARSE, Forced(), frozenset()), search.chain(FINE, Forced(), frozenset())
+    start = search.tried(coarse, coarse.solve(20.0), ())
+    at, graph, axes = lifted_from(coarse, start.solved, fine)
+    near, solved = descend(coarse, at, graph, axes, time_limit_s=20.0)
+    peak = search.memory_model(graph.layout.hubs).peak(search.found(near, solved, ()).decisions)
+    others = descend(coarse, at, graph, axes, time_limit_s=20.0, price=MemoryPrice(peaks=((peak, 1e-9),)))
+    both, _, second = of_one_chain((near, solved.states), (others[0], others[1].states))
+    made = search.found(both, SolvedChain(states=second, value=math.inf, rolled_bound=0.0), ())
+    made = replace(made, start=start, price_bound_s=made.cost.step_s)  # as nothing near the fastest one fits
+    bound_s = lower_bound(search.chain_to_bound(FINE), 20.0)
+    assert bound_s < 0.96 * made.cost.step_s
+    assert bounded(search, made, Bounding()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
 
 
 def test_descents_under_prices_end_near_the_best_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
