@@ -18,6 +18,7 @@ from shardwright.hlo import Module
 from shardwright.planner.colours import Ties
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.force import state_arguments
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch.batch import candidates, ties_of
 from shardwright.planner.microbatch.kinds import Along, Term
 from shardwright.planner.microbatch.labels import HEAVY
@@ -27,20 +28,21 @@ from shardwright.planner.microbatch.split import labelled
 _HANDING_ON = frozenset({"parameter", "tuple", "get-tuple-element"})
 
 
-def batch_dims(module: Module, flow: Dataflow, options: PlanOptions) -> dict[int, int]:
+def batch_dims(module: Module, flow: Dataflow, options: PlanOptions, rules: KnownRules | None = None) -> dict[int, int]:
     """By flat number, the arguments that carry the batch, each with the dimension; empty where none does.
 
-    flow: of `module`.
+    flow: of `module`. rules: of its instructions, where some are known.
     """
+    rules = rules or KnownRules()
     usual = _first_dims(flow, options)
-    if usual and _is_cut_along(module, usual):
+    if usual and _is_cut_along(module, usual, rules):
         return usual
-    ties = ties_of(flow)
+    ties = ties_of(flow, rules)
     guesses = [{number: along.dim for number, along in batch.items()} for batch in candidates(flow, options, ties)]
     work = [_work_along(flow, ties, batch) for batch in guesses]
     usual_work = _work_along(flow, ties, usual)
     for batch, along in zip(guesses, work, strict=True):
-        if batch != usual and along >= usual_work and _is_cut_along(module, batch):
+        if batch != usual and along >= usual_work and _is_cut_along(module, batch, rules):
             return batch
     return guesses[work.index(max(work))] if any(work) else usual
 
@@ -54,9 +56,9 @@ def _first_dims(flow: Dataflow, options: PlanOptions) -> dict[int, int]:
     return {number: 0 for number, shape in arrays.items() if shape[0] == size}
 
 
-def _is_cut_along(module: Module, batch: Mapping[int, int]) -> bool:
+def _is_cut_along(module: Module, batch: Mapping[int, int], rules: KnownRules) -> bool:
     """Whether a step can be cut there, and something is computed part by part."""
-    _, labels = labelled(module, {number: Along(dim) for number, dim in batch.items()})
+    _, labels = labelled(module, {number: Along(dim) for number, dim in batch.items()}, rules=rules)
     return not labels.conflicts and any(
         isinstance(kind, Along | Term)
         for instruction, kinds in labels.kinds.items()

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from shardwright.cost import compute_time_s
 from shardwright.hlo import Instruction
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.prices import FloatArray, IntArray, Prices
-from shardwright.planner.rules import Factor, OpRule, rule_of
+from shardwright.planner.rules import Factor, OpRule
 from shardwright.planner.rules.denied import DENIED_OPCODES
 from shardwright.planner.rules.linear import reduced_at_once
 from shardwright.planner.strategies import Choice, Near, Strategy, splits
@@ -39,17 +40,16 @@ _IDLE, _SUM, _FIRST = 0, 1, 2
 class BoundingBuilder(StrategyBuilder):
     """Strategy sets on one mesh, for bounds: dimensions are padded over any axes, as in plans descended to."""
 
-    def __init__(self, prices: Prices, *, pads: bool) -> None:
-        super().__init__(prices, pads=pads, pads_along_several=True)
+    def __init__(self, prices: Prices, *, pads: bool, rules: KnownRules | None = None) -> None:
+        super().__init__(prices, pads=pads, pads_along_several=True, rules=rules)
         self._sizes = [axis.size for axis in prices.mesh.axes]
         self._layouts: dict[tuple[int, ...], _Layouts] = {}
 
     def _build(
-        self, instruction: Instruction, linear: tuple[frozenset[int], ...], near: Near | None = None
+        self, instruction: Instruction, rule: OpRule, linear: tuple[frozenset[int], ...], near: Near | None = None
     ) -> StrategySet:
-        rule = rule_of(instruction)
         if near is not None or not _is_plain(instruction, rule):
-            return super()._build(instruction, linear, near)
+            return super()._build(instruction, rule, linear, near)
         choices = [Choice(), *(Choice(factor=f) for f in rule.factors), *(Choice(linear=way) for way in linear)]
         inputs = [
             self._layouts_of(leaf.dimensions) for operand in instruction.operands for leaf in operand.shape.leaves
@@ -73,7 +73,7 @@ class BoundingBuilder(StrategyBuilder):
     def _layouts_of(self, dims: tuple[int, ...]) -> _Layouts:
         found = self._layouts.get(dims)
         if found is None:
-            found = self._layouts[dims] = _Layouts(dims, self._prices)
+            found = self._layouts[dims] = _Layouts(dims, self.prices)
         return found
 
     def _combined(
@@ -124,8 +124,8 @@ class BoundingBuilder(StrategyBuilder):
     def _strategies(
         self, operands: Sequence[IntArray], results: Sequence[IntArray], made: _Combined
     ) -> tuple[Strategy, ...]:
-        lies = self._prices.shardings
-        partial = _subsets([axis.name for axis in self._prices.mesh.axes])
+        lies = self.prices.shardings
+        partial = _subsets([axis.name for axis in self.prices.mesh.axes])
         used, given = _columns(operands, made.count).tolist(), _columns(results, made.count).tolist()
         return tuple(
             Strategy(
@@ -145,7 +145,7 @@ class BoundingBuilder(StrategyBuilder):
         alike = _numbered([lies.shard_number[code] for lies, code in leaves], made.count)
         _, rows, number = np.unique(alike, return_index=True, return_inverse=True)
         shards = [lies.shards[code[rows]].tolist() for lies, code in leaves]
-        count, profile = len(inputs), self._prices.profile
+        count, profile = len(inputs), self.prices.profile
         seconds = [
             compute_time_s(instruction, [tuple(s) for s in each[:count]], [tuple(s) for s in each[count:]], profile)
             for each in zip(*shards, strict=True)
@@ -158,10 +158,10 @@ class BoundingBuilder(StrategyBuilder):
     ) -> FloatArray:
         """Seconds of reducing what cannot stay partial."""
         seconds = np.zeros(len(results[0]))
-        lies = self._prices.shardings
+        lies = self.prices.shardings
         for leaf, before, after in zip(instruction.shape.leaves, local, results, strict=True):
             for row in np.flatnonzero(before != after):
-                seconds[row] += self._prices.reshard_s(leaf, lies[before[row]], lies[after[row]])
+                seconds[row] += self.prices.reshard_s(leaf, lies[before[row]], lies[after[row]])
         return seconds
 
 

@@ -10,24 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from networkx.utils import UnionFind
-
 from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import Dataflow, Leaf, Node
 from shardwright.planner.rules import OpRule
 
 #: Per array leaf of one node's result, the dimensions of the colour.
 NodeDims = tuple[frozenset[int], ...]
-
-
-def coloured_dims(
-    flow: Dataflow,
-    is_free: Sequence[bool],
-    rule_of: Callable[[Instruction], OpRule],
-    seeds: Iterable[tuple[int, int]],
-) -> list[NodeDims]:
-    """Dimensions tied to `seeds`: see `Ties`."""
-    return Ties(flow, is_free, rule_of).dims(seeds)
 
 
 def _tie_value(ties: Ties, node: Node, is_free: Sequence[bool]) -> None:
@@ -65,7 +53,7 @@ class Ties:
             for shape in node.shapes:
                 self._first[-1].append(count)
                 count += shape.rank
-        self._tied = UnionFind(range(count))
+        self._above = list(range(count))  # a forest: towards what stands for all that is tied together
         for node in flow.nodes:
             if is_free[node.index]:
                 continue
@@ -91,7 +79,12 @@ class Ties:
 
     def find(self, number: int) -> int:
         """What stands for all dimensions tied to `number`."""
-        return self._tied[number]
+        above = self._above
+        while above[number] != number:
+            above[number] = number = above[above[number]]
+        return number
 
     def tie(self, a: int, b: int) -> None:
-        self._tied.union(a, b)
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self._above[max(a, b)] = min(a, b)

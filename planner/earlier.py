@@ -115,7 +115,7 @@ def _strategy(way: Way, graph: Graph, variable: Variable) -> Strategy | None:
     if not isinstance(way, TensorSharding):
         if leaf >= 0 or node.is_value:
             return None
-        rule = graph.builder.rule(node.instruction, graph.layout.signatures[index])
+        rule = graph.builder.rules.of_number(graph.layout.signatures[index])
         choices = {_said(choice): choice for choice in choices_of(rule, graph.layout.ways[index])}
         along = [[choices[name]] for name in way if name in choices]
         return next(strategies_of(node.instruction, mesh, along, may_split), None) if len(along) == len(way) else None

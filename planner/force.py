@@ -47,12 +47,11 @@ from shardwright.config import FORCED_STRATEGIES, Pins, PlanOptions
 from shardwright.errors import OptionError, PlanError
 from shardwright.hlo import ArrayShape
 from shardwright.options import name_matches
-from shardwright.planner.colours import coloured_dims
+from shardwright.planner.colours import Ties
 from shardwright.planner.confine import Confinement, Roles
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.mixtures import expert_weights
 from shardwright.planner.pins import DimPin, Requirement, Requirements, dim_pin
-from shardwright.planner.strategy_sets import StrategyBuilder
 from shardwright.planner.uneven import divides, divides_or_pays_along_one
 from shardwright.plans import Mesh, TensorSharding
 
@@ -78,11 +77,11 @@ class Forced:
     across: tuple[tuple[int, int], ...] = ()
     state_outputs: tuple[int, ...] = ()
 
-    def confinement(self, flow: Dataflow, is_free: Sequence[bool], builder: StrategyBuilder) -> Confinement:
-        """What the roles leave to each instruction, where axes have some; is_free as `coloured_dims` takes it."""
+    def confinement(self, flow: Dataflow, ties: Ties) -> Confinement:
+        """What the roles leave to each instruction, where axes have some; ties: of the program's dimensions."""
         assert self.roles is not None, "without roles nothing is confined"
-        dims = coloured_dims(flow, is_free, builder.rule, self.batch)
-        across = coloured_dims(flow, is_free, builder.rule, self.across) if self.across else None
+        dims = ties.dims(self.batch)
+        across = ties.dims(self.across) if self.across else None
         return Confinement.of(flow, self.roles, dims, self.state_outputs, across)
 
 

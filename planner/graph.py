@@ -70,8 +70,7 @@ class Graph:
 
     def reason(self, index: int) -> str:
         """Why there is nothing to choose for a node; else empty."""
-        node, number = self.flow.nodes[index], self.layout.signatures[index]
-        if self.is_free[index] and not self.builder.rule(node.instruction, number).reason:
+        if self.is_free[index] and not self.builder.rules.of_number(self.layout.signatures[index]).reason:
             return ""  # and all the ways to make it need not be known
         return self.set_of((index, -1)).reason
 

@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.kernels import Kernels
-from shardwright.planner.rules import rule_of
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments import CHOOSERS, Segments
-from shardwright.planner.signatures import signature
 from shardwright.planner.strategies import ways_through
 
 #: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
@@ -44,7 +42,8 @@ Variable = tuple[int, int]
 class Layout:
     """What of the graph does not depend on the mesh.
 
-    signatures: per node, a number that is equal for instructions with equal strategies.
+    signatures: per node, a number that is equal for instructions with equal strategies (`KnownRules.number`); -1 for
+    what only hands on.
     is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
@@ -121,20 +120,23 @@ def lay_out(
     pinned: Mapping[int, Hashable],
     keys: Mapping[int, Hashable],
     kernels: Kernels,
+    rules: KnownRules,
 ) -> Layout:
     """Decide what may be partial and which values get hubs.
 
     pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
-    keys: the same of nodes that differ in anything else. kernels: see `find_kernels`.
+    keys: the same of nodes that differ in anything else. kernels: see `find_kernels`. rules: of the instructions.
     """
-    signatures, instructions = _signatures(flow)
-    rules = [rule_of(instruction) for instruction in instructions]
-    through = [ways_through(instruction) for instruction in instructions]
+    signatures = [-1 if node.is_value else rules.number(node.instruction) for node in flow.nodes]
+    instructions = {number: node.instruction for number, node in zip(signatures, flow.nodes, strict=True)}
+    through = {number: ways_through(each) for number, each in instructions.items() if number >= 0}
     ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
-    sums = [
-        any(factor.reduction == "add" for factor in rule.factors) and not reduced_at_once(instruction)
-        for rule, instruction in zip(rules, instructions, strict=True)
-    ]
+    sums = {
+        number: any(factor.reduction == "add" for factor in rules.of_number(number).factors)
+        and not reduced_at_once(each)
+        for number, each in instructions.items()
+        if number >= 0
+    }
     made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
     partial = _can_be_partial(flow, free, made, ways, frozenset(pinned))
     allowed = tuple(
@@ -213,22 +215,6 @@ def _behind_loops(
                 apart.add(leaf)
                 direct.update((node.index, leaf) for node in within)
     return frozenset(apart), frozenset(direct)
-
-
-def _signatures(flow: Dataflow) -> tuple[list[int], list[Instruction]]:
-    """Per node the number of its instruction's signature, and an instruction of each; -1 for what only hands on."""
-    numbers: dict[Hashable, int] = {}
-    instructions: list[Instruction] = []
-    found = []
-    for node in flow.nodes:
-        if node.is_value:
-            found.append(-1)
-            continue
-        number = numbers.setdefault(signature(node.instruction), len(numbers))
-        if number == len(instructions):
-            instructions.append(node.instruction)
-        found.append(number)
-    return found, instructions
 
 
 def _can_be_partial(

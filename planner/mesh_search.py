@@ -23,7 +23,7 @@ from shardwright.planner.exposed import nodes_at, nodes_behind
 from shardwright.planner.force import Forced, check_force
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.graph import Graph
-from shardwright.planner.layout import free_nodes, with_views
+from shardwright.planner.layout import with_views
 from shardwright.planner.least_moves import EXACT_RANK, LeastPrices
 from shardwright.planner.ledger import communication, compute_time_s
 from shardwright.planner.meshes import given_mesh
@@ -75,6 +75,7 @@ class MeshSearch:
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0
+        self._strategies: dict[Mesh, StrategyBuilder] = {}
 
     @property
     def is_large(self) -> bool:
@@ -177,15 +178,23 @@ class MeshSearch:
         margin = self.profile.compiler.margin_within(self.limit_bytes)
         return self.program.memory(self.profile, hubs, margin)
 
+    def _strategies_on(self, mesh: Mesh) -> StrategyBuilder:
+        """Strategies on a mesh that is searched: known to all that is searched there, whatever is forced or computed
+        otherwise."""
+        found = self._strategies.get(mesh)
+        if found is None:
+            found = self._strategies[mesh] = self.strategies(Prices(mesh, self.cluster, self.profile))
+        return found
+
     def strategies(self, prices: Prices) -> StrategyBuilder:
         """Strategies on the mesh of `prices`. Dimensions that its axes do not divide are stored padded where they are
         split all the same: no plan for the program as it stands."""
-        return StrategyBuilder(prices, pads=self.options.rewrites != "none")
+        return StrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
 
     def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
-        prices = Prices(mesh, self.cluster, self.profile)
-        chain = self._chain(prices, self.strategies(prices), force, in_place)
+        builder = self._strategies_on(mesh)
+        chain = self._chain(builder.prices, builder, force, in_place)
         chain.graph.preference = Preference(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
         return chain
 
@@ -203,7 +212,7 @@ class MeshSearch:
         even_rank, uneven_rank: as `LeastPrices` takes them.
         """
         prices = LeastPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
-        builder = BoundingBuilder(prices, pads=self.options.rewrites != "none")
+        builder = BoundingBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
         return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
 
     @property
@@ -228,8 +237,7 @@ class MeshSearch:
         }
         confinement: Confinement | None = None
         if force.roles is not None:
-            free = free_nodes(self.flow, requirements, with_stored=True)
-            confinement = force.confinement(self.flow, free, builder)
+            confinement = force.confinement(self.flow, self.program.ties(requirements))
         in_place = with_views(self.flow, in_place)
         extra: dict[int, Hashable] = dict.fromkeys(in_place, "in place")
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()

@@ -16,6 +16,7 @@ from shardwright.options import name_matches
 from shardwright.planner.annotations import VariableShardings, collect, refuse_manual
 from shardwright.planner.batch_dims import batch_dims
 from shardwright.planner.budget import Memory
+from shardwright.planner.colours import Ties
 from shardwright.planner.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.donors import alias_donors
 from shardwright.planner.exposed import gradients
@@ -23,6 +24,7 @@ from shardwright.planner.force import Forced, forced, pins_by_name, state_argume
 from shardwright.planner.foreign import ForeignSharding
 from shardwright.planner.inlining import inline_calls
 from shardwright.planner.kernels import Kernels, find_kernels
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.layout import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
@@ -47,7 +49,7 @@ class Program:
     batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
     pins: requirements by node. twins: nodes that compute again what another one does, and which.
     said: how the program's own arguments and outputs lie, where it says so.
-    state: nodes of arguments kept between steps; arriving: of all others.
+    state: nodes of arguments kept between steps; arriving: of all others. rules: of its instructions.
     """
 
     def __init__(self, hlo: str | Module | Source, options: PlanOptions) -> None:
@@ -60,6 +62,7 @@ class Program:
         self.said = VariableShardings.of(self.original, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
         self._written = inline_calls(write_out_shardings(alias_donors(self.original), outputs))
+        self.rules = KnownRules()
         self._read(None, options.micro_batches or 1)
 
     def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
@@ -68,6 +71,7 @@ class Program:
         Raises MicroBatchError where it does not split.
         """
         made = copy(self)
+        made.rules = KnownRules(self.rules)
         made._read(again, micro_batches)
         return made
 
@@ -105,6 +109,7 @@ class Program:
         self._structures: dict[Hashable, Structure] = {}
         self._gradients: frozenset[Leaf] | None = None
         self._batch_dims: Mapping[int, int] | None = None
+        self._ties: dict[tuple[bool, ...], Ties] = {}
 
     def storing(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
         """Take over what another program says of the same arguments and outputs; batch: see the class."""
@@ -139,8 +144,15 @@ class Program:
         if not isinstance(options.force, str):
             return Forced(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
         if self._batch_dims is None:
-            self._batch_dims = self.batch or batch_dims(self.module, self.flow, self.options)
+            self._batch_dims = self.batch or batch_dims(self.module, self.flow, self.options, self.rules)
         return forced(self.flow, self.arguments, options, mesh, self._batch_dims)
+
+    def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> Ties:
+        """Which dimensions go together where the nodes of `requirements` may not choose freely."""
+        free = tuple(free_nodes(self.flow, requirements, with_stored=True))
+        if free not in self._ties:
+            self._ties[free] = Ties(self.flow, free, self.rules)
+        return self._ties[free]
 
     def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
         """Segments and variables where the nodes of `requirements` may not choose freely.
@@ -171,7 +183,7 @@ class Structure:
         keys = dict.fromkeys(program.arriving, ("arriving",))
         for node, what in extra.items():
             keys[node] = (*keys.get(node, ()), what)
-        self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys, program.kernels)
+        self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys, program.kernels, program.rules)
         self.instances: tuple[Instance, ...] = instances_of(
             flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
         )

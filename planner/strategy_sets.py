@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.prices import FloatArray, IntArray, Prices
-from shardwright.planner.rules import OpRule, rule_of
-from shardwright.planner.signatures import signature
+from shardwright.planner.rules import OpRule
 from shardwright.planner.strategies import (
     Choice,
     Near,
@@ -77,15 +77,17 @@ class StrategyBuilder:
     """Strategy sets of instructions on one mesh; equal instructions share one set.
 
     pads: dimensions may also be split over an axis that does not divide them; over several, near a chosen strategy.
-    pads_along_several: or always.
+    pads_along_several: or always. rules: of the instructions, where some are known.
     """
 
-    def __init__(self, prices: Prices, *, pads: bool = False, pads_along_several: bool = False) -> None:
-        self._prices = prices
+    def __init__(
+        self, prices: Prices, *, pads: bool = False, pads_along_several: bool = False, rules: KnownRules | None = None
+    ) -> None:
+        self.prices = prices
         self._pads = pads
         self._pads_along_several = pads_along_several
         self._sets: dict[object, StrategySet] = {}
-        self._rules: dict[object, OpRule] = {}
+        self.rules = rules or KnownRules()
         self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
 
     def may_split(self, *, is_near: bool = False) -> MaySplit:
@@ -93,14 +95,6 @@ class StrategyBuilder:
         if not self._pads:
             return divides
         return divides_or_pays if self._pads_along_several or is_near else divides_or_pays_along_one
-
-    def rule(self, instruction: Instruction, number: int | None = None) -> OpRule:
-        """The instruction's rule. number: stands for its signature."""
-        key = signature(instruction) if number is None else number
-        found = self._rules.get(key)
-        if found is None:
-            found = self._rules[key] = rule_of(instruction)
-        return found
 
     def of_instruction(
         self,
@@ -113,15 +107,16 @@ class StrategyBuilder:
     ) -> StrategySet:
         """Strategies by the instruction's rule; the first one is replicated unless only those `near` one are asked for.
 
-        linear: which operand leaves may be partial sums together. number: stands for the instruction's signature.
-        ends_kernel: see `cost.compute_time_s`.
+        linear: which operand leaves may be partial sums together. number: of the instruction's signature, by
+        `rules`. ends_kernel: see `cost.compute_time_s`.
         """
-        key = (signature(instruction) if number is None else number, linear, near, ends_kernel)
+        number = self.rules.number(instruction) if number is None else number
+        key = (number, linear, near, ends_kernel)
         found = self._sets.get(key)
         if found is None and ends_kernel:
-            found = self.of_instruction(instruction, linear, number, near).launched(self._prices.profile.launch_s)
+            found = self.of_instruction(instruction, linear, number, near).launched(self.prices.profile.launch_s)
         elif found is None:
-            found = self._build(instruction, linear, near)
+            found = self._build(instruction, self.rules.of_number(number), linear, near)
         self._sets[key] = found
         return found
 
@@ -131,7 +126,7 @@ class StrategyBuilder:
         found = self._sets.get(key)
         if found is None:
             found = self.of_shardings(
-                tuple(shardings_of(shape, self._prices.mesh, partial, near, self.may_split(is_near=near is not None)))
+                tuple(shardings_of(shape, self.prices.mesh, partial, near, self.may_split(is_near=near is not None)))
             )
             self._sets[key] = found
         return found
@@ -139,7 +134,7 @@ class StrategyBuilder:
     def giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
         """A strategy that makes the instruction's array as `result` and reduces nothing; None where there is none.
 
-        number: stands for the instruction's signature.
+        number: of the instruction's signature, by `rules`.
         """
         key = (number, result)
         if key not in self._giving:
@@ -148,14 +143,14 @@ class StrategyBuilder:
 
     def _find_giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
         places = {axis: dim for dim, axes in enumerate(result.dims) for axis in axes}
-        factors = self.rule(instruction, number).factors
+        factors = self.rules.of_number(number).factors
         choices = [
             [Choice(factor=factor) for factor in factors if factor.results == (places[axis.name],)]
             if axis.name in places
             else [Choice()]
-            for axis in self._prices.mesh.axes
+            for axis in self.prices.mesh.axes
         ]
-        found = strategies_of(instruction, self._prices.mesh, choices, self.may_split())
+        found = strategies_of(instruction, self.prices.mesh, choices, self.may_split())
         return next((each for each in found if each.results == (result,) and not each.partial), None)
 
     def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
@@ -168,15 +163,14 @@ class StrategyBuilder:
         return found.only([i for i, strategy in enumerate(found.strategies) if near.admits(strategy)])
 
     def _build(
-        self, instruction: Instruction, linear: tuple[frozenset[int], ...], near: Near | None = None
+        self, instruction: Instruction, rule: OpRule, linear: tuple[frozenset[int], ...], near: Near | None = None
     ) -> StrategySet:
-        rule = rule_of(instruction)
-        mesh = self._prices.mesh
+        mesh = self.prices.mesh
         may_split = self.may_split(is_near=near is not None)
         strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, may_split))
         compute_s = np.array(
             [
-                self._prices.compute_s(instruction, each.operands, local_results(each), ends_kernel=False)
+                self.prices.compute_s(instruction, each.operands, local_results(each), ends_kernel=False)
                 for each in strategies
             ]
         )
@@ -186,7 +180,7 @@ class StrategyBuilder:
     def _set(
         self, strategies: tuple[Strategy, ...], compute_s: FloatArray, combined_s: FloatArray, reason: str
     ) -> StrategySet:
-        identify = self._prices.identify
+        identify = self.prices.identify
         count = len(strategies)
         return StrategySet(
             strategies=strategies,
@@ -204,9 +198,9 @@ class StrategyBuilder:
     def _combined_s(self, instruction: Instruction, strategy: Strategy) -> float:
         """Seconds of combining what the devices compute: sums that cannot stay partial, exchanges within the rule."""
         reduced_s = sum(
-            self._prices.reshard_s(leaf, source, target)
+            self.prices.reshard_s(leaf, source, target)
             for leaf, *stages in zip(instruction.shape.leaves, *stages_of_sum(strategy), strategy.results, strict=True)
             for source, target in pairwise(stages)
         )
-        exchanged_s = sum(self._prices.collective_s(e.kind, e.axes, e.payload_bytes) for e in strategy.exchanges)
+        exchanged_s = sum(self.prices.collective_s(e.kind, e.axes, e.payload_bytes) for e in strategy.exchanges)
         return reduced_s + exchanged_s

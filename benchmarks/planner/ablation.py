@@ -173,7 +173,8 @@ def _chain_without(search: Search, off: str) -> _Chain:
     if off == "segments":
         free = layout.is_free
         segments = Segments(of=tuple(-1 if each else 0 for each in free), count=1, cuts=())
-        layout = lay_out(flow, free, segments, {}, dict.fromkeys(program.arriving, ("arriving",)))
+        keys = dict.fromkeys(program.arriving, ("arriving",))
+        layout = lay_out(flow, free, segments, {}, keys, program.kernels, program.rules)
     if off == "hubs":
         needed = {hub: weight for hub, weight in layout.hubs.items() if hub in layout.crossing or hub in layout.whole}
         layout = replace(layout, hubs=needed)

@@ -9,18 +9,18 @@ from shardwright.config import PlanOptions
 from shardwright.planner.colours import Ties
 from shardwright.planner.dataflow import Dataflow
 from shardwright.planner.force import state_arguments
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.layout import free_nodes
 from shardwright.planner.microbatch.kinds import Along
-from shardwright.planner.rules import rule_of
 
 #: Arguments whose dimensions are tried, the largest first: where parameters that are not trained are arguments
 #: of their own, they may be larger than the batch.
 _MOST_ARGUMENTS = 4
 
 
-def ties_of(flow: Dataflow) -> Ties:
+def ties_of(flow: Dataflow, rules: KnownRules | None = None) -> Ties:
     """Which dimensions rules tie together in a program without pins."""
-    return Ties(flow, free_nodes(flow, {}), rule_of)
+    return Ties(flow, free_nodes(flow, {}), rules or KnownRules())
 
 
 def candidates(flow: Dataflow, options: PlanOptions, ties: Ties | None = None) -> Iterator[dict[int, Along]]:

@@ -295,7 +295,7 @@ class Demand:
             return None
         if opcode in ("while", "conditional"):
             return self._loop_in_parts(instruction, leaf, kind)
-        reading = localized(instruction, leaf, kind)
+        reading = localized(instruction, leaf, kind, self.labeller.rules)
         if reading is None:
             return None
         results = _versions(instruction, reading.results)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.hlo import Computation, Instruction, TupleShape
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, joined
 from shardwright.planner.microbatch.locality import Reading, apart, reading
 
@@ -87,12 +88,14 @@ class Labeller:
     """Labels of computations.
 
     most_early: elements of the largest value that may be computed ahead of the parts. inexact: whether micro-batches
-    may take their own part for the whole batch, where that is needed; `taken` then says where they do.
+    may take their own part for the whole batch, where that is needed; `taken` then says where they do. rules: of the
+    instructions, where some are known.
     """
 
-    def __init__(self, most_early: int, *, inexact: bool = False) -> None:
+    def __init__(self, most_early: int, *, inexact: bool = False, rules: KnownRules | None = None) -> None:
         self._most_early = most_early
         self.inexact = inexact
+        self.rules = rules or KnownRules()
         self.taken: dict[Instruction, None] = {}
         self._reasons: dict[Instruction, Instruction] = {}
 
@@ -236,11 +239,15 @@ class _Region:
     # ---- what computes -----------------------------------------------------------
     def _computed(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
         labels = self.labels
-        found = reading(instruction, kinds, adds_whole=self._adds_whole) if DONE not in kinds else None
+        found = (
+            reading(instruction, kinds, self._labeller.rules, adds_whole=self._adds_whole)
+            if DONE not in kinds
+            else None
+        )
         if found is None:
             early = tuple(self._early(instruction, kinds))
             if early != kinds:
-                found = reading(instruction, early, adds_whole=self._adds_whole)
+                found = reading(instruction, early, self._labeller.rules, adds_whole=self._adds_whole)
         if found is None and self._labeller.inexact:
             found = self._inexact(instruction, kinds)
         if found is not None:
@@ -271,7 +278,10 @@ class _Region:
             WHOLE if isinstance(kind, Term | Done) and self._has_own(owner) else kind
             for owner, kind in zip(owners, kinds, strict=True)
         )
-        found = reading(instruction, own, adds_whole=self._adds_whole) if own != kinds else apart(instruction, kinds)
+        if own == kinds:
+            found = apart(instruction, kinds)
+        else:
+            found = reading(instruction, own, self._labeller.rules, adds_whole=self._adds_whole)
         if found is not None:
             beside = [owner for owner, kind, now in zip(owners, kinds, own, strict=True) if kind != now]
             self._labeller.taken |= dict.fromkeys(cause(self.labels, each) for each in beside or [instruction])

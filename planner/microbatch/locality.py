@@ -14,8 +14,9 @@ from functools import lru_cache
 from math import gcd, prod
 
 from shardwright.hlo import Instruction
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, Kind, Term, Whole
-from shardwright.planner.rules import Factor, rule_of
+from shardwright.planner.rules import Factor
 from shardwright.planner.rules.base import factor, operand_leaves
 from shardwright.planner.rules.linear import becomes_partial, is_zero, linear_ways
 
@@ -36,7 +37,9 @@ class Reading:
     divisor: int = 0
 
 
-def reading(instruction: Instruction, kinds: tuple[Kind, ...], *, adds_whole: bool) -> Reading | None:
+def reading(
+    instruction: Instruction, kinds: tuple[Kind, ...], rules: KnownRules, *, adds_whole: bool
+) -> Reading | None:
     """How a micro-batch computes `instruction` of operand leaves of these kinds; None where it cannot.
 
     adds_whole: a whole value may be added to terms, as the first one's part; else only zeros may.
@@ -45,19 +48,19 @@ def reading(instruction: Instruction, kinds: tuple[Kind, ...], *, adds_whole: bo
     if all(isinstance(kind, Whole) for kind in kinds):
         return None if instruction.opcode in IMPURE else Reading(kinds, (WHOLE,) * count)
     if any(isinstance(kind, Along) for kind in kinds):
-        return _along(instruction, kinds)
+        return _along(instruction, kinds, rules)
     if all(kind in (WHOLE, SUM) for kind in kinds):
         return _linear(instruction, kinds, adds_whole=adds_whole)
     return None
 
 
-def localized(instruction: Instruction, leaf: int, wanted: Along) -> Reading | None:
+def localized(instruction: Instruction, leaf: int, wanted: Along, rules: KnownRules) -> Reading | None:
     """How a micro-batch makes its part of a whole value from parts of the operands; None where it must cut it out."""
     if instruction.opcode == "reshape":
         source, target = instruction.operands[0].shape.leaves[0], instruction.shape.leaves[0]
         found = _reshaped(target.dimensions, source.dimensions, wanted)
         return None if found is None else Reading((found[0],), (wanted,), found[1])
-    for each in _factors(instruction):
+    for each in _factors(instruction, rules):
         if each.contracted or each.results[leaf] != wanted.dim or not _keeps(instruction, each, wanted.outer):
             continue
         return Reading(_cut(each.operands, wanted.outer), _cut(each.results, wanted.outer), each.size // wanted.outer)
@@ -88,7 +91,7 @@ def is_running(instruction: Instruction, dim: int) -> bool:
     return window.sizes[dim] == size and window.strides[dim] == 1 and padding == {0, size - 1}
 
 
-def _along(instruction: Instruction, kinds: tuple[Kind, ...]) -> Reading | None:
+def _along(instruction: Instruction, kinds: tuple[Kind, ...], rules: KnownRules) -> Reading | None:
     cut = {i: kind for i, kind in enumerate(kinds) if isinstance(kind, Along)}
     outers = {kind.outer for kind in cut.values()}
     if len(outers) > 1:
@@ -99,7 +102,7 @@ def _along(instruction: Instruction, kinds: tuple[Kind, ...]) -> Reading | None:
         source, target = instruction.operands[0].shape.leaves[0], instruction.shape.leaves[0]
         found = _reshaped(source.dimensions, target.dimensions, kind)
         return None if found is None else Reading(kinds, (found[0],), found[1])
-    for each in _factors(instruction):
+    for each in _factors(instruction, rules):
         if any(each.operands[i] != kind.dim for i, kind in cut.items()) or not _keeps(instruction, each, outer):
             continue
         operands = _cut(each.operands, outer)
@@ -146,9 +149,9 @@ def _may_be_term(instruction: Instruction, leaf: int, element_type: str, adds_wh
 # ---- factors -----------------------------------------------------------------
 
 
-def _factors(instruction: Instruction) -> Iterator[Factor]:
+def _factors(instruction: Instruction, rules: KnownRules) -> Iterator[Factor]:
     """The factors that one micro-batch can take by itself."""
-    rule = rule_of(instruction)
+    rule = rules(instruction)
     if rule.leafwise:
         return
     looked_up = _looked_up(instruction)

@@ -12,6 +12,7 @@ from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.dataflow import build_dataflow
 from shardwright.planner.inlining import inline_calls
+from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch.batch import candidates
 from shardwright.planner.microbatch.demand import Demand, How, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
@@ -137,8 +138,10 @@ def _refuse_effects(module: Module) -> None:
             )
 
 
-def labelled(module: Module, batch: Mapping[int, Along], *, inexact: bool = False) -> tuple[Labeller, Labels]:
-    """The kinds of all values where these flat arguments carry the batch. inexact: see `Labeller`."""
+def labelled(
+    module: Module, batch: Mapping[int, Along], *, inexact: bool = False, rules: KnownRules | None = None
+) -> tuple[Labeller, Labels]:
+    """The kinds of all values where these flat arguments carry the batch. inexact, rules: see `Labeller`."""
     kinds: dict[Instruction, tuple[Kind, ...]] = {}
     number, most = 0, 0
     for parameter in sorted(module.entry.parameters, key=lambda p: p.index):
@@ -146,7 +149,7 @@ def labelled(module: Module, batch: Mapping[int, Along], *, inexact: bool = Fals
         kinds[parameter] = tuple(batch.get(number + leaf, WHOLE) for leaf in range(len(leaves)))
         most = max([most, *(prod(leaf.dimensions) for i, leaf in enumerate(leaves) if number + i in batch)])
         number += len(leaves)
-    labeller = Labeller(most_early=most, inexact=inexact)
+    labeller = Labeller(most_early=most, inexact=inexact, rules=rules)
     return labeller, labeller.entry(module.entry, kinds)
 
 

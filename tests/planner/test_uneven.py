@@ -110,7 +110,7 @@ def prefer_uneven(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     def combined_s(self: StrategyBuilder, instruction: Instruction, strategy: Strategy) -> float:
         shapes = (instruction.shape, *(operand.shape for operand in instruction.operands))
         chance = random.Random(str((seed, instruction.opcode, shapes, strategy.operands, strategy.results))).random()
-        surcharge = 0.0 if any(uneven(instruction, strategy, self._prices.mesh)) else 0.3
+        surcharge = 0.0 if any(uneven(instruction, strategy, self.prices.mesh)) else 0.3
         return 0.01 * real(self, instruction, strategy) + 3e-2 * (surcharge + chance)
 
     monkeypatch.setattr(StrategyBuilder, "_combined_s", combined_s)
