@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from shardwright.hlo import Instruction
 
+#: Mark of a dot that `reads_otherwise`.
+REORDERED = ("reordered",)
+
 
 class _Side(NamedTuple):
     """One operand of a dot: its dimensions by what they are for, and their lengths on one device."""
@@ -24,6 +27,10 @@ class _Side(NamedTuple):
     def is_canonical(self) -> bool:
         """Whether XLA leaves it as it is: batch dimensions first, a matrix or a vector behind."""
         return self.batch == tuple(range(len(self.batch))) and len(self.contracted) == 1 and len(self.free) <= 1
+
+    def lengthy(self, dims: tuple[int, ...]) -> int:
+        """How many of some dimensions have more than one element."""
+        return sum(self.lengths[dim] > 1 for dim in dims)
 
     def change_to(self, order: tuple[tuple[int, ...], ...]) -> str:
         """What brings the dimensions into an order: `transpose`, or `bitcast` where elements stay where they are."""
@@ -61,6 +68,18 @@ def operand_orders(
             yield "bitcast" if 1 in lengths else "", (natural,)
         else:
             yield side.change_to(order), order
+
+
+def reads_otherwise(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether batch dimensions of a dot of such operands lie beside several free or several contracted ones.
+
+    XLA:TPU lays such an operand out as the result is read: its batch dimensions come between the others, in a copy that
+    the dot's kernel makes of what is stored (seen in its optimized HLO, libtpu 0.0.42.1).
+    """
+    return any(
+        side.lengthy(side.batch) and max(side.lengthy(side.free), side.lengthy(side.contracted)) > 1
+        for side in _sides(dot, shapes)
+    )
 
 
 def adds_nothing_up(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> bool:

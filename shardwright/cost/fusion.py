@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.cost.columns import columns
+from shardwright.cost.dots import REORDERED
 from shardwright.cost.library import OUTSIDE, library_kernels
 from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, IDENTITIES, LOOPS, PRODUCTS, TUPLE_VIEWS
 from shardwright.cost.profiles import Compiler
@@ -186,7 +187,7 @@ class _Fusion:
 
     def _is_rounded_product(self, node: int) -> bool:
         """Whether a node is read by products alone, as bfloat16, and made elementwise of another one: that one's kernel
-        stores it."""
+        stores it, unless its readers compute it again of what is stored for others."""
         program = self.program
         (leaf, *others) = program.instructions[node].shape.leaves
         is_rounded = leaf.element_type == "f32" and program.sizes_bytes[node] == (2 * program.elements[node],)
@@ -200,6 +201,8 @@ class _Fusion:
                 elif program.opcodes[operand] in ELEMENTWISE and inside.issuperset(self.users[operand]):
                     inside.add(operand)
                     todo.append(operand)
+        if any(program.marks.get(user) == REORDERED for user in self.users[node]):
+            return bool(products)  # a copy computes nothing: the value is stored for it beside what it is made of
         return any(inside.issuperset(self.users[product]) for product in products)
 
     def _takes_in(self, user: int, node: int) -> bool:
@@ -209,10 +212,16 @@ class _Fusion:
         if node in self.columns and user not in self.columns:
             return False
         if self.is_open[user]:
-            return self.is_loop[node]
+            return self.is_loop[node] and not self._is_cut_for_product(user)
         if self.program.opcodes[user] == "reduce":
             return self.program.opcodes[node] in ELEMENTWISE and len(self.users[node]) == 1
         return False
+
+    def _is_cut_for_product(self, node: int) -> bool:
+        """Whether a node is the part of an array that a product's kernel reads: it computes no more than it reads."""
+        if not self.compiler.products_take_in or self.program.opcodes[node] != "dynamic-slice":
+            return False
+        return all(self.has_product[self._home(user)] for user in self.users[node])
 
     def _is_copying(self, node: int) -> bool:
         """Concatenations along the last dimension move whole pieces."""

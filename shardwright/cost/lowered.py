@@ -14,13 +14,20 @@ from typing import NamedTuple
 
 from shardwright.cost.columns import GATHERED
 from shardwright.cost.convolution import batch_groups, convolution_orders
-from shardwright.cost.dots import adds_nothing_up, has_other_dimensions, operand_orders, orders_to_spread
+from shardwright.cost.dots import (
+    REORDERED,
+    adds_nothing_up,
+    has_other_dimensions,
+    operand_orders,
+    orders_to_spread,
+    reads_otherwise,
+)
 from shardwright.cost.duplicates import without_duplicates
 from shardwright.cost.inline import FlatComputation
 from shardwright.cost.inverses import APART, with_inverses
 from shardwright.cost.limits import without_limits
 from shardwright.cost.masks import is_counted_in_group, masked_dims
-from shardwright.cost.opcodes import ANY_TYPE, MARKER_TARGETS, PRODUCTS
+from shardwright.cost.opcodes import ANY_TYPE, IDENTITIES, MARKER_TARGETS, PRODUCTS
 from shardwright.cost.paths import Move
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.cost.program import Program
@@ -267,6 +274,8 @@ class _Lowered:
             node = self._multiplied(instruction, operands, local)
         else:
             node = self._add(opcode, instruction, operands, local)
+            if opcode == "dot" and reads_otherwise(instruction, self._lengths(instruction)):
+                self.program.marks[node] = REORDERED
         is_wide = self.widens and self._is_widened(instruction) and _is_bf16(instruction)
         if is_wide:
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
@@ -378,8 +387,29 @@ class _Lowered:
             if kind == "all-gather" and self.compiler.copies_gathered and self._gathers_inner(shape, source, target):
                 node = self._like("copy", instruction, node, mark=GATHERED)
         if self.program.sizes_bytes[node] != (self.lowering.shard(shape, target)[0],):
+            if not moves:
+                node = self._padded(instruction, node, source, target)
             node = self._add(_SLICE, instruction, (node,), wanted)
         return node
+
+    def _padded(self, instruction: Instruction, node: int, source: TensorSharding, target: TensorSharding) -> int:
+        """The node that holds a shard as it is sliced: parts have one size, so that what they do not divide is padded,
+        unless it was gathered from such parts.
+
+        After PadBaseShapeBeforeUnevenTiledSharding (xla/service/spmd/spmd_partitioner_util.cc).
+        """
+        program, mesh, (shape,) = self.program, self.lowering.mesh, instruction.shape.leaves
+        parts = (mesh.size(want) // mesh.size(have) for have, want in zip(source.dims, target.dims, strict=True))
+        before, after = (each.shard_shape(shape.dimensions, mesh) for each in (source, target))
+        lengths = [max(have, count * want) for count, have, want in zip(parts, before, after, strict=True)]
+        uneven = [dim for dim, length in enumerate(lengths) if length > before[dim]]
+        made = node
+        while program.opcodes[made] in IDENTITIES:
+            (made,) = program.operands[made]
+        if not uneven or any(program.marks.get(made) == along(dim, made) for dim in uneven):
+            return node
+        size, elements = program.sizes_bytes[node][0], prod(lengths)
+        return program.add("pad", instruction, (node,), (size * elements // program.elements[node],), elements)
 
     def _joined(self, move: Move, shard: int, edges: int, size: int) -> int:
         """As much as a shard has, of it and its neighbours' edges together."""

@@ -54,4 +54,4 @@ MARKER_TARGETS = frozenset({
 LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
 
 #: What no two kernels compute, each for itself.
-EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map"}
+EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map", "pad"}

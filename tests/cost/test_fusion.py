@@ -242,3 +242,74 @@ ENTRY main {
 @pytest.mark.parametrize(("total", "is_stored"), [("add(x, y)", True), ("negate(x)", False)])
 def test_what_several_convolutions_read_is_computed_once_unless_it_costs_little(total: str, is_stored: bool) -> None:
     assert ("total" in stored(CONVOLVED.replace("TOTAL", total), "tpu-v5e")) == is_stored
+
+
+MIXTURE = """HloModule mixture
+
+ENTRY main {
+  x = f32[4,2,8,16]{3,2,1,0} parameter(0)
+  up = f32[4,16,32]{2,1,0} parameter(1)
+  down = f32[4,32,16]{2,1,0} parameter(2)
+  made = f32[4,2,8,32]{3,2,1,0} dot(x, up), lhs_batch_dims={0}, lhs_contracting_dims={3}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+  active = f32[4,2,8,32]{3,2,1,0} multiply(made, made)
+  back = f32[4,2,8,16]{3,2,1,0} dot(active, down), lhs_batch_dims={0}, lhs_contracting_dims={3}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+  ROOT out = (f32[4,2,8,16]{3,2,1,0}, f32[4,2,8,32]{3,2,1,0}) tuple(back, made)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("experts", "rows", "is_stored"),
+    [
+        (4, 2, True),  # a copy that lies otherwise computes nothing
+        (1, 2, False),  # one product
+        (4, 1, False),  # nothing lies between batch and rows
+    ],
+)
+def test_what_is_read_in_another_order_is_stored_in_two_precisions(experts: int, rows: int, is_stored: bool) -> None:
+    text = MIXTURE.replace("[4,2,", f"[{experts},{rows},").replace("[4,", f"[{experts},")
+    found = stored(text, "tpu-v5e")
+    assert "made" in found
+    assert ("active" in found) == is_stored
+
+
+CUT = """HloModule cut
+
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  y = f32[64,64]{1,0} parameter(1)
+  at = s32[] parameter(2)
+  zero = s32[] constant(0)
+  mask = f32[64,64]{1,0} multiply(x, y)
+  part = f32[64,16]{1,0} dynamic-slice(mask, zero, at), dynamic_slice_sizes={64,16}
+  READ
+  ROOT out = (f32[64,16]{1,0}) tuple(read)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "is_stored"),
+    [
+        ("dot(y, part), lhs_contracting_dims={1}, rhs_contracting_dims={0}", True),
+        ("negate(part)", False),
+    ],
+)
+def test_what_a_product_reads_a_part_of_is_stored(read: str, is_stored: bool) -> None:
+    text = CUT.replace("READ", f"read = f32[64,16]{{1,0}} {read}")
+    assert ("mask" in stored(text, "tpu-v5e")) == is_stored
+
+
+@pytest.mark.parametrize(("read", "is_stored"), [("padded", True), ("two", False)])
+def test_padding_is_not_computed_by_two_kernels(read: str, is_stored: bool) -> None:
+    text = f"""HloModule padded
+ENTRY main {{
+  x = f32[64,61]{{1,0}} parameter(0)
+  zero = f32[] constant(0)
+  padded = f32[64,64]{{1,0}} pad(x, zero), padding=0_0x0_3
+  two = f32[64,64]{{1,0}} sine(padded)
+  one = f32[64,64]{{1,0}} negate({read})
+  ROOT out = (f32[64,64]{{1,0}}, f32[64,64]{{1,0}}) tuple(one, two)
+}}
+"""
+    assert ("padded" in stored(text, "cpu")) == is_stored
