@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
@@ -245,16 +245,28 @@ class Memory:
         return leaves[leaf] if leaf < len(leaves) else None
 
 
+class SizeRange(NamedTuple):
+    """A value that is made of so many bytes on one device: more than `over`, and no more than `up_to`."""
+
+    leaf: Leaf
+    over: float
+    up_to: float
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryPrice:
-    """Seconds per byte at each of some peaks, and so of everything that is live there."""
+    """Seconds per byte at each of some peaks, and so of everything that is live there.
+
+    within: what plans must keep to, besides: all others are barred (`branching`).
+    """
 
     peaks: tuple[tuple[Peak, float], ...]
+    within: tuple[SizeRange, ...] = ()
 
     @classmethod
-    def shared(cls, peaks: Sequence[Peak], price: float) -> MemoryPrice:
+    def shared(cls, peaks: Sequence[Peak], price: float, within: tuple[SizeRange, ...] = ()) -> MemoryPrice:
         """A price that each of some peaks has an equal part of."""
-        return cls(peaks=tuple((peak, price / len(peaks)) for peak in peaks))
+        return cls(peaks=tuple((peak, price / len(peaks)) for peak in peaks), within=within)
 
     @property
     def total(self) -> float:
@@ -263,11 +275,16 @@ class MemoryPrice:
 
     def times(self, factor: float) -> MemoryPrice:
         """The same, dearer by a factor."""
-        return MemoryPrice(peaks=tuple((peak, factor * price) for peak, price in self.peaks))
+        return replace(self, peaks=tuple((peak, factor * price) for peak, price in self.peaks))
 
     def of_value(self, leaf: Leaf) -> float:
         """Seconds per byte of a value's own storage."""
         return self.as_made.get(leaf, 0.0) + self.as_reduced.get(leaf, 0.0)
+
+    def range_of(self, nodes: Iterable[int]) -> tuple[SizeRange, ...]:
+        """What of values that some nodes make plans must keep to."""
+        made_by = set(nodes) if self.within else set()
+        return tuple(each for each in self.within if each.leaf[0] in made_by)
 
     @cached_property
     def as_made(self) -> Mapping[Leaf, float]:

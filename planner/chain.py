@@ -134,6 +134,9 @@ class Chain:
                 kept = kept_bytes(self.graph, made)
                 if kept is not None:
                     priced.add_edge(mine, position[kept[0]], seconds * kept[1])
+        for each in self.price.range_of(same):
+            size = value_bytes(self.graph, (node, each.leaf[1]))
+            priced.costs[mine] = np.where((each.over < size) & (size <= each.up_to), priced.costs[mine], np.inf)
 
     def _price_use(
         self, priced: Problem, position: Mapping[Variable, int], index: int, number: int, same: Sequence[int]

@@ -21,18 +21,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.errors import MemoryBudgetError
 from shardwright.planner.assemble import decide
 from shardwright.planner.bound import best_alike
+from shardwright.planner.branching import Branch, branched
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.descent import descend
-from shardwright.planner.fitting import NEARLY_FREE, fitted
-from shardwright.planner.found import LEAST_GAIN, Found
+from shardwright.planner.fitting import NEARLY_FREE
+from shardwright.planner.found import Found
 from shardwright.planner.least_moves import EXACT_RANK
-from shardwright.planner.memory_bound import Bound, Dual, least_that_fits, without_budget
+from shardwright.planner.memory_bound import Bound, Dual, Tangent, least_that_fits, without_budget
 from shardwright.planner.mesh_search import MeshSearch
+from shardwright.planner.read_off import descended, fitted_from, read_as_plan
 
 #: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
 #: closed, where the edges between decisions have so few entries that message passing takes seconds (17 million: 9 s).
@@ -101,13 +101,18 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
         return _thriftier(search, found, chain, read)
     if found.cost.gap <= MOST_OPEN:
         return found
+    high: Tangent | None = None
     for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s))):
         found = _bounded(found, Bound(made.bound_s, made.chain))
         if made.slope <= 0 and found.cost.gap > MOST_OPEN:
-            found = _descended(search, found, made.chain, made.solved)
+            found = descended(search, found, made.chain, made.solved)
         if found.cost.gap <= MOST_OPEN:
-            break
-    return found
+            return found
+        low, high = (made, high) if made.slope > 0 else (low, made)
+    if high is None:
+        return found
+    root = Branch(bound_s=found.cost.lower_bound_s, dual=dual, low=low, high=high)
+    return branched(search, found, root, MOST_OPEN)
 
 
 def _bounded(found: Found, bound: Bound) -> Found:
@@ -121,11 +126,11 @@ def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
     read = best_alike(chain)
     if not chain.runs:
         found = _bounded(found, without_budget(read.rolled_bound, chain, search.limit_bytes))
-    return _descended(search, found, chain, read)
+    return descended(search, found, chain, read)
 
 
 def _thriftier(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
-    """What `_descended` gives where that fits; else, of what is read off at prices of memory where it peaks, the
+    """What `descended` gives where that fits; else, of what is read off at prices of memory where it peaks, the
     fastest that does.
 
     What bounds has a price where the unsplit program peaks. A plan that has room there may peak elsewhere, of what it
@@ -133,47 +138,14 @@ def _thriftier(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain
     """
     unit, peaks = found.cost.step_s / found.memory.peak_bytes, list[Peak]()
     model = search.memory_model(chain.graph.layout.hubs)
-    other = _read_as_plan(search, found, chain, read)
+    other = read_as_plan(search, found, chain, read)
     for price in _PRICES:
         if search.needed_bytes(other) <= search.limit_bytes or search.is_late():
             break
         peaks += [model.peak(other.decisions), model.peak_of_buffers(other.held, other.decisions)]
         chain = chain.with_price(MemoryPrice.shared(peaks, price * unit))
-        made = _read_as_plan(search, found, chain, best_alike(chain))
+        made = read_as_plan(search, found, chain, best_alike(chain))
         if made.cost.step_s >= found.cost.step_s:  # between the two may be one that fits
             break
         other = made
-    return _fitted(search, found, other)
-
-
-def _descended(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
-    """The plan that is descended to from an assignment of a chain, or one near it that fits, if that is faster than one
-    that is known."""
-    return _fitted(search, found, _read_as_plan(search, found, chain, read))
-
-
-def _read_as_plan(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain) -> Found:
-    """The plan that is descended to from an assignment of a chain, at the chain's price of memory."""
-    axes, fine = [axis.name for axis in found.mesh.axes], found.chain.graph
-    at, time_limit_s = chain.strategies(read.states), search.time_limit_s()
-    near, solved = descend(chain, at, fine, axes, time_limit_s=time_limit_s, price=chain.price)
-    start = found.start
-    if start is not None and not chain.runs:  # repeats that were read off apart stay so
-        start = replace(start, chain=start.chain.apart())
-    return replace(search.found(near, solved, found.notes), start=start)
-
-
-def _fitted(search: MeshSearch, found: Found, other: Found) -> Found:
-    """Another plan, or one near it that fits, if that is faster than one that is known; with what bounds that."""
-    below_s = found.cost.step_s * (1 - LEAST_GAIN)
-    if other.cost.step_s >= below_s:
-        return found
-    try:
-        other = fitted(search, other, below_s)
-    except MemoryBudgetError:
-        return found
-    if other.cost.step_s >= below_s:
-        return found
-    bound_s = min(found.cost.lower_bound_s, other.cost.step_s)
-    cost = replace(other.cost, lower_bound_s=bound_s, bound_scope=found.cost.bound_scope)
-    return replace(other, start=found.start, price=found.price, cost=cost)
+    return fitted_from(search, found, other)

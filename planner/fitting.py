@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.cost.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner.budget import Memory, MemoryPrice, Peak, breakdown, dominating
+from shardwright.planner.budget import Memory, MemoryPrice, Peak, SizeRange, breakdown, dominating
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.descent import descend
 from shardwright.planner.dual import TIGHT
@@ -57,14 +57,15 @@ CLOSE = 1e-3
 _ROUNDED_UP = 1.01
 
 
-def fitted(search: MeshSearch, found: Found, below_s: float = math.inf) -> Found:
+def fitted(search: MeshSearch, found: Found, below_s: float = math.inf, within: tuple[SizeRange, ...] = ()) -> Found:
     """`found`, or the fastest plan that fits.
 
-    below_s: a plan that takes as long is no use. Raises MemoryBudgetError where none fits, or none below that.
+    below_s: a plan that takes as long is no use. within: prices are tried for plans alone that keep to it, as `found`
+    does. Raises MemoryBudgetError where none fits, or none below that.
     """
     if search.needed_bytes(found) <= search.limit_bytes:
         return found
-    return Fitting(search, found, below_s).best()
+    return Fitting(search, found, below_s, within).best()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,18 @@ class _Priced:
 class Fitting:
     """The search for a plan of one chain that fits; of one mesh, where the chain is a neighbourhood on three axes.
 
-    start: its fastest plan. peaks: where bytes have a price: of what plans are predicted to take. any_peaks: the same,
-    of what the unsplit program takes there, which nearly every plan does. tried: what prices gave. promised_s: what
-    those say that a plan that fits takes at least, besides what is made anew for its readers, if what they price is
-    stored in all plans. least_s: the same, and all it computes, of what nearly every plan stores. Where plans are
-    descended to, both are of what is near one: good for giving up, and no bound.
+    start: its fastest plan. within: what the plans that prices give keep to, as it does. peaks: where bytes have a
+    price: of what plans are predicted to take. any_peaks: the same, of what the unsplit program takes there, which
+    nearly every plan does. tried: what prices gave. promised_s: what those say that a plan that fits takes at least,
+    besides what is made anew for its readers, if what they price is stored in all plans. least_s: the same, and all it
+    computes, of what nearly every plan stores. Where plans are descended to, both are of what is near one: good for
+    giving up, and no bound.
     """
 
     search: MeshSearch
     start: Found
     below_s: float
+    within: tuple[SizeRange, ...] = ()
     peaks: list[Peak] = field(default_factory=list)
     any_peaks: list[Peak] = field(default_factory=list)
     tried: list[_Priced] = field(default_factory=list)
@@ -165,7 +168,7 @@ class Fitting:
 
         Raises MemoryBudgetError where what fits is known to take too long.
         """
-        search, terms = self.search, MemoryPrice.shared(self.peaks, price)
+        search, terms = self.search, MemoryPrice.shared(self.peaks, price, self.within)
         chain, solved = self._cheapest(terms, close)
         bound_s = solved.rolled_bound - price * search.limit_bytes
         if bound_s > self.promised_s:
@@ -205,7 +208,7 @@ class Fitting:
     def _promised_of_all_s(self, chain: Chain, price: float) -> float:
         """What a price promises of all plans of a chain that store what is live where the unsplit program takes
         most."""
-        terms = MemoryPrice.shared(self.held_by_all(), price)
+        terms = MemoryPrice.shared(self.held_by_all(), price, self.within)
         solved = chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE)
         return solved.rolled_bound - terms.total * self.search.limit_bytes
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from shardwright.planner.assemble import decide
 from shardwright.planner.bound import lower_bound
-from shardwright.planner.budget import MemoryPrice, Peak
+from shardwright.planner.budget import MemoryPrice, Peak, SizeRange
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.layout import Layout
@@ -91,17 +91,18 @@ class Dual:
     """The bound that prices of memory give, of all plans of a chain.
 
     peaks: priced alike. solve: what solves the chain at a price, with a bound of all its plans; `Chain.solve` has all
-    repeats of a run decide alike.
+    repeats of a run decide alike. within: what the plans keep to that are bounded.
     """
 
     search: MeshSearch
     chain: Chain
     peaks: Sequence[Peak]
     solve: Callable[[Chain], SolvedChain]
+    within: tuple[SizeRange, ...] = ()
 
     def at(self, price: float) -> Tangent:
         """The bound at a price of a byte."""
-        chain = self.chain.with_price(MemoryPrice.shared(self.peaks, price))
+        chain = self.chain.with_price(MemoryPrice.shared(self.peaks, price, self.within))
         return self.tangent(price, chain, self.solve(chain))
 
     def tangent(self, price: float, chain: Chain, solved: SolvedChain) -> Tangent:

@@ -8,9 +8,9 @@ import pytest
 
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner import closing
+from shardwright.planner import read_off
 from shardwright.planner.bound import best_alike
-from shardwright.planner.budget import MemoryPrice
+from shardwright.planner.budget import MemoryPrice, SizeRange
 from shardwright.planner.closing import closed
 from shardwright.planner.descent import descend, lifted
 from shardwright.planner.exact_fit import fit_exactly
@@ -94,12 +94,12 @@ def test_a_plan_found_at_no_price_is_bounded_by_one() -> None:
 def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the unsplit program peaks there is room for the fastest plan, which peaks elsewhere."""
 
-    def as_it_is(search: Search, found: Found, below_s: float) -> Found:
+    def as_it_is(search: Search, found: Found, below_s: float, within: tuple[SizeRange, ...]) -> Found:
         if search.needed_bytes(found) > search.limit_bytes:
             raise MemoryBudgetError("does not fit", where="memory_budget")
         return found
 
-    monkeypatch.setattr(closing, "fitted", as_it_is)
+    monkeypatch.setattr(read_off, "fitted", as_it_is)
     search, found = thrifty(53, part=0.5)
     made = closed(search, found)
     assert made.cost.step_s < found.cost.step_s * (1 - LEAST_GAIN)
