@@ -62,6 +62,7 @@ def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> F
         if found.price is not None or not is_followed:
             bound = least_that_fits(chain, found.price, search.limit_bytes, search.time_limit_s())
             found, priced = replace(found, cost=bound.of(found.cost), price=bound.chain.price), bound.chain
+            search.tell_of(found)
         ranks = [(EXACT_RANK, BETTER if _has_few_entries(priced) else MOST_OPEN), (most, MOST_OPEN)]
         if found.cost.gap > MOST_OPEN and _has_few_entries(chain.apart()):
             found, ranks = _closed_apart(search, found, chain.apart()), [(EXACT_RANK, MOST_OPEN)]
@@ -89,7 +90,7 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
     chain: one whose repeats decide each for itself.
     """
     read, model = best_alike(chain), search.memory_model(chain.graph.layout.hubs)
-    found = _bounded(found, Bound(read.rolled_bound, chain))
+    found = _bounded(search, found, Bound(read.rolled_bound, chain))
     if found.cost.gap <= BETTER:
         return found
     peaks = [peak for peak, _ in found.price.peaks] if found.price is not None else []
@@ -103,7 +104,7 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
         return found
     high: Tangent | None = None
     for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s))):
-        found = _bounded(found, Bound(made.bound_s, made.chain))
+        found = _bounded(search, found, Bound(made.bound_s, made.chain))
         if made.slope <= 0 and found.cost.gap > MOST_OPEN:
             found = descended(search, found, made.chain, made.solved)
         if found.cost.gap <= MOST_OPEN:
@@ -115,17 +116,20 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
     return branched(search, found, root, MOST_OPEN)
 
 
-def _bounded(found: Found, bound: Bound) -> Found:
+def _bounded(search: MeshSearch, found: Found, bound: Bound) -> Found:
     """A plan with a bound, if that is a better one, and the price that it is at."""
-    is_better = bound.seconds > found.cost.lower_bound_s
-    return replace(found, cost=bound.of(found.cost), price=bound.chain.price) if is_better else found
+    if bound.seconds <= found.cost.lower_bound_s:
+        return found
+    found = replace(found, cost=bound.of(found.cost), price=bound.chain.price)
+    search.tell_of(found)
+    return found
 
 
 def _read_off(search: MeshSearch, found: Found, chain: Chain) -> Found:
     """The plan that is descended to from what message passing reads off a chain, with the bound that it ends at."""
     read = best_alike(chain)
     if not chain.runs:
-        found = _bounded(found, without_budget(read.rolled_bound, chain, search.limit_bytes))
+        found = _bounded(search, found, without_budget(read.rolled_bound, chain, search.limit_bytes))
     return descended(search, found, chain, read)
 
 

@@ -121,7 +121,9 @@ def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -
             "what a device must receive"
         )
     first = replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope)
-    made = closed(search, replace(found, cost=first), chain)
+    found = replace(found, cost=first)
+    search.tell_of(found)  # closing what is open may take long
+    made = closed(search, found, chain)
     return replace(made, was_open=is_followed or first.gap > MOST_OPEN)
 
 

@@ -111,6 +111,11 @@ class MeshSearch:
                 )
             )
 
+    def tell_of(self, found: Found) -> None:
+        """Report a plan that fits, now and from now on, with its bound as far as it is bounded."""
+        self._best = found
+        self.report("search", str(found.mesh))
+
     def on_mesh(self, mesh: Mesh, close: float = 0.0) -> Tried:
         """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
         self.report("rules", str(mesh))

@@ -19,6 +19,7 @@ from shardwright.planner.force import Forced
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.search import Search
 from shardwright.plans import Mesh
+from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower
 
 EIGHT = replace(Cluster.local(8), hardware="a100")
@@ -54,14 +55,21 @@ def test_a_bound_follows_heads_that_no_axis_divides(search: Search) -> None:
     assert 0.99 * best.value <= bound_s <= best.value
 
 
-def test_closing_a_gap_does(search: Search) -> None:
+def test_closing_a_gap_does_and_tells_of_every_better_bound(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[PlanProgress] = []
+    monkeypatch.setattr(search, "_progress", told.append)
     coarse = search.chain(COARSE, Forced(), frozenset())
     solved = coarse.solve(20.0)
     at, axes = lifted(coarse, solved.states, FINE)
     near, solved = descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
     found = search.found(near, solved, ())
     assert found.cost.gap == 1.0
-    assert closed(search, found).cost.gap <= 0.01
+    made = closed(search, found)
+    assert made.cost.gap <= 0.01
+    bounds_s = [each.lower_bound_s for each in told if each.incumbent_s]
+    assert bounds_s[0] > 0
+    assert bounds_s == sorted(bounds_s)
+    assert bounds_s[-1] == pytest.approx(made.cost.lower_bound_s)
 
 
 def test_what_a_plan_is_read_off_at_bounds_too(monkeypatch: pytest.MonkeyPatch) -> None:
