@@ -146,10 +146,10 @@ class Search(MeshSearch):
         if not self.is_free or self.known.found is not None or (self.is_large and not is_hurried):
             return
         found = first_plan(self)
-        if found is not None:
+        if found is not None and self.needed_bytes(found) <= self.limit_bytes:
             self.offer(found)
-        elif is_hurried:  # else it is made where it turns out to help
-            made = sparing_plan(self)
+        else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
+            made = sparing_plan(self, found) if is_hurried else None
             found = made.found if made is not None else None
         if found is not None:
             self._incumbent_s = found.cost.step_s

@@ -27,11 +27,14 @@ _SCOPE = (
 )
 
 
-def sparing_plan(search: Search) -> Outcome | None:
-    """Such a plan, if one fits the memory and what was asked for leaves the choice."""
+def sparing_plan(search: Search, plain: Found | None = None) -> Outcome | None:
+    """Such a plan, if one fits the memory and what was asked for leaves the choice.
+
+    plain: the fully sharded one of the program as it is, where it is known.
+    """
     if not search.is_free:
         return None
-    plain = fully_sharded(search)
+    plain = plain or fully_sharded(search)
     if plain is None:
         return None
     again = _all_that_can_be(search, plain)
@@ -47,8 +50,19 @@ def sparing_plan(search: Search) -> Outcome | None:
             found = replace(found, cost=replace(found.cost, bound_scope=_SCOPE))
             variant.offer(found)
             return Outcome(search=variant, tried=[], refusals={}, found=found)
-        number *= 2
+        number = _next_number(search, found, number)
     return None
+
+
+def _next_number(search: Search, found: Found | None, number: int) -> int:
+    """The number of micro-batches to try after this one, with which the fully sharded plan does not fit: the first that
+    may be enough, for parts of a batch take at best as much less as they are more."""
+    number *= 2
+    if found is not None:
+        needed, stored = search.needed_bytes(found), found.memory.arguments_bytes
+        while number < MOST_MICRO_BATCHES and stored + (needed - stored) / 2 > search.limit_bytes:
+            number, needed = 2 * number, stored + (needed - stored) // 2
+    return number
 
 
 def _all_that_can_be(search: Search, found: Found) -> Recomputation | None:

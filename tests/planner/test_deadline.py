@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,6 +14,9 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.planner import plan
 from shardwright.planner.clock import Clock, OutOfTimeError
+from shardwright.planner.found import Found
+from shardwright.planner.search import Search
+from shardwright.planner.sparing import MOST_MICRO_BATCHES, _next_number
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp
@@ -112,10 +117,30 @@ def test_where_no_expert_fits_the_first_plan_takes_little_whatever_else_it_takes
 
 @pytest.mark.parametrize("count", [50, 1000, 4000])
 def test_it_is_no_worse_than_the_first_plan_where_memory_binds(looks: Looks, data_parallel: Plan, count: int) -> None:
+    first = plan(STEP, CLUSTER, PlanOptions(force="fsdp"))
     limit = required_bytes(data_parallel.memory, hardware_profile(CLUSTER.hardware))
     looks(count)
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1.0, memory_budget=limit))
-    assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-3)
+    assert found.cost.step_s <= first.cost.step_s * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(("spare", "name"), [(1.0, "fully sharded (ZeRO-3)"), (1.5, "data parallel")])
+def test_where_data_parallelism_hardly_fits_the_fully_sharded_plan_comes_first(
+    data_parallel: Plan, spare: float, name: str
+) -> None:
+    limit = round(spare * required_bytes(data_parallel.memory, hardware_profile(CLUSTER.hardware)))
+    found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1e-9, memory_budget=limit))
+    assert repr(name) in found.cost.bound_scope
+
+
+@pytest.mark.parametrize(
+    ("stored", "limit", "expected"),
+    [(0, 50, 2), (0, 49, 4), (0, 24, 8), (20, 60, 2), (20, 40, 4), (20, 10, MOST_MICRO_BATCHES)],
+)
+def test_no_parts_of_the_batch_are_tried_that_cannot_be_enough(stored: int, limit: int, expected: int) -> None:
+    found = SimpleNamespace(memory=SimpleNamespace(arguments_bytes=stored))
+    search = SimpleNamespace(needed_bytes=lambda _: 100, limit_bytes=limit)
+    assert _next_number(cast(Search, search), cast(Found, found), 1) == expected
 
 
 def test_without_a_plan_nothing_is_interrupted() -> None:
