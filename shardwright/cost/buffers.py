@@ -219,6 +219,8 @@ def _reusable(
     if opcode not in in_place and opcode not in _WRITES_OVER:
         return
     for source, aligned in kernels.reads[node].items():
+        if opcode == "while" and source != program.operands[node][0]:
+            continue  # hoisted: every pass reads it
         if opcode not in in_place and not (aligned and _is_alike(program, kernels, node, source)):
             continue
         for buffer in buffers.where[source]:

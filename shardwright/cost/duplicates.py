@@ -27,7 +27,7 @@ _Key = tuple[object, ...]
 
 def without_duplicates(program: Program) -> Program:
     """The same program with the first of each set of equal nodes in place of all of them."""
-    signatures = _Signatures()
+    signatures = Signatures()
     first: dict[_Key, int] = {}
     merged = list(range(len(program.opcodes)))
     for node, opcode in enumerate(program.opcodes):
@@ -42,7 +42,7 @@ def without_duplicates(program: Program) -> Program:
     return program.without_dead()
 
 
-class _Signatures:
+class Signatures:
     """What tells the instructions of one program apart, operands aside."""
 
     def __init__(self) -> None:
@@ -53,6 +53,12 @@ class _Signatures:
         if program.opcodes[node] == instruction.opcode:
             return (*self._instruction(instruction), program.marks.get(node))
         return program.marks.get(node, node)
+
+    def hoisted(self, program: Program, node: int) -> object:
+        """The same across the bodies of loops, where what a plan or a compiler adds is told apart by its mark alone."""
+        instruction = program.instructions[node]
+        said = self._instruction(instruction) if program.opcodes[node] == instruction.opcode else ()
+        return (*said, program.marks.get(node))
 
     def _instruction(self, instruction: Instruction) -> _Key:
         said = instruction.attributes.items()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from shardwright.cost.buffers import Buffers, buffers_of
 from shardwright.cost.chip import off_chip
 from shardwright.cost.heap import Interval, heap_bytes, outside, peak_time
+from shardwright.cost.hoisting import Loop, loop_of, with_hoisted
 from shardwright.cost.inline import bodies, inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.opcodes import PRODUCTS
@@ -112,6 +113,7 @@ class _Estimate:
         #: Per computation, the output leaves that are stored padded.
         self.padded: dict[Computation, set[int]] = {}
         self._programs: dict[Computation, Program] = {}
+        self._loops: dict[Computation, Loop] = {}
         self._orders: dict[Computation, dict[int, Order]] = {}
         self._free: dict[Computation, list[Interval]] = {}
         self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
@@ -152,22 +154,28 @@ class _Estimate:
 
     def _program(self, computation: Computation) -> Program:
         if computation not in self._programs:
-            self._programs[computation] = self._lowering.program(inlined(computation))
+            made = self._lowering.program(inlined(computation))
+            self._programs[computation] = with_hoisted(made, self._loop)
         return self._programs[computation]
+
+    def _loop(self, body: Computation) -> Loop:
+        if body not in self._loops:
+            self._loops[body] = loop_of(self._program(body), self._profile.compiler.hoists_loop_invariants)
+        return self._loops[body]
 
     def _orders_read(self, body: Computation) -> dict[int, Order]:
         if body not in self._orders:
-            self._orders[body] = orders_read(self._program(body), self._orders_read)
+            self._orders[body] = orders_read(self._loop(body).rest, self._orders_read)
         return self._orders[body]
 
     def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
-        program = self._program(computation)
+        program = self._loop(computation).rest if is_loop else self._program(computation)
         if self._profile.compiler.copies_gathered:
             program = with_copied_stacks(program, self._orders_read)
         if self.padded.get(computation):
             program = _with_padding(program, self.padded[computation])
         donated = _donated_nodes(program, self.donated.get(computation, {}))
-        buffers = buffers_of(program, self._profile.compiler, is_loop=is_loop, donated=donated)
+        buffers = buffers_of(program, self._profile.compiler, donated=donated)
         found: list[Interval] = []
         workspace = self._profile.compiler.product_workspace_bytes
         begins = [0]  # time of each position; what runs a body takes as long as that

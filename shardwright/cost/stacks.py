@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from shardwright.cost.hoisting import carried
 from shardwright.cost.opcodes import ELEMENTWISE
 from shardwright.cost.program import Program
 from shardwright.hlo import Computation
+from shardwright.hlo.shapes import TupleShape
 
 #: Dimensions of an array from the slowest to the fastest.
 Order = tuple[int, ...]
@@ -50,6 +52,8 @@ def orders_read(program: Program, of_body: _Of) -> dict[int, Order]:
         instruction, operands = program.instructions[node], program.operands[node]
         if program.opcodes[node] == "get-tuple-element" and operands[0] in program.parameters:
             found[instruction.index] = order
+        elif node in program.parameters[1:]:  # hoisted: behind the elements of the argument
+            found[_element_count(program) + program.parameters.index(node) - 1] = order
         else:
             todo += _sources(program, node, order)
     return found
@@ -59,7 +63,7 @@ def with_copied_stacks(program: Program, of_body: _Of) -> Program:
     """The same program with copies of those of its parameters that loops read in another order."""
     copied: dict[int, dict[int, tuple[int, Order]]] = {}
     for loop, index, element, order in _carried(program, of_body):
-        if program.opcodes[_shown(program, element)] == "parameter":
+        if program.opcodes[_shown(program, element)] == "parameter":  # as it is, or converted ahead of the loop
             copied.setdefault(loop, {})[index] = (element, order)
     if not copied:
         return program
@@ -67,13 +71,14 @@ def with_copied_stacks(program: Program, of_body: _Of) -> Program:
     for node, opcode in enumerate(program.opcodes):
         operands = [place[operand] for operand in program.operands[node]]
         if node in copied:
-            (carried,) = program.operands[node]
-            elements = [place[each] for each in program.operands[carried]]
+            argument, *_ = program.operands[node]
+            elements = [place[each] for each in carried(program, node)]
             for index, (element, order) in copied[node].items():
                 if (element, order) not in copies:
                     copies[element, order] = _like(made, program, "copy", element, (place[element],))
                 elements[index] = copies[element, order]
-            operands = [_like(made, program, "tuple", carried, tuple(elements))]
+            count = len(program.operands[argument])
+            operands = [_like(made, program, "tuple", argument, tuple(elements[:count])), *elements[count:]]
         place.append(_like(made, program, opcode, node, tuple(operands)))
     made.marks = {place[node]: mark for node, mark in program.marks.items()}
     made.parameters = [place[node] for node in program.parameters]
@@ -100,7 +105,7 @@ def _carried(program: Program, of_body: _Of) -> Iterator[tuple[int, int, int, Or
     for node, opcode in enumerate(program.opcodes):
         if opcode == "while" and program.opcodes[program.operands[node][0]] == "tuple":
             (body,) = program.instructions[node].called["body"]
-            elements = program.operands[program.operands[node][0]]
+            elements = carried(program, node)
             for index, order in of_body(body).items():
                 yield node, index, elements[index], order
 
@@ -114,8 +119,15 @@ def _sources(program: Program, node: int, order: Order) -> Iterator[tuple[int, O
         yield from ((each, order) for each in operands if program.elements[each] == program.elements[node])
 
 
+def _element_count(body: Program) -> int:
+    """How many elements a body's argument has."""
+    shape = body.instructions[body.parameters[0]].shape
+    assert isinstance(shape, TupleShape)
+    return len(shape.elements)
+
+
 def _shown(program: Program, node: int) -> int:
-    while program.opcodes[node] == "bitcast":
+    while program.opcodes[node] in ("bitcast", "convert"):
         (node,) = program.operands[node]
     return node
 

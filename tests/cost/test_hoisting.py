@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cost.hoisting import hoisted
+from shardwright.cost import hardware_profile
+from shardwright.cost.hoisting import hoisted, loop_of, with_hoisted
+from shardwright.cost.memory import temporaries_bytes
 from shardwright.hlo import Module, parse
+from shardwright.plans import Mesh
 from tests.cost.one_device import program_of
 
 BODY = """HloModule loops
@@ -79,3 +82,100 @@ def test_what_products_read_is_rounded_before_a_loop_that_hands_it_on(last: str,
 
 def test_nothing_but_roundings_is_made_before_a_loop_that_hoists_these_alone() -> None:
     assert names(loop("exponential(w)"), "roundings", "tpu-v5e") == set()
+
+
+TWO_LOOPS = """HloModule loops
+
+first {
+  carried = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) parameter(0)
+  count = s32[] get-tuple-element(carried), index=0
+  one = s32[] constant(1)
+  next = s32[] add(count, one)
+  x = f32[64,64]{1,0} get-tuple-element(carried), index=1
+  w = f32[64,64]{1,0} get-tuple-element(carried), index=2
+  idle = f32[64,64]{1,0} get-tuple-element(carried), index=3
+  weight = f32[64,64]{1,0} FIRST
+  made = f32[64,64]{1,0} dot(x, weight), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT again = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(next, made, w, idle)
+}
+
+second {
+  carried = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) parameter(0)
+  count = s32[] get-tuple-element(carried), index=0
+  one = s32[] constant(1)
+  next = s32[] add(count, one)
+  x = f32[64,64]{1,0} get-tuple-element(carried), index=1
+  w = f32[64,64]{1,0} get-tuple-element(carried), index=2
+  other_weight = f32[64,64]{1,0} SECOND
+  made = f32[64,64]{1,0} dot(x, other_weight), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT again = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(next, made, w)
+}
+
+more {
+  state = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) parameter(0)
+  number = s32[] get-tuple-element(state), index=0
+  idle = f32[64,64]{1,0} get-tuple-element(state), index=3
+  limit = s32[] constant(4)
+  ROOT goes_on = pred[] compare(number, limit), direction=LT
+}
+
+more_of_second {
+  state = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) parameter(0)
+  number = s32[] get-tuple-element(state), index=0
+  limit = s32[] constant(4)
+  ROOT goes_on = pred[] compare(number, limit), direction=LT
+}
+
+ENTRY main {
+  a = f32[64,64]{1,0} parameter(0)
+  b = f32[64,64]{1,0} parameter(1)
+  zero = s32[] constant(0)
+  unused = f32[64,64]{1,0} sine(b)
+  start = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(zero, a, b, unused)
+  loop = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) while(start), condition=more, body=first
+  x = f32[64,64]{1,0} get-tuple-element(loop), index=1
+  start_again = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(zero, x, b)
+  last = (s32[], f32[64,64]{1,0}, f32[64,64]{1,0}) while(start_again), condition=more_of_second, body=second
+  made = f32[64,64]{1,0} get-tuple-element(last), index=1
+  READ
+}
+"""
+PLAIN = "transpose(w), dimensions={0,1}"
+MADE = "ROOT out = (f32[64,64]{1,0}) tuple(made)"
+READ_BEHIND = """behind = f32[64,64]{1,0} get-tuple-element(loop), index=3
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(made, behind)"""
+
+
+def ahead(first: str, second: str, read: str = MADE) -> list[str]:
+    """Opcodes of what runs of the entry, beside its loops."""
+    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
+    found = with_hoisted(program_of(module.entry), lambda body: loop_of(program_of(body), "all"))
+    return [opcode for opcode in found.opcodes if opcode in ("exponential", "sine", "tanh")]
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"), [("exponential(w)", ["exponential"]), ("tanh(w)", ["exponential", "tanh"])]
+)
+def test_what_two_loops_hoist_alike_is_made_once(second: str, expected: list[str]) -> None:
+    assert ahead("exponential(w)", second) == expected
+
+
+@pytest.mark.parametrize(("read", "expected"), [(MADE, []), (READ_BEHIND, ["sine"])])
+def test_what_a_loop_carries_in_vain_is_not_made(read: str, expected: list[str]) -> None:
+    assert ahead(PLAIN, PLAIN, read) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "taken"),
+    [
+        ("tanh(w)", "exponential(w)", 49_348),
+        ("exponential(w)", "exponential(w)", 32_964),
+        ("tanh(w)", PLAIN, 32_964),
+    ],
+)
+def test_what_a_loop_hoists_is_there_while_an_earlier_one_runs(first: str, second: str, taken: int) -> None:
+    """taken: temporaries of the same module compiled by XLA:CPU (jaxlib 0.10.2, `get_compiled_memory_stats`), numbers
+    of a few bytes among them."""
+    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", MADE))
+    (found,) = temporaries_bytes([module.entry], (), Mesh(axes=()), hardware_profile("cpu"))
+    assert found == pytest.approx(taken, abs=256)
