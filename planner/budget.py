@@ -10,11 +10,10 @@ also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import PurePath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,7 +24,9 @@ from shardwright.hlo import ArrayShape
 from shardwright.planner.assemble import Decisions
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.plans import Mesh, TensorSharding
-from shardwright.report.units import format_bytes
+
+#: What has a price.
+K = TypeVar("K")
 
 #: What an instruction reads: its node, and the position among its operands.
 Operand = tuple[int, int]
@@ -41,7 +42,8 @@ class Peak:
     made: what bounds charges no plan more than it takes. read: leaves of which copies are live that single readers
     make, larger than what they are of, and what part of each counts. brought: operands that one instruction alone has
     brought to another layout, no larger. turned: operands of products of which there are copies in the order that their
-    kernels take.
+    kernels take. carried: what loops that run there carry unchanged from arguments (nodes): it is stored besides where
+    it lies otherwise.
     """
 
     values: Mapping[Leaf, int]
@@ -52,6 +54,7 @@ class Peak:
     read: Mapping[Leaf, float] = field(default_factory=dict)
     brought: frozenset[Operand] = frozenset()
     turned: frozenset[Operand] = frozenset()
+    carried: frozenset[int] = frozenset()
 
     def times_value(self, leaf: Leaf) -> float:
         """How often the bytes of a value count."""
@@ -73,6 +76,10 @@ class Peak:
     def times_brought(self, operand: Operand) -> float:
         """How often the bytes count of an operand that is brought to a layout of its own."""
         return 1.0 + self.margin if operand in self.brought else 0.0
+
+    def times_carried(self, node: int) -> float:
+        """How often the bytes count of what a loop carries, where it does not lie as the argument that it is."""
+        return 1.0 + self.margin if node in self.carried else 0.0
 
 
 class _Stored(NamedTuple):
@@ -97,6 +104,7 @@ class Memory:
     _nodes: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)
     _spans: dict[Leaf, tuple[int, int]] = field(default_factory=dict)
     _uses: dict[Leaf, list[tuple[Node, Use]]] = field(default_factory=dict)
+    _carried: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._always = frozenset((node, 0) for node in (*self.flow.parameters, *self.flow.outputs))
@@ -110,6 +118,20 @@ class Memory:
                 if at is not None and use.source in wanted and not node.is_value:
                     first, last = self._spans.get(use.source, (at, at))
                     self._spans[use.source] = min(first, at), max(last, at)
+        self._carried = {
+            loop.name: self._from_arguments(carried)
+            for loop, carried in self.flow.entering.items()
+            if loop.opcode == "while"
+        }
+
+    def _from_arguments(self, carried: Iterable[Leaf]) -> frozenset[int]:
+        """Of what a loop carries, arguments that its body reads and hands on as they are: of each argument one."""
+        found, arguments = dict[int, int](), frozenset(self.flow.parameters)
+        for node, leaf in carried:
+            uses = self.flow.nodes[node].uses
+            if len(uses) == 1 and uses[0].source[0] in arguments and self._uses.get((node, leaf)):
+                found.setdefault(uses[0].source[0], node)
+        return frozenset(found.values())
 
     def peak(self, decisions: Decisions) -> Peak:
         """Where a plan takes the most bytes, and what is live there; arguments and results are always live."""
@@ -138,6 +160,7 @@ class Memory:
         _, at, running, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
         turned = frozenset(each.turned_for for each in held if each.turned_for is not None)
+        carried = [node for name in sorted(running & self._carried.keys()) for node in self._carried[name]]
         values = {each.leaf for each in held if each.turned_for is None and each.leaf is not None}
         return Peak(
             values=Counter([*self._always, *values.difference(self._always)]),
@@ -146,7 +169,24 @@ class Memory:
             margin=self.margin,
             reduced=frozenset(leaf for leaf in values if self.flow.nodes[leaf[0]].instruction.name not in running),
             turned=turned,
+            carried=frozenset(node for node in carried if self._is_besides(decisions, node, copies)),
         )
+
+    def _is_besides(self, decisions: Decisions, node: int, copies: Container[Leaf]) -> bool:
+        """Whether what a loop carries is counted by its own layout and that of the argument it is: not where a copy of
+        that is, which may be the same, nor where no segment has both."""
+        argument, _ = self.flow.nodes[node].uses[0].source
+        segments = decisions.graph.layout.segments
+        return (argument, 0) not in copies and segments.of[node] == segments.of[argument]
+
+    def only_stored(self, peak: Peak, stored: Iterable[tuple[str, int]]) -> Peak:
+        """A peak with those of its values only that a plan stores at some time, arguments and results.
+
+        stored: the instruction and array leaf of each (`cost.memory`).
+        """
+        kept = {leaf for name, number in stored if (leaf := self._leaf(name, number)) is not None} | self._always
+        values = {leaf: times for leaf, times in peak.values.items() if leaf in kept}
+        return replace(peak, values=values, reduced=peak.reduced & kept)
 
     def peak_of_buffers(self, held: Iterable[Held], decisions: Decisions) -> Peak:
         """Where `cost.memory` says that a plan takes the most bytes: what is stored there because of how the plan lays
@@ -214,6 +254,7 @@ class Memory:
             + sum(peak.times_turned(operand) * _turned(decisions, operand) for operand in sorted(peak.turned))
             + sum(peak.times_read(leaf) * self._read(decisions, leaf) for leaf in sorted(peak.read))
             + sum(peak.times_brought(operand) * _brought(decisions, operand) for operand in sorted(peak.brought))
+            + sum(peak.times_carried(node) * _carried(decisions, node) for node in sorted(peak.carried))
         )
 
     def _taken(self, peak: Peak, leaf: Leaf, decisions: Decisions) -> int:
@@ -316,12 +357,17 @@ class MemoryPrice:
         """Seconds per byte of operands that are brought to a layout of their own."""
         return self._added((o, price * peak.times_brought(o)) for peak, price in self.peaks for o in peak.brought)
 
+    @cached_property
+    def of_carried(self) -> Mapping[int, float]:
+        """Seconds per byte of arguments that loops carry otherwise than they lie."""
+        return self._added((n, price * peak.times_carried(n)) for peak, price in self.peaks for n in peak.carried)
+
     def _of_values(self, those: Callable[[Peak], Iterable[Leaf]]) -> Mapping[Leaf, float]:
         return self._added((leaf, price * peak.times_value(leaf)) for peak, price in self.peaks for leaf in those(peak))
 
     @staticmethod
-    def _added(found: Iterable[tuple[tuple[int, int], float]]) -> Mapping[tuple[int, int], float]:
-        total: dict[tuple[int, int], float] = {}
+    def _added(found: Iterable[tuple[K, float]]) -> Mapping[K, float]:
+        total: dict[K, float] = {}
         for key, seconds in found:
             total[key] = total.get(key, 0.0) + seconds
         return total
@@ -355,30 +401,12 @@ def _brought(decisions: Decisions, operand: Operand) -> int:
     return size if lies != used and size <= _bytes(shape, lies, mesh) else 0
 
 
+def _carried(decisions: Decisions, node: int) -> int:
+    graph = decisions.graph
+    carried = graph.flow.nodes[node]
+    lies, argument = (decisions.strategies[each].results[0] for each in (node, carried.uses[0].source[0]))
+    return _bytes(carried.shapes[0], lies, graph.prices.mesh) if lies != argument else 0
+
+
 def _bytes(shape: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
     return shard_bytes(shape.element_type, shape.dimensions, sharding, mesh)
-
-
-#: Source lines that a message names, at most.
-_MOST_LINES = 3
-
-
-def dominating(peak: Peak, decisions: Decisions) -> str:
-    """`2.1 GiB of model.py:93, 1.0 GiB of model.py:97`: the source lines whose values take most at a peak."""
-    flow, mesh = decisions.graph.flow, decisions.graph.prices.mesh
-    taken: dict[str, int] = {}
-    for node, leaf in peak.values:
-        line = flow.module.source(flow.nodes[node].instruction)
-        if line is not None and node not in flow.parameters:
-            where = f"{PurePath(line.file).name}:{line.line}"
-            size = _bytes(flow.nodes[node].shapes[leaf], decisions.result((node, leaf)), mesh)
-            taken[where] = taken.get(where, 0) + size
-    largest = sorted(taken.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LINES]
-    return ", ".join(f"{format_bytes(size)} of {where}" for where, size in largest if size)
-
-
-def breakdown(parameters: Mapping[str, int], temporaries: int) -> str:
-    """`parameters and state 1.2 GiB, activations and the rest 4.0 GiB`, the larger first."""
-    parts = {**parameters, "activations, gradients and buffers": temporaries}
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{what} {format_bytes(size)}" for what, size in ordered if size)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.planner.budget import MemoryPrice
+from shardwright.planner.budget import K, MemoryPrice
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
@@ -25,6 +25,7 @@ from shardwright.planner.starts import Place, Start, among, told
 from shardwright.planner.state_bytes import (
     anew_bytes,
     brought_bytes,
+    carried_bytes,
     copy_bytes,
     kept_bytes,
     read_bytes,
@@ -117,6 +118,10 @@ class Chain:
                 self._price_made(priced, position, node, same)
                 for number in range(len(self.graph.flow.nodes[node].uses)):
                     self._price_use(priced, position, node, number, same)
+                if seconds := self._of_all(self.price.of_carried, same):
+                    argument = self.graph.flow.nodes[node].uses[0].source[0]
+                    taken_s = seconds * carried_bytes(self.graph, node)
+                    priced.add_edge(position[argument, -1], position[node, -1], taken_s)
             elif seconds := self._of_all(self.price.of_copy, [(other, leaf) for other in same]):
                 priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
         return priced
@@ -158,7 +163,7 @@ class Chain:
         if seconds := self._of_all(self.price.of_read, sources):
             priced.add_edge(position[graph.layout.source(node, use)], mine, seconds * read_bytes(graph, node, use))
 
-    def _of_all(self, price: Mapping[tuple[int, int], float], alike: Sequence[tuple[int, int]]) -> float:
+    def _of_all(self, price: Mapping[K, float], alike: Sequence[K]) -> float:
         """Seconds per byte of what is alike in all repeats of a run."""
         return self._mean_or_least([price.get(each, 0.0) for each in alike]) if price else 0.0
 

@@ -21,7 +21,7 @@ from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable, variables_of
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem
-from shardwright.planner.state_bytes import decided_bytes, kept_bytes
+from shardwright.planner.state_bytes import carried_bytes, decided_bytes, kept_bytes
 
 #: Largest program, in states of all variables together, that is solved whole.
 MOST_STATES = 3000
@@ -131,9 +131,17 @@ def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: i
         decided = decided_bytes(graph, peak, node) if leaf < 0 else None
         if decided is not None:
             coefficients[i] = decided
+
+    def add(v: Variable, w: Variable, matrix: FloatArray) -> None:
+        i, j = position[v], position[w]
+        key = min(i, j), max(i, j)
+        pairs[key] = pairs.get(key, 0.0) + (matrix if i < j else matrix.T)
+
     for made in sorted(peak.reduced):
         kept = kept_bytes(graph, made) if (made[0], -1) in position else None
         if kept is not None:
-            i, j, matrix = position[made[0], -1], position[kept[0]], peak.times_value(made) * kept[1]
-            pairs[min(i, j), max(i, j)] = matrix if i < j else matrix.T
+            add((made[0], -1), kept[0], peak.times_value(made) * kept[1])
+    for node in sorted(peak.carried):
+        argument = graph.flow.nodes[node].uses[0].source[0]
+        add((argument, -1), (node, -1), peak.times_carried(node) * carried_bytes(graph, node))
     return ilp.Row(coefficients=coefficients, limit=float(limit_bytes), pairs=pairs)

@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from shardwright.cost.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner.budget import Memory, MemoryPrice, Peak, SizeRange, breakdown, dominating
+from shardwright.planner.budget import Memory, MemoryPrice, Peak, SizeRange
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.descent import descend
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.layout import Variable
+from shardwright.planner.memory_words import breakdown, dominating
 from shardwright.planner.mixing import groups_between, mixed, of_one_chain
 from shardwright.report.units import format_bytes, format_seconds
 
@@ -126,7 +128,8 @@ class Fitting:
         return MemoryPrice.shared(peaks, self.best_price)
 
     def held_by_all(self, known: Sequence[Found] = ()) -> list[Peak]:
-        """Those of `any_peaks` at which no plan that fits would take more than there is.
+        """Those of `any_peaks` at which no plan that fits would take more than there is; as much of the others as none
+        does, if what each of those plans stores is all that counts.
 
         What a compiler fuses, it does not store, and that may hang on how it is split.
         """
@@ -134,7 +137,8 @@ class Fitting:
         fitting = [*known, *(each.found for each in self.tried if self._fits(each.found))]
         found = []
         for whole in self.any_peaks:
-            for peak in (whole, replace(whole, turned=frozenset())):
+            stored = reduce(model.only_stored, (each.stored for each in fitting), whole)
+            for peak in (whole, replace(whole, turned=frozenset()), stored, replace(stored, turned=frozenset())):
                 if all(model.taken_at(peak, f.decisions) <= limit for f in fitting):
                     found.append(peak)
                     break

@@ -45,7 +45,8 @@ class Found:
     start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh,
     whose bounds hold too. held: buffers that are live where it takes most. price_bound_s: no plan of the chain that
     fits the memory takes less; price: of memory, that bounds those; fastest: the chain's plan that does not fit.
-    was_open: whether its first bound left too much open (`closing`).
+    was_open: whether its first bound left too much open (`closing`). stored: the instruction and array leaf of all that
+    is in memory at some time.
     """
 
     mesh: Mesh
@@ -66,6 +67,7 @@ class Found:
     start: Tried | None = None
     relaxed: tuple[Tried, ...] = ()
     was_open: bool = False
+    stored: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def is_descended(self) -> bool:

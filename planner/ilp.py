@@ -54,7 +54,7 @@ class Solution:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A sum over the chosen states that may not exceed `limit`; coefficients per variable, by state, and per pair of
-    variables that share an edge, by the states of both."""
+    variables, by the states of both."""
 
     coefficients: Mapping[int, FloatArray]
     limit: float
@@ -126,7 +126,8 @@ def _program(
     for v, cost in enumerate(problem.costs):
         x.append(_one_state(program, v, cost))
         objective += [(var, float(c) * scale) for var, c in zip(x[-1], cost, strict=True) if var is not None]
-    for (v, w), matrix in sorted(problem.edges.items(), key=lambda item: item[0]):
+    of_rows = {edge: np.zeros(matrix.shape) for row in rows for edge, matrix in row.pairs.items()}
+    for (v, w), matrix in sorted({**of_rows, **problem.edges}.items(), key=lambda item: item[0]):
         limited = [row.pairs[v, w] for row in rows if (v, w) in row.pairs]
         edges[v, w] = _edge(program, (v, w), matrix, limited, x[v], x[w])
         objective += [(variable, cost * scale) for variable, cost in edges[v, w].terms(matrix)]

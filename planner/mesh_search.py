@@ -152,7 +152,7 @@ class MeshSearch:
         moved = communication(decisions)
         instructions = instruction_plans(decisions)
         parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
-        predicted, held = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
+        predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
         return Found(
             mesh=mesh,
             chain=chain,
@@ -169,8 +169,9 @@ class MeshSearch:
             instructions=instructions,
             parameters=parameters,
             outputs=outputs,
-            memory=predicted,
-            held=held,
+            memory=predicted.summary,
+            held=predicted.held,
+            stored=predicted.stored,
             promised_s=moved.hideable_s - moved.hidden_s,
         )
 

@@ -21,7 +21,14 @@ from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import Problem
-from shardwright.planner.state_bytes import brought_bytes, copy_bytes, decided_bytes, kept_bytes, read_bytes
+from shardwright.planner.state_bytes import (
+    brought_bytes,
+    carried_bytes,
+    copy_bytes,
+    decided_bytes,
+    kept_bytes,
+    read_bytes,
+)
 from shardwright.planner.strategy_sets import StrategySet
 
 States = Mapping[Variable, int]
@@ -160,6 +167,13 @@ def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: St
             brought = brought_bytes(graph, (node, position))
             before, after = (float(brought[states[source], states[node, -1]]) for states in (first, second))
             taken[decider] += peak.times_brought((node, position)) * (after - before)
+    for node in sorted(peak.carried):
+        source = graph.flow.nodes[node].uses[0].source[0], -1
+        decider = number.get((node, -1), number.get(source))
+        if decider is not None:
+            carried = carried_bytes(graph, node)
+            before, after = (float(carried[states[source], states[node, -1]]) for states in (first, second))
+            taken[decider] += peak.times_carried(node) * (after - before)
     return taken
 
 

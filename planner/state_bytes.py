@@ -101,6 +101,14 @@ def brought_bytes(graph: Graph, operand: Operand) -> FloatArray:
     return np.where(is_brought, taken[None, :], 0.0)
 
 
+def carried_bytes(graph: Graph, node: int) -> FloatArray:
+    """Bytes of what a loop carries unchanged from an argument: states of the argument × of the node; 0 where both lie
+    alike and are one buffer."""
+    source = graph.flow.nodes[node].uses[0].source
+    lies, argument = (graph.set_of((each, -1)).result_ids[:, 0] for each in (node, source[0]))
+    return np.where(argument[:, None] != lies[None, :], _bytes_by_state(graph, (node, 0), lies)[None, :], 0.0)
+
+
 def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:
     """Bytes at a peak of what a node makes and of what is made anew or turned for it, by its states, each as often as
     it counts; None where none of that is live there."""

@@ -38,6 +38,18 @@ class Held(NamedTuple):
     reader: Reader | None
 
 
+class Predicted(NamedTuple):
+    """What a program takes on one device.
+
+    held: what is live where its intermediate values take most. stored: the instruction and array leaf of every value
+    that is in memory at some time, in whatever layout.
+    """
+
+    summary: MemorySummary
+    held: tuple[Held, ...]
+    stored: frozenset[tuple[str, int]]
+
+
 def memory(
     module: Module,
     instructions: Iterable[InstructionPlan],
@@ -47,7 +59,7 @@ def memory(
     profile: HardwareProfile | None = None,
 ) -> MemorySummary:
     """Predicted bytes on one device for a program planned as given: see `memory_and_peak`."""
-    return memory_and_peak(module, instructions, parameters, outputs, mesh, profile)[0]
+    return memory_and_peak(module, instructions, parameters, outputs, mesh, profile).summary
 
 
 def memory_and_peak(
@@ -57,9 +69,8 @@ def memory_and_peak(
     outputs: Sequence[VariablePlan],
     mesh: Mesh,
     profile: HardwareProfile | None = None,
-) -> tuple[MemorySummary, tuple[Held, ...]]:
-    """Predicted bytes on one device for a program planned as given, and what is live where its intermediate values
-    take most.
+) -> Predicted:
+    """Predicted bytes on one device for a program planned as given, and what takes them.
 
     instructions: one entry per instruction of the entry computation and of the bodies of
     while, conditional and call; an instruction without an entry counts as replicated.
@@ -75,7 +86,7 @@ def memory_and_peak(
         outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
         temporaries_bytes=estimate.peak_bytes(module.entry),
     )
-    return summary, tuple(estimate.held(module.entry))
+    return Predicted(summary, tuple(estimate.held(module.entry)), frozenset(estimate.stored()))
 
 
 def temporaries_bytes(
@@ -130,6 +141,13 @@ class _Estimate:
         intervals, _ = self._intervals(computation)
         if intervals:
             yield from self._held_at(computation, peak_time(intervals), is_loop=False)
+
+    def stored(self) -> Iterator[tuple[str, int]]:
+        """The instruction and array leaf of every value in a buffer, of the computations that were asked for."""
+        for program, buffers, _ in self._parts.values():
+            for (node, leaf), size in zip(buffers.owners, buffers.size_bytes, strict=True):
+                if size:
+                    yield program.instructions[node].name, leaf
 
     def _held_at(self, computation: Computation, time: int, *, is_loop: bool) -> Iterator[Held]:
         program, buffers, begins = self._parts[computation, is_loop]

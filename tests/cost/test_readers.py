@@ -66,7 +66,7 @@ def test_what_a_product_turns_is_its_own() -> None:
 def test_a_gathered_operand_is_its_readers() -> None:
     module = parse(GATHERING)
     plans = split_by_rows(module, gathered="out")
-    _, held = memory_and_peak(module, plans, (), (), MESH)
+    held = memory_and_peak(module, plans, (), (), MESH).held
     assert {(each.name, each.size_bytes, each.reader) for each in held} == {
         ("made", 64 * 64, None),
         ("made", 64 * 64 * 4, Reader("out", 1, is_turned=False)),

@@ -225,6 +225,24 @@ def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None
     assert fitting.held_by_all([found]) == [replace(stored, turned=frozenset())]  # what is not turned is stored
 
 
+def test_what_a_plan_that_fits_fuses_is_left_out_of_what_bounds() -> None:
+    """Where more than there is would be counted with it; the rest still bounds."""
+    search = searched(STEP, memory_budget=1 << 30)
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    fitting = Fitting(search, found, below_s=1.0)
+    model = search.memory_model(found.chain.graph.layout.hubs)
+    stored = model.peak(found.decisions)
+    nodes = [node for node in search.flow.nodes if not node.is_value and node.shapes[0].rank > 1]
+    fused = {(node.index, 0): 9 for node in nodes if (node.instruction.name, 0) not in found.stored}
+    fitting.any_peaks = [replace(stored, values={**stored.values, **fused})]
+    search.limit_bytes = max(search.needed_bytes(found), math.ceil(model.taken_at(stored, found.decisions)))
+    assert model.taken_at(fitting.any_peaks[0], found.decisions) > search.limit_bytes
+    (left,) = fitting.held_by_all([found])
+    assert left.values.keys() == stored.values.keys() - fused.keys()
+    assert model.taken_at(left, found.decisions) > 0.8 * model.taken_at(stored, found.decisions)
+
+
 def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
     search = searched(SCAN, force="fsdp")
     outcome = search.outcome()
