@@ -26,6 +26,7 @@ from shardwright.cost import (
     reshard_time_s,
 )
 from shardwright.cost.many_moves import Kind, Layouts, Moves, layouts_on
+from shardwright.cost.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.plans import Mesh, TensorSharding
 
@@ -68,6 +69,7 @@ class Prices:
         self._priced: dict[int, FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
+        self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
 
     def identify(self, sharding: TensorSharding) -> int:
         """The integer that stands for `sharding`."""
@@ -93,6 +95,22 @@ class Prices:
         partial = self._unreduced[made][:, None]
         scattered = partial & ~self._unreduced[wanted][None, :] & self._split[wanted][None, :]
         return self._product(partial & ~scattered)
+
+    def stored_bytes(self, shape: ArrayShape, ids: IntArray) -> FloatArray:
+        """Bytes of one device's shard of an array, per sharding of it."""
+        key = shape.element_type, shape.dimensions
+        known = self._stored.get(key)
+        if known is None or len(known) < len(self.shardings):
+            grown = np.full(len(self.shardings), np.nan)
+            if known is not None:
+                grown[: len(known)] = known
+            known = self._stored[key] = grown
+        found: FloatArray = known[ids]
+        if np.isnan(found).any():
+            for i in set(ids[np.isnan(found)].tolist()):
+                known[i] = shard_bytes(shape.element_type, shape.dimensions, self.shardings[i], self.mesh)
+            found = known[ids]
+        return found
 
     def _product(self, axes: IntArray) -> IntArray:
         """The product of the sizes of sets of axes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.memory import shard_bytes
 from shardwright.cost.readers import bytes_turned
 from shardwright.planner.budget import Operand, Peak
 from shardwright.planner.dataflow import Leaf, Node, Use
@@ -59,10 +58,7 @@ def anew_bytes(graph: Graph, node: int, use: Use) -> FloatArray:
 
 def _bytes_by_state(graph: Graph, leaf: Leaf, lies: IntArray) -> FloatArray:
     """Bytes of an array leaf where it lies as each of some states has it."""
-    shape, ids = graph.flow.nodes[leaf[0]].shapes[leaf[1]], lies.tolist()
-    lies_as, mesh = graph.prices.shardings, graph.prices.mesh
-    by_id = {i: shard_bytes(shape.element_type, shape.dimensions, lies_as[i], mesh) for i in set(ids)}
-    return np.array([by_id[i] for i in ids], np.float64)
+    return graph.prices.stored_bytes(graph.flow.nodes[leaf[0]].shapes[leaf[1]], lies)
 
 
 def read_bytes(graph: Graph, node: Node, use: Use) -> FloatArray:

@@ -29,15 +29,14 @@ def copied_arguments(
 ) -> list[WrittenOver]:
     """The parameters that XLA copies. donated: per parameter node, the node whose value is written over it."""
     found = written_over(program, kernels, donated)
-    readers = {each.parameter: each.readers for each in found}
-    pairs = [(parameter, reader) for parameter, nodes in readers.items() for reader in nodes]
-    marks = {pair: 1 << bit for bit, pair in enumerate(pairs)}
+    others = dict.fromkeys(reader for each in found for reader in each.readers if reader != each.writer)
+    marks = {reader: 1 << bit for bit, reader in enumerate(others)}
     done = _done_before(kernels, order, marks)
 
     def is_safe(parameter: int, reader: int, writer: int) -> bool:
         if reader == writer:
             return program.opcodes[reader] in IN_PLACE or _is_aligned(program, kernels, reader, parameter)
-        return bool(done[writer] & marks[parameter, reader])
+        return bool(done[writer] & marks[reader])
 
     return [each for each in found if not all(is_safe(each.parameter, reader, each.writer) for reader in each.readers)]
 
@@ -75,16 +74,13 @@ def _is_aligned(program: Program, kernels: Kernels, reader: int, parameter: int)
     )
 
 
-def _done_before(kernels: Kernels, order: Sequence[Step], marks: Mapping[tuple[int, int], int]) -> dict[int, int]:
+def _done_before(kernels: Kernels, order: Sequence[Step], marks: Mapping[int, int]) -> dict[int, int]:
     """Per node, the marks of the readers whose results it needs, as bits of one number."""
-    own: dict[int, int] = {}
-    for (_, reader), mark in marks.items():
-        own[reader] = own.get(reader, 0) | mark
     done: dict[int, int] = {}
     for step in order:
         needed = 0
         for node in step:
             for source in kernels.reads[node]:
-                needed |= done[source] | own.get(source, 0)
+                needed |= done[source] | marks.get(source, 0)
         done.update(dict.fromkeys(step, needed))
     return done

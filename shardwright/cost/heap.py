@@ -59,15 +59,16 @@ def outside(intervals: Sequence[Interval], free: Sequence[Interval]) -> list[Int
     taken: dict[int, list[Interval]] = {number: [] for number in range(len(free))}
     pieces = sorted(taken, key=lambda number: free[number].size_bytes)
     least = (1 - _PACKED) * max((piece.size_bytes for piece in free), default=0)
+    sizes, starts, ends = (np.array([free[number][part] for number in pieces], np.int64) for part in range(3))
 
-    def is_taken_by(buffer: Interval, number: int) -> bool:
-        piece = free[number]
-        fits = buffer.size_bytes <= piece.size_bytes and piece.start <= buffer.start and buffer.end <= piece.end
-        return fits and all(other.end < buffer.start or buffer.end < other.start for other in taken[number])
+    def has_room(number: int, buffer: Interval) -> bool:
+        return all(other.end < buffer.start or buffer.end < other.start for other in taken[number])
 
     remaining = []
     for buffer in sorted(intervals, reverse=True):
-        number = next((each for each in pieces if buffer.size_bytes >= least and is_taken_by(buffer, each)), None)
+        first = int(np.searchsorted(sizes, buffer.size_bytes)) if buffer.size_bytes >= least else len(pieces)
+        fitting = np.flatnonzero((starts[first:] <= buffer.start) & (ends[first:] >= buffer.end))
+        number = next((pieces[first + each] for each in fitting if has_room(pieces[first + each], buffer)), None)
         if number is None:
             remaining.append(buffer)
         else:
