@@ -1,4 +1,4 @@
-"""Bytes of shards, by the integers of their shardings: as the cost model counts them, whenever they are first asked for."""
+"""Bytes of shards, by the integers of their shardings: as the cost model counts them, whenever they are asked for."""
 
 from __future__ import annotations
 
