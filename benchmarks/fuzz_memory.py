@@ -104,13 +104,16 @@ def planned(rng: random.Random, kind: str, text: str, cluster: Cluster) -> Plan:
     return plan(text, linked, replace(options, memory_budget=budget))
 
 
-def judged(made: Plan, cluster: Cluster) -> Judged:
-    """A plan beside what XLA:CPU assigns. Raises PartitionError."""
+def judged(made: Plan, cluster: Cluster, *, limit_s: float = 300.0) -> Judged:
+    """A plan beside what XLA:CPU assigns. Raises PartitionError, where that takes longer than the limit, too."""
     with tempfile.TemporaryDirectory(prefix="fuzz-memory-") as folder:
         program = Path(folder) / "program.mlir"
         program.write_text(made.emit())
         found = partition(
-            {"stablehlo": str(program), "devices": cluster.device_count}, cluster.device_count, without=""
+            {"stablehlo": str(program), "devices": cluster.device_count},
+            cluster.device_count,
+            limit_s=limit_s,
+            without="",
         )
     if found.memory_bytes is None or found.temporaries_bytes is None:
         raise PartitionError("no buffers were assigned")

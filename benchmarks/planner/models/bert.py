@@ -14,6 +14,8 @@ from benchmarks.planner.models import layers as nn
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    """scanned: layers in one `lax.scan`. remat: each computed again in the backward pass."""
+
     layers: int
     width: int
     heads: int
@@ -21,6 +23,8 @@ class Config:
     vocabulary: int = 30522
     predicted: int = 76
     batch_per_device: int = 4
+    scanned: bool = False
+    remat: bool = False
 
 
 SIZES = {
@@ -53,20 +57,18 @@ def build(size: str, devices: int, **changes: Any) -> Case:
 
 def parameters(config: Config) -> nn.Params:
     width = config.width
+    block = {
+        "attention": nn.attention_params(width, width),
+        "attention_norm": nn.norm_params(width),
+        "mlp": nn.mlp_params(width, 4 * width),
+        "mlp_norm": nn.norm_params(width),
+    }
     return {
         "token_embedding": Leaf((config.vocabulary, width), ("vocabulary", "embed")),
         "segment_embedding": Leaf((2, width), (None, "embed")),
         "position_embedding": Leaf((config.context, width), (None, "embed")),
         "embedding_norm": nn.norm_params(width),
-        "blocks": [
-            {
-                "attention": nn.attention_params(width, width),
-                "attention_norm": nn.norm_params(width),
-                "mlp": nn.mlp_params(width, 4 * width),
-                "mlp_norm": nn.norm_params(width),
-            }
-            for _ in range(config.layers)
-        ],
+        "blocks": nn.blocks_params(block, config.layers, scanned=config.scanned),
         "head": nn.linear_params(width, width, ("embed", None)),
         "head_norm": nn.norm_params(width),
         "head_bias": Leaf((config.vocabulary,), ("vocabulary",)),
@@ -78,8 +80,10 @@ def encoded(params: nn.Params, batch: nn.Params, config: Config) -> jax.Array:
     embedded = params["token_embedding"][batch["tokens"]] + params["segment_embedding"][batch["segments"]]
     x = nn.residual(nn.layer_norm(params["embedding_norm"], embedded + params["position_embedding"]))
     bias = batch["padding"][:, None, None] * nn.NEGATIVE
-    for block in params["blocks"]:
+
+    def layer(x: jax.Array, block: nn.Params) -> jax.Array:
         attended = nn.attention(block["attention"], x, config.heads, bias=bias)
         x = nn.residual(nn.layer_norm(block["attention_norm"], x + attended))
-        x = nn.residual(nn.layer_norm(block["mlp_norm"], x + nn.mlp(block["mlp"], x)))
-    return x
+        return nn.residual(nn.layer_norm(block["mlp_norm"], x + nn.mlp(block["mlp"], x)))
+
+    return nn.through(params["blocks"], layer, x, remat=config.remat)

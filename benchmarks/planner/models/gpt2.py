@@ -18,6 +18,9 @@ from benchmarks.planner.models import layers as nn
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    """fused: one array for q, k and v. scanned: layers in one `lax.scan`. remat: each computed again in the backward
+    pass."""
+
     layers: int
     width: int
     heads: int
@@ -25,6 +28,8 @@ class Config:
     vocabulary: int = 50257
     batch_per_device: int = 2
     fused: bool = True
+    scanned: bool = False
+    remat: bool = False
 
 
 SIZES = {
@@ -59,18 +64,16 @@ def parameters(config: Config) -> nn.Params:
             "output": {"weight": Leaf((width, width), ("heads", "embed")), "bias": Leaf((width,), ("embed",))},
         }
 
+    block = {
+        "attention_norm": nn.norm_params(width),
+        "attention": attention(),
+        "mlp_norm": nn.norm_params(width),
+        "mlp": nn.mlp_params(width, 4 * width),
+    }
     return {
         "token_embedding": Leaf((config.vocabulary, width), ("vocabulary", "embed")),
         "position_embedding": Leaf((config.context, width), (None, "embed")),
-        "blocks": [
-            {
-                "attention_norm": nn.norm_params(width),
-                "attention": attention(),
-                "mlp_norm": nn.norm_params(width),
-                "mlp": nn.mlp_params(width, 4 * width),
-            }
-            for _ in range(config.layers)
-        ],
+        "blocks": nn.blocks_params(block, config.layers, scanned=config.scanned),
         "final_norm": nn.norm_params(width),
     }
 
@@ -78,9 +81,12 @@ def parameters(config: Config) -> nn.Params:
 def logits_of(params: nn.Params, tokens: jax.Array, config: Config) -> jax.Array:
     """Next-token logits [batch, length, vocabulary]."""
     x = nn.residual(params["token_embedding"][tokens] + params["position_embedding"][: tokens.shape[1]])
-    for block in params["blocks"]:
+
+    def layer(x: jax.Array, block: nn.Params) -> jax.Array:
         x = nn.residual(x + _attention(block["attention"], nn.layer_norm(block["attention_norm"], x), config))
-        x = nn.residual(x + nn.mlp(block["mlp"], nn.layer_norm(block["mlp_norm"], x)))
+        return nn.residual(x + nn.mlp(block["mlp"], nn.layer_norm(block["mlp_norm"], x)))
+
+    x = nn.through(params["blocks"], layer, x, remat=config.remat)
     return nn.layer_norm(params["final_norm"], x) @ params["token_embedding"].T
 
 

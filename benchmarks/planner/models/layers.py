@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.planner.cases import Leaf
+from benchmarks.planner.cases import Leaf, stacked
 from benchmarks.planner.hooks import constrain
 
 Params = Any
@@ -98,6 +99,21 @@ def mlp_params(width: int, hidden: int) -> Params:
 def mlp(p: Params, x: jax.Array) -> jax.Array:
     hidden = constrain(jax.nn.gelu(linear(p["up"], x)), "batch", "length", "mlp")
     return linear(p["down"], hidden)
+
+
+def blocks_params(block: Params, layers: int, *, scanned: bool) -> Params:
+    """Equal layers: a list, or each array with a leading dimension of `layers`, as `through` scans over them."""
+    return stacked(block, layers) if scanned else [block] * layers
+
+
+def through(blocks: Params, layer: Callable[[jax.Array, Params], jax.Array], x: jax.Array, *, remat: bool) -> jax.Array:
+    """x behind every block of `blocks_params`; remat: each computed again in the backward pass."""
+    body = jax.checkpoint(layer) if remat else layer
+    if not isinstance(blocks, list):
+        return jax.lax.scan(lambda x, block: (body(x, block), None), x, blocks)[0]
+    for block in blocks:
+        x = body(x, block)
+    return x
 
 
 def residual(x: jax.Array) -> jax.Array:
