@@ -10,10 +10,10 @@ also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,9 @@ from shardwright.cost.memory import Held, shard_bytes
 from shardwright.cost.readers import Reader, bytes_turned
 from shardwright.hlo import ArrayShape
 from shardwright.planner.assemble import Decisions
+from shardwright.planner.carried import Reading, argument_of, readings
 from shardwright.planner.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.plans import Mesh, TensorSharding
-
-#: What has a price.
-K = TypeVar("K")
 
 #: What an instruction reads: its node, and the position among its operands.
 Operand = tuple[int, int]
@@ -42,8 +40,8 @@ class Peak:
     made: what bounds charges no plan more than it takes. read: leaves of which copies are live that single readers
     make, larger than what they are of, and what part of each counts. brought: operands that one instruction alone has
     brought to another layout, no larger. turned: operands of products of which there are copies in the order that their
-    kernels take. carried: what loops that run there carry unchanged from arguments (nodes): it is stored besides where
-    it lies otherwise.
+    kernels take. carried: uses of arguments in loops that run there, one of each: gathered for it, it is stored besides
+    (`planner/carried.py`).
     """
 
     values: Mapping[Leaf, int]
@@ -54,7 +52,7 @@ class Peak:
     read: Mapping[Leaf, float] = field(default_factory=dict)
     brought: frozenset[Operand] = frozenset()
     turned: frozenset[Operand] = frozenset()
-    carried: frozenset[int] = frozenset()
+    carried: frozenset[Reading] = frozenset()
 
     def times_value(self, leaf: Leaf) -> float:
         """How often the bytes of a value count."""
@@ -77,9 +75,9 @@ class Peak:
         """How often the bytes count of an operand that is brought to a layout of its own."""
         return 1.0 + self.margin if operand in self.brought else 0.0
 
-    def times_carried(self, node: int) -> float:
-        """How often the bytes count of what a loop carries, where it does not lie as the argument that it is."""
-        return 1.0 + self.margin if node in self.carried else 0.0
+    def times_carried(self, reading: Reading) -> float:
+        """How often the bytes count of an argument that is gathered for a loop."""
+        return 1.0 + self.margin if reading in self.carried else 0.0
 
 
 class _Stored(NamedTuple):
@@ -93,18 +91,20 @@ class _Stored(NamedTuple):
 class Memory:
     """What a program stores and when, whatever the mesh.
 
-    margin: part of its temporaries that a device must have beyond them.
+    margin: part of its temporaries that a device must have beyond them. hoists: what its compiler makes ahead of loops
+    (`Compiler.hoists_loop_invariants`).
     """
 
     flow: Dataflow
     liveness: Liveness
     hubs: Sequence[Leaf]
     margin: float = 0.0
+    hoists: str = "none"
     _always: frozenset[Leaf] = frozenset()
     _nodes: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)
     _spans: dict[Leaf, tuple[int, int]] = field(default_factory=dict)
     _uses: dict[Leaf, list[tuple[Node, Use]]] = field(default_factory=dict)
-    _carried: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    _carried: Mapping[str, Mapping[int, Sequence[Reading]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._always = frozenset((node, 0) for node in (*self.flow.parameters, *self.flow.outputs))
@@ -118,20 +118,7 @@ class Memory:
                 if at is not None and use.source in wanted and not node.is_value:
                     first, last = self._spans.get(use.source, (at, at))
                     self._spans[use.source] = min(first, at), max(last, at)
-        self._carried = {
-            loop.name: self._from_arguments(carried)
-            for loop, carried in self.flow.entering.items()
-            if loop.opcode == "while"
-        }
-
-    def _from_arguments(self, carried: Iterable[Leaf]) -> frozenset[int]:
-        """Of what a loop carries, arguments that its body reads and hands on as they are: of each argument one."""
-        found, arguments = dict[int, int](), frozenset(self.flow.parameters)
-        for node, leaf in carried:
-            uses = self.flow.nodes[node].uses
-            if len(uses) == 1 and uses[0].source[0] in arguments and self._uses.get((node, leaf)):
-                found.setdefault(uses[0].source[0], node)
-        return frozenset(found.values())
+        self._carried = readings(self.flow, self.hoists)
 
     def peak(self, decisions: Decisions) -> Peak:
         """Where a plan takes the most bytes, and what is live there; arguments and results are always live."""
@@ -160,7 +147,6 @@ class Memory:
         _, at, running, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
         turned = frozenset(each.turned_for for each in held if each.turned_for is not None)
-        carried = [node for name in sorted(running & self._carried.keys()) for node in self._carried[name]]
         values = {each.leaf for each in held if each.turned_for is None and each.leaf is not None}
         return Peak(
             values=Counter([*self._always, *values.difference(self._always)]),
@@ -169,15 +155,18 @@ class Memory:
             margin=self.margin,
             reduced=frozenset(leaf for leaf in values if self.flow.nodes[leaf[0]].instruction.name not in running),
             turned=turned,
-            carried=frozenset(node for node in carried if self._is_besides(decisions, node, copies)),
+            carried=frozenset(self._carried_by(running, decisions, copies)),
         )
 
-    def _is_besides(self, decisions: Decisions, node: int, copies: Container[Leaf]) -> bool:
-        """Whether what a loop carries is counted by its own layout and that of the argument it is: not where a copy of
-        that is, which may be the same, nor where no segment has both."""
-        argument, _ = self.flow.nodes[node].uses[0].source
-        segments = decisions.graph.layout.segments
-        return (argument, 0) not in copies and segments.of[node] == segments.of[argument]
+    def _carried_by(self, running: Container[str], decisions: Decisions, copies: Container[Leaf]) -> Iterator[Reading]:
+        """Of each argument that loops carry a use of its own segment: copies that hubs make may be the same ones."""
+        graph = decisions.graph
+        of = graph.layout.segments.of
+        for loop, by_argument in self._carried.items():
+            for argument, found in by_argument.items() if loop in running else ():
+                mine = [each for each in found if of[each[0]] == of[argument] and not graph.is_free[each[0]]]
+                if mine and (argument, 0) not in copies:
+                    yield mine[0]
 
     def only_stored(self, peak: Peak, stored: Iterable[tuple[str, int]]) -> Peak:
         """A peak with those of its values only that a plan stores at some time, arguments and results.
@@ -254,7 +243,7 @@ class Memory:
             + sum(peak.times_turned(operand) * _turned(decisions, operand) for operand in sorted(peak.turned))
             + sum(peak.times_read(leaf) * self._read(decisions, leaf) for leaf in sorted(peak.read))
             + sum(peak.times_brought(operand) * _brought(decisions, operand) for operand in sorted(peak.brought))
-            + sum(peak.times_carried(node) * _carried(decisions, node) for node in sorted(peak.carried))
+            + sum(peak.times_carried(reading) * _carried(decisions, reading) for reading in sorted(peak.carried))
         )
 
     def _taken(self, peak: Peak, leaf: Leaf, decisions: Decisions) -> int:
@@ -358,16 +347,16 @@ class MemoryPrice:
         return self._added((o, price * peak.times_brought(o)) for peak, price in self.peaks for o in peak.brought)
 
     @cached_property
-    def of_carried(self) -> Mapping[int, float]:
-        """Seconds per byte of arguments that loops carry otherwise than they lie."""
-        return self._added((n, price * peak.times_carried(n)) for peak, price in self.peaks for n in peak.carried)
+    def of_carried(self) -> Mapping[Reading, float]:
+        """Seconds per byte of arguments that are gathered for loops."""
+        return self._added((r, price * peak.times_carried(r)) for peak, price in self.peaks for r in peak.carried)
 
     def _of_values(self, those: Callable[[Peak], Iterable[Leaf]]) -> Mapping[Leaf, float]:
         return self._added((leaf, price * peak.times_value(leaf)) for peak, price in self.peaks for leaf in those(peak))
 
     @staticmethod
-    def _added(found: Iterable[tuple[K, float]]) -> Mapping[K, float]:
-        total: dict[K, float] = {}
+    def _added(found: Iterable[tuple[tuple[int, int], float]]) -> Mapping[tuple[int, int], float]:
+        total: dict[tuple[int, int], float] = {}
         for key, seconds in found:
             total[key] = total.get(key, 0.0) + seconds
         return total
@@ -401,11 +390,13 @@ def _brought(decisions: Decisions, operand: Operand) -> int:
     return size if lies != used and size <= _bytes(shape, lies, mesh) else 0
 
 
-def _carried(decisions: Decisions, node: int) -> int:
+def _carried(decisions: Decisions, reading: Reading) -> int:
+    node, number = reading
     graph = decisions.graph
-    carried = graph.flow.nodes[node]
-    lies, argument = (decisions.strategies[each].results[0] for each in (node, carried.uses[0].source[0]))
-    return _bytes(carried.shapes[0], lies, graph.prices.mesh) if lies != argument else 0
+    use, argument = graph.flow.nodes[node].uses[number], argument_of(graph.flow, reading)
+    shape, mesh = graph.flow.nodes[argument].shapes[0], graph.prices.mesh
+    size = _bytes(shape, decisions.strategies[node].operands[use.position], mesh)
+    return size if size > _bytes(shape, decisions.strategies[argument].results[0], mesh) else 0
 
 
 def _bytes(shape: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:

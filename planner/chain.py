@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.planner.budget import K, MemoryPrice
+from shardwright.planner.budget import MemoryPrice
+from shardwright.planner.carried import argument_of
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
@@ -118,10 +119,6 @@ class Chain:
                 self._price_made(priced, position, node, same)
                 for number in range(len(self.graph.flow.nodes[node].uses)):
                     self._price_use(priced, position, node, number, same)
-                if seconds := self._of_all(self.price.of_carried, same):
-                    argument = self.graph.flow.nodes[node].uses[0].source[0]
-                    taken_s = seconds * carried_bytes(self.graph, node)
-                    priced.add_edge(position[argument, -1], position[node, -1], taken_s)
             elif seconds := self._of_all(self.price.of_copy, [(other, leaf) for other in same]):
                 priced.add_edge(position[node, -1], i, seconds * copy_bytes(self.graph, (node, leaf)))
         return priced
@@ -146,7 +143,8 @@ class Chain:
     def _price_use(
         self, priced: Problem, position: Mapping[Variable, int], index: int, number: int, same: Sequence[int]
     ) -> None:
-        """Add what a node takes of what it reads: made anew for it, copied, turned or brought to another layout."""
+        """Add what a node takes of what it reads: made anew for it, copied, turned, brought to another layout, or
+        gathered for the loop that it is in."""
         assert self.price is not None
         node, mine, graph = self.graph.flow.nodes[index], position[index, -1], self.graph
         use, operand = node.uses[number], (index, node.uses[number].position)
@@ -157,13 +155,16 @@ class Chain:
             priced.costs[mine] = priced.costs[mine] + seconds * turned_bytes(graph, operand)
         if seconds := self._of_all(self.price.of_brought, operands):
             priced.add_edge(position[graph.layout.source(node, use)], mine, seconds * brought_bytes(graph, operand))
+        if seconds := self._of_all(self.price.of_carried, [(other, number) for other in same]):
+            argument = argument_of(graph.flow, (index, number))
+            priced.add_edge(position[argument, -1], mine, seconds * carried_bytes(graph, (index, number)))
         if graph.is_free[use.source[0]] or not self.price.of_read:
             return
         sources = [graph.flow.nodes[other].uses[number].source for other in same]
         if seconds := self._of_all(self.price.of_read, sources):
             priced.add_edge(position[graph.layout.source(node, use)], mine, seconds * read_bytes(graph, node, use))
 
-    def _of_all(self, price: Mapping[K, float], alike: Sequence[K]) -> float:
+    def _of_all(self, price: Mapping[tuple[int, int], float], alike: Sequence[tuple[int, int]]) -> float:
         """Seconds per byte of what is alike in all repeats of a run."""
         return self._mean_or_least([price.get(each, 0.0) for each in alike]) if price else 0.0
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
 from shardwright.planner.budget import Peak
+from shardwright.planner.carried import argument_of
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable, variables_of
@@ -141,7 +142,7 @@ def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: i
         kept = kept_bytes(graph, made) if (made[0], -1) in position else None
         if kept is not None:
             add((made[0], -1), kept[0], peak.times_value(made) * kept[1])
-    for node in sorted(peak.carried):
-        argument = graph.flow.nodes[node].uses[0].source[0]
-        add((argument, -1), (node, -1), peak.times_carried(node) * carried_bytes(graph, node))
+    for reading in sorted(peak.carried):
+        argument = argument_of(graph.flow, reading)
+        add((argument, -1), (reading[0], -1), peak.times_carried(reading) * carried_bytes(graph, reading))
     return ilp.Row(coefficients=coefficients, limit=float(limit_bytes), pairs=pairs)

@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
 from shardwright.planner.budget import Peak
+from shardwright.planner.carried import argument_of
 from shardwright.planner.chain import Chain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
@@ -167,13 +168,13 @@ def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: St
             brought = brought_bytes(graph, (node, position))
             before, after = (float(brought[states[source], states[node, -1]]) for states in (first, second))
             taken[decider] += peak.times_brought((node, position)) * (after - before)
-    for node in sorted(peak.carried):
-        source = graph.flow.nodes[node].uses[0].source[0], -1
-        decider = number.get((node, -1), number.get(source))
+    for reading in sorted(peak.carried):
+        user, argument = (reading[0], -1), (argument_of(graph.flow, reading), -1)
+        decider = number.get(user, number.get(argument))
         if decider is not None:
-            carried = carried_bytes(graph, node)
-            before, after = (float(carried[states[source], states[node, -1]]) for states in (first, second))
-            taken[decider] += peak.times_carried(node) * (after - before)
+            carried = carried_bytes(graph, reading)
+            before, after = (float(carried[states[argument], states[user]]) for states in (first, second))
+            taken[decider] += peak.times_carried(reading) * (after - before)
     return taken
 
 

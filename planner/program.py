@@ -170,7 +170,8 @@ class Program:
         """What the program stores and when. margin: part of its temporaries that a device must have beyond them."""
         if self._liveness is None:
             self._liveness = liveness(self.module, profile)
-        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs), margin=margin)
+        hoists = profile.compiler.hoists_loop_invariants
+        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs), margin=margin, hoists=hoists)
 
 
 class Structure:

@@ -6,6 +6,7 @@ import numpy as np
 
 from shardwright.cost.readers import bytes_turned
 from shardwright.planner.budget import Operand, Peak
+from shardwright.planner.carried import Reading, argument_of
 from shardwright.planner.dataflow import Leaf, Node, Use
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
@@ -97,12 +98,13 @@ def brought_bytes(graph: Graph, operand: Operand) -> FloatArray:
     return np.where(is_brought, taken[None, :], 0.0)
 
 
-def carried_bytes(graph: Graph, node: int) -> FloatArray:
-    """Bytes of what a loop carries unchanged from an argument: states of the argument × of the node; 0 where both lie
-    alike and are one buffer."""
-    source = graph.flow.nodes[node].uses[0].source
-    lies, argument = (graph.set_of((each, -1)).result_ids[:, 0] for each in (node, source[0]))
-    return np.where(argument[:, None] != lies[None, :], _bytes_by_state(graph, (node, 0), lies)[None, :], 0.0)
+def carried_bytes(graph: Graph, reading: Reading) -> FloatArray:
+    """Bytes of an argument as it is gathered for a use in a loop: states of the argument × of the node that uses it; 0
+    where that needs no more than is there."""
+    node, number = reading
+    argument = argument_of(graph.flow, reading), 0
+    found, taken = value_bytes(graph, argument), anew_bytes(graph, node, graph.flow.nodes[node].uses[number])
+    return np.where(taken[None, :] > found[:, None], taken[None, :], 0.0)
 
 
 def decided_bytes(graph: Graph, peak: Peak, node: int) -> FloatArray | None:

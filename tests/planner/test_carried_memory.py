@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from shardwright.config import PlanOptions
 from shardwright.planner.assemble import decide
 from shardwright.planner.budget import MemoryPrice, Peak
+from shardwright.planner.carried import argument_of, readings
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.found import Found
 from shardwright.planner.mixing import groups_between
 from shardwright.planner.search import Search
 from tests.planner.programs import gpt2, lower, mlp
-from tests.planner.test_fitting import NOTHING, searched
+from tests.planner.test_fitting import CLUSTER, NOTHING, ONE_WAY
 from tests.planner.test_mixing import seconds, taking
 
 #: Taken in parts, a loop carries the weights for all of them.
 STEP = lower(gpt2(layers=2, batch=32, length=32))
 
 
-def planned(text: str = STEP, **options: object) -> tuple[Search, Found]:
-    search = searched(text, micro_batches=2, **options)
+def planned(text: str = STEP, hardware: str = "cpu", **options: object) -> tuple[Search, Found]:
+    chosen = PlanOptions(**{**ONE_WAY, "micro_batches": 2, **options})  # type: ignore[arg-type]
+    search = Search(text, replace(CLUSTER, hardware=hardware), chosen)
     outcome = search.outcome()
     return search, outcome.plan(outcome.fastest)
 
@@ -32,39 +36,48 @@ def carried_at(search: Search, found: Found) -> Peak:
     return replace(NOTHING, carried=peak.carried)
 
 
-def test_weights_gathered_for_a_loop_are_live_while_it_runs() -> None:
-    """As many bytes as the memory model has of copies that are made for the loop, and none where it carries the weights
-    as they lie."""
-    search, found = planned(force="fsdp")
+@pytest.mark.parametrize("hardware", ["cpu", "a100"])
+def test_weights_gathered_for_a_loop_are_charged_no_more_than_they_take(hardware: str) -> None:
+    """Most of what the memory model has of copies of arguments while the loop runs, and none where no weight is
+    gathered. XLA:CPU makes ahead of loops what is the same in each pass."""
+    search, found = planned(hardware=hardware, force="fsdp")
     model, peak = search.memory_model(found.chain.graph.layout.hubs), carried_at(search, found)
-    taken = next(loop.operands[0].name for loop in search.flow.entering if loop.opcode == "while")
-    gathered = [held for held in found.held if held.is_added and held.reader is not None and held.reader.name == taken]
-    assert len(peak.carried) >= len(gathered) > 10
-    assert model.taken_at(peak, found.decisions) == pytest.approx(sum(held.size_bytes for held in gathered), rel=0.02)
-    whole, as_they_lie = planned(force="data")
-    assert carried_at(whole, as_they_lie).carried == peak.carried
-    assert whole.memory_model(as_they_lie.chain.graph.layout.hubs).taken_at(peak, as_they_lie.decisions) == 0
+    arguments = {search.flow.nodes[node].instruction.name for node in search.flow.parameters}
+    taken = sum(held.size_bytes for held in found.held if held.is_added and held.name in arguments)
+    assert 0.9 * taken <= model.taken_at(peak, found.decisions) <= taken
+    _, as_they_lie = planned(hardware=hardware, force="data")
+    assert model.taken_at(peak, as_they_lie.decisions) == 0
 
 
-def test_what_a_loop_changes_or_does_not_run_is_no_copy() -> None:
+def test_what_a_loop_makes_anew_in_each_pass_decides_for_each_argument_once() -> None:
     search, found = planned(force="fsdp")
-    flow = search.flow
-    parameters = frozenset(flow.parameters)
-    for node in carried_at(search, found).carried:
-        (use,) = flow.nodes[node].uses  # what a loop changes, its body feeds as well
-        assert use.source[0] in parameters
-        assert any(each.source == (node, 0) for reader in flow.nodes for each in reader.uses)
-    at_once = searched(STEP, force="fsdp").outcome()
+    flow, carried = search.flow, carried_at(search, found).carried
+    arguments = [argument_of(flow, reading) for reading in carried]
+    assert len(set(arguments)) == len(arguments) >= 10
+    assert set(arguments) <= set(flow.parameters)
+    changing = {leaf for leaves in flow.entering.values() for leaf in leaves if len(flow.nodes[leaf[0]].uses) > 1}
+    for node, _ in carried:  # which is not made ahead of the loop
+        made_of, known = [node], set[int]()
+        while made_of:
+            made_of = [use.source[0] for each in made_of for use in flow.nodes[each].uses if use.source[0] not in known]
+            known.update(made_of)
+        assert known & {leaf[0] for leaf in changing}
+    at_once = Search(STEP, CLUSTER, PlanOptions(**ONE_WAY, force="fsdp")).outcome()  # type: ignore[arg-type]
     assert not carried_at(at_once.search, at_once.plan(at_once.fastest)).carried
 
 
-def both_ways(text: str) -> tuple[Search, Found, Found]:
+def test_of_weights_that_are_rounded_ahead_of_loops_nothing_is_said() -> None:
+    search, _ = planned()
+    assert not readings(search.flow, "roundings")
+
+
+def both_ways(text: str, price: float = 1.0) -> tuple[Search, Found, Found]:
     """Two plans that store little: one where what loops carry otherwise is free, and one where that is dear, too."""
     search, found = planned(text)
     peak = search.memory_model(found.chain.graph.layout.hubs).peak(found.decisions)
 
     def priced(*peaks: Peak) -> Found:
-        chain = found.chain.with_price(MemoryPrice.shared(peaks, 1.0))
+        chain = found.chain.with_price(MemoryPrice.shared(peaks, price))
         return search.found(found.chain, chain.solve(search.time_limit_s()), ())
 
     return search, priced(replace(peak, carried=frozenset())), priced(peak, carried_at(search, found))
@@ -94,12 +107,12 @@ def test_what_loops_carry_otherwise_are_bytes_of_the_group_that_decides_them() -
         assert sum(group.bytes_at[0] for group in taken) == pytest.approx(differs, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("part", [0.9, 0.1])
-def test_what_loops_carry_otherwise_is_in_rows_of_the_exact_program(part: float) -> None:
-    search, found = planned(lower(mlp(batch=256)), force="fsdp")
-    peak, chain = carried_at(search, found), found.chain
-    model = search.memory_model(chain.graph.layout.hubs)
-    limit = int(part * model.taken_at(peak, found.decisions))
-    best = fit_exactly(chain, limit, [peak], lambda states: (0, peak), 20.0)
+def test_what_loops_carry_otherwise_is_in_rows_of_the_exact_program() -> None:
+    search, gathering, _ = both_ways(lower(mlp(batch=1024, width=64, hidden=256)), 1e-9)
+    graph = gathering.chain.graph
+    model = search.memory_model(graph.layout.hubs)
+    peak = model.peak(gathering.decisions)
+    limit = math.ceil(model.taken_at(replace(peak, carried=frozenset()), gathering.decisions))
+    best = fit_exactly(gathering.chain, limit, [peak], lambda states: (0, peak), 20.0)
     assert best is not None
-    assert model.taken_at(peak, decide(chain.graph, best.states)) <= limit
+    assert model.taken_at(peak, decide(graph, best.states)) <= limit < model.taken_at(peak, gathering.decisions)
