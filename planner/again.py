@@ -12,12 +12,12 @@ the order of their earlier times, and those whose earlier time is above that of 
 is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy. That is as
 certain as the earlier plans were close to optimal: their times stand for bounds, which are not kept.
 
-With other sizes on the same cluster the search begins at the earlier plan itself, if that has three axes (`earlier`),
-and tries no other mesh. With other devices, or where that leads to no plan as good, earlier times prove nothing: the
-mesh of the plan and those that came near it are searched again, and all where memory bound it. The plan is taken if it
-fits as it is and costs no more than the earlier one, grown as the work of a device has grown: compute by that ratio,
-communication by it where it is more than one (what moves weights does not grow, what moves activations does at most so
-much). That is a judgement, and the plan's notes say so.
+With other sizes or devices the search begins at the earlier plan itself, if that has three axes (`earlier`), and tries
+no other mesh: that of the plan, or the one most like it. Where that leads to no plan as good, earlier times prove
+nothing: the mesh of the plan and those that came near it are searched again, and all where memory bound it. The plan is
+taken if it fits as it is and costs no more than the earlier one, grown as the work of a device has grown: compute by
+that ratio, communication by it where it is more than one (what moves weights does not grow, what moves activations does
+at most so much). That is a judgement, and the plan's notes say so.
 
 Where memory bound the earlier plan, its entry may now be more than is needed, or less. Where a device has as much work
 as before or more, whatever keeps more did not fit then and does not now: the plan of the entry is taken if it fits, as
@@ -118,12 +118,16 @@ def _along_the_route(search: Search, trail: Trail) -> Outcome | None:
 
 def _from_the_plan(search: Search, trail: Trail) -> Outcome | None:
     """What is descended to from the earlier plan itself, if it has three axes; None where it cannot be had any more, or
-    what is found does not fit as it is. The bound that it needs is begun meanwhile."""
+    what is found does not fit as it is. The bound that it needs is begun meanwhile.
+
+    On another mesh the axes that are as long as before are set free first: the others go on with a part of what they
+    did, or more. Of a large program they do only that.
+    """
     known = _earlier_plan(search, trail)
-    if known is None:
+    mesh = _most_like(known.mesh, search.meshes_of_three()) if known is not None else None
+    if known is None or mesh is None:
         return None
-    mesh = known.mesh
-    search.bound_ahead(mesh, search.most_rank if trail.was_open else EXACT_RANK)
+    search.bound_ahead(mesh, search.most_rank if trail.was_open and mesh == known.mesh else EXACT_RANK)
     chain = search.bounding.begun_on(mesh, search.flow)
     assert chain is not None, "it was begun"
     fine = search.finer(chain, mesh)
@@ -131,7 +135,10 @@ def _from_the_plan(search: Search, trail: Trail) -> Outcome | None:
     if at is None:
         return None
     search.report("search", str(mesh))
-    near, solved = descend(chain, at, fine, [axis.name for axis in mesh.axes], time_limit_s=search.time_limit_s())
+    resized = known.resized(mesh)
+    axes = sorted(mesh.sizes, key=lambda axis: axis in resized)
+    rounds = len(axes) - len(resized) if resized and search.is_large else None
+    near, solved = descend(chain, at, fine, axes, time_limit_s=search.time_limit_s(), most_rounds=rounds)
     found = search.found(near, solved, search.flow.notes)
     if search.needed_bytes(found) > search.limit_bytes or found.promised_s > LEAST_GAIN * found.cost.step_s:
         return None
@@ -143,10 +150,9 @@ def _from_the_plan(search: Search, trail: Trail) -> Outcome | None:
 
 
 def _earlier_plan(search: Search, trail: Trail) -> EarlierPlan | None:
-    """The plan of a trail of the same cluster, if it was descended to for the program as it is, and one would be now:
-    other devices mostly ask for another one."""
+    """The plan of a trail, if it was descended to for the program as it is, and one would be now."""
     is_plain = trail.entry.rung == NOTHING and trail.entry.micro_batches == search.program.micro_batches
-    may_begin = is_plain and search.descends and search.is_as_given and _is_same_cluster(trail, search)
+    may_begin = is_plain and search.descends and search.is_as_given
     return search.trails.plan(trail, outline_of(search.flow)) if search.trails is not None and may_begin else None
 
 
@@ -338,6 +344,16 @@ def _resized(mesh: Mesh, devices: int) -> Mesh | None:
             sizes = {**mesh.sizes, resized.name: devices // others}
             return Mesh.of({name: size for name, size in sizes.items() if size > 1} or sizes)
     return None
+
+
+def _most_like(mesh: Mesh, candidates: Sequence[Mesh]) -> Mesh | None:
+    """The candidate of the same axes of which most are as long, and one at least; None where there is none."""
+
+    def as_long(candidate: Mesh) -> int:
+        return sum(candidate.sizes[axis.name] == axis.size for axis in mesh.axes)
+
+    found = max((each for each in candidates if each.sizes.keys() == mesh.sizes.keys()), key=as_long, default=None)
+    return found if found is not None and as_long(found) else None
 
 
 def _alike(mesh: Mesh, axes: int, candidates: Sequence[Mesh]) -> list[Mesh]:

@@ -1,8 +1,9 @@
 """The plan of an earlier search on three axes, kept for searches of nearly the same program to begin at.
 
-What a plan decides is mostly the same with another batch: what each axis of the mesh does for each instruction, by the
-factors of its rule. Said so it means the same in all sizes, and a search that begins there needs no plan on two axes to
-descend from. Where some of it cannot be had in other sizes, nothing is begun there. Decisions are told by the numbers
+What a plan decides is mostly the same with another batch or on other devices: what each axis of the mesh does for each
+instruction, by the factors of its rule. Said so it means the same in all sizes, and a search that begins there needs no
+plan on two axes to descend from. An axis of another size than before, because a node is lost, does nothing for what it
+cannot split. Where some of the plan cannot be had otherwise, nothing is begun there. Decisions are told by the numbers
 of the program's nodes, as those of `messages` are.
 """
 
@@ -22,6 +23,9 @@ from shardwright.planner.pbqp import IntArray
 from shardwright.planner.strategies import Choice, Strategy, choices_of, strategies_of
 from shardwright.planner.uneven import divides
 from shardwright.plans import Mesh, TensorSharding
+
+#: How it is said that an axis does nothing.
+_NOTHING = ""
 
 #: What the axes do, in their order, for an instruction that is computed by a rule; or how a value lies.
 Way = tuple[str, ...] | TensorSharding
@@ -52,9 +56,10 @@ class EarlierPlan:
         return cls(mesh=graph.prices.mesh, ways=tuple(ways), decisions=np.array(rows, np.int64).reshape(-1, 3))
 
     def on(self, graph: Graph, variables: Sequence[Variable]) -> Mapping[Variable, Strategy] | None:
-        """The same for the variables of nearly the same program on the same mesh; None where some of it cannot be had
-        there."""
+        """The same for the variables of nearly the same program on a mesh of the same axes; axes of another size do
+        nothing for what else could not be had there. None where some of it cannot be had at all."""
         numbers = numbers_of(graph.flow)
+        resized = self.resized(graph.prices.mesh)
         known = {(node, leaf): way for node, leaf, way in self.decisions.tolist()}
         made: dict[object, Strategy | None] = {}
         found: dict[Variable, Strategy] = {}
@@ -64,12 +69,25 @@ class EarlierPlan:
                 return None
             key = (way, graph.layout.signatures[node], leaf, graph.layout.ways[node])
             if key not in made:
-                made[key] = _strategy(self.ways[way], graph, (node, leaf))
+                known_way, at = self.ways[way], (node, leaf)
+                made[key] = _strategy(known_way, graph, at) or _strategy(self._idle(known_way, resized), graph, at)
             strategy = made[key]
             if strategy is None:
                 return None
             found[node, leaf] = strategy
         return found
+
+    def resized(self, mesh: Mesh) -> frozenset[str]:
+        """The axes that have another size on a mesh of the same axes."""
+        return frozenset(axis.name for axis in self.mesh.axes if mesh.sizes[axis.name] != axis.size)
+
+    def _idle(self, way: Way, axes: frozenset[str]) -> Way:
+        """The same with nothing that some axes do."""
+        if not isinstance(way, TensorSharding):
+            pairs = zip(self.mesh.axes, way, strict=True)
+            return tuple(_NOTHING if axis.name in axes else does for axis, does in pairs)
+        dims = tuple(tuple(axis for axis in dim if axis not in axes) for dim in way.dims)
+        return TensorSharding(dims, tuple(axis for axis in way.unreduced if axis not in axes))
 
     def encode(self) -> bytes:
         """As bytes, which `decode` reads."""
@@ -97,7 +115,7 @@ def _said(choice: Choice) -> str:
     """Factors have names of their own within a rule."""
     if choice.factor is not None:
         return choice.factor.name
-    return "" if choice.linear is None else "+" + ",".join(map(str, sorted(choice.linear)))
+    return _NOTHING if choice.linear is None else "+" + ",".join(map(str, sorted(choice.linear)))
 
 
 def _read(way: Sequence[Any]) -> Way:

@@ -197,7 +197,7 @@ class Search(MeshSearch):
 
     def outcome(self) -> Outcome:
         """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
-        finest = self._meshes_of_three() if self.descends else []
+        finest = self.meshes_of_three() if self.descends else []
         if len(finest) == 1:
             self.bound_ahead(finest[0])
         tried, refusals = self._try_meshes()
@@ -302,7 +302,8 @@ class Search(MeshSearch):
             self.as_given[mesh] = self.on_mesh(mesh)
         return self.as_given[mesh]
 
-    def _meshes_of_three(self) -> list[Mesh]:
+    def meshes_of_three(self) -> list[Mesh]:
+        """The meshes of three axes, to which plans are descended."""
         return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
 
     def _finer(self, tried: Sequence[Tried]) -> list[Tried]:
@@ -313,7 +314,7 @@ class Search(MeshSearch):
         fastest = min(tried, key=lambda each: each.step_s)
         pairs = [
             (start, mesh)
-            for mesh in self._meshes_of_three()
+            for mesh in self.meshes_of_three()
             if refines(mesh, fastest.mesh)
             for start in tried
             if refines(mesh, start.mesh) and (len(start.mesh.axes) == SEARCHED_AXES or start is fastest)
