@@ -124,7 +124,7 @@ def _from_the_plan(search: Search, trail: Trail) -> Outcome | None:
     did, or more. Of a large program they do only that.
     """
     known = _earlier_plan(search, trail)
-    mesh = _most_like(known.mesh, search.meshes_of_three()) if known is not None else None
+    mesh = most_like(known.mesh, search.meshes_of_three()) if known is not None else None
     if known is None or mesh is None:
         return None
     search.bound_ahead(mesh, search.most_rank if trail.was_open and mesh == known.mesh else EXACT_RANK)
@@ -346,7 +346,7 @@ def _resized(mesh: Mesh, devices: int) -> Mesh | None:
     return None
 
 
-def _most_like(mesh: Mesh, candidates: Sequence[Mesh]) -> Mesh | None:
+def most_like(mesh: Mesh, candidates: Sequence[Mesh]) -> Mesh | None:
     """The candidate of the same axes of which most are as long, and one at least; None where there is none."""
 
     def as_long(candidate: Mesh) -> int:

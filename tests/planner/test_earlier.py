@@ -12,6 +12,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
+from shardwright.planner.again import TOLERANCE, most_like
 from shardwright.planner.chain import Chain
 from shardwright.planner.descent import descend, lifted
 from shardwright.planner.earlier import EarlierPlan
@@ -30,6 +31,7 @@ from tests.planner.programs import gpt2, lower
 EIGHT = replace(Cluster.local(8), hardware="a100")
 COARSE = Mesh.of({"data": 2, "model": 4})
 FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
+SIXTEEN = replace(Cluster.local(16), hardware="a100")
 
 
 def step_of(batch: int = 16) -> str:
@@ -37,11 +39,11 @@ def step_of(batch: int = 16) -> str:
     return lower(gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=batch))
 
 
-def descended(search: Search) -> Any:
+def descended(search: Search, coarse_mesh: Mesh = COARSE, fine: Mesh = FINE) -> Any:
     """The chain of a plan on three axes, and its states."""
-    coarse = search.chain(COARSE, Forced(), frozenset())
-    at, axes = lifted(coarse, coarse.solve(20.0).states, FINE)
-    return descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
+    coarse = search.chain(coarse_mesh, Forced(), frozenset())
+    at, axes = lifted(coarse, coarse.solve(20.0).states, fine)
+    return descend(coarse, at, search.finer(coarse, fine), axes, time_limit_s=20.0)
 
 
 def named(choice: Choice) -> tuple[str | None, frozenset[int] | None]:
@@ -49,9 +51,9 @@ def named(choice: Choice) -> tuple[str | None, frozenset[int] | None]:
     return (choice.factor.name if choice.factor else None), choice.linear
 
 
-def fine_graph(search: Search) -> tuple[Graph, Sequence[Variable]]:
+def fine_graph(search: Search, mesh: Mesh = FINE) -> tuple[Graph, Sequence[Variable]]:
     chain = search.chain(COARSE, Forced(), frozenset())
-    return search.finer(chain, FINE), [v for each in chain.instances for v in each.variables[: each.own]]
+    return search.finer(chain, mesh), [v for each in chain.instances for v in each.variables[: each.own]]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,25 @@ def test_a_plan_is_the_same_once_it_was_kept(kept: tuple[EarlierPlan, Chain, dic
 def test_what_other_sizes_do_not_allow_is_no_start(kept: tuple[EarlierPlan, Chain, dict[Variable, int]]) -> None:
     """One sequence is not split over the axis that the batch was."""
     assert kept[0].on(*fine_graph(Search(step_of(1), EIGHT, PlanOptions()))) is None
+
+
+def test_axes_of_another_size_do_nothing_for_what_they_cannot_split(
+    kept: tuple[EarlierPlan, Chain, dict[Variable, int]],
+) -> None:
+    """Five devices divide no batch of 16, but some vocabulary of 1024 they split with padding."""
+    earlier, chain, states = kept
+    mesh = Mesh.of({**FINE.sizes, "sequence": 5})
+    assert earlier.resized(mesh) == {"sequence"}
+    found = earlier.on(*fine_graph(Search(step_of(), replace(Cluster.local(20), hardware="a100"), PlanOptions()), mesh))
+    assert found is not None
+    does_as_before = {True: 0, False: 0}
+    for variable, state in states.items():
+        before, now = chain.graph.set_of(variable).strategies[state].choices, found[variable].choices
+        assert [named(each) for each in now[:2]] == [named(each) for each in before[:2]]
+        if before and before[2] != Choice():
+            does_as_before[named(now[2]) == named(before[2])] += 1
+            assert named(now[2]) in (named(before[2]), named(Choice()))
+    assert all(does_as_before.values())
 
 
 def test_decisions_of_which_nothing_is_known_are_no_start(
@@ -148,3 +169,50 @@ def test_what_left_too_much_open_is_remembered(left: MemoryStore, monkeypatch: p
     assert question is not None
     trails = [Trails(each).best_for(question) for each in (left, store)]
     assert [trail is not None and trail.was_open for trail in trails] == [False, True]
+
+
+@pytest.fixture(scope="module")
+def of_sixteen() -> EarlierPlan:
+    """A plan on twice the devices."""
+    fine = Mesh.of({"data": 4, "model": 2, "sequence": 2})
+    chain, solved = descended(Search(step_of(), SIXTEEN, PlanOptions()), Mesh.of({"data": 4, "model": 4}), fine)
+    return EarlierPlan.of(chain.graph, solved.states)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_after_a_lost_node_the_search_begins_at_the_plan(
+    of_sixteen: EarlierPlan, left: MemoryStore, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    """Of a large program only the axes that are as long as before are set free, once each."""
+    nothing, best_for, freed = plan(step_of(), EIGHT), Trails.best_for, []
+
+    def found(trails: Trails, question: Any) -> Trail | None:
+        trail = best_for(trails, question)
+        assert trail is not None
+        question, price = replace(trail.question, cluster="another"), replace(trail.price, work_s=trail.price.work_s / 2)
+        return replace(trail, question=question, price=price, was_open=True)
+
+    def watched(chain: Chain, at: Any, fine: Graph, axes: Sequence[str], **limits: Any) -> Any:
+        freed.append((tuple(axes), limits["most_rounds"]))
+        return descend(chain, at, fine, axes, **limits)
+
+    monkeypatch.setattr(Trails, "best_for", found)
+    monkeypatch.setattr(Trails, "plan", lambda *_: of_sixteen)
+    monkeypatch.setattr("shardwright.planner.again.descend", watched)
+    monkeypatch.setattr(Search, "is_large", is_large)
+    monkeypatch.setattr(Search, "on_mesh", None)  # no mesh is searched outright
+    again = plan(step_of(), EIGHT, trails=Trails(left))
+    assert "what that decides was the start" in " ".join(again.notes)
+    assert freed == [(("model", "sequence", "data"), 2 if is_large else None)]
+    assert again.mesh == nothing.mesh
+    assert again.cost.step_s <= nothing.cost.step_s * (1 + TOLERANCE)
+    assert "counted by what a device must receive" in again.cost.bound_scope  # that was open on another mesh
+
+
+def test_the_mesh_most_like_the_earlier_one_is_taken() -> None:
+    axes = ("data", "model", "sequence")
+    earlier = Mesh.of({"data": 3, "model": 4, "sequence": 2})
+    meshes = [Mesh.of(dict(zip(axes, sizes, strict=True))) for sizes in ((4, 2, 2), (2, 4, 2), (2, 2, 4))]
+    assert most_like(earlier, meshes) == meshes[1]
+    assert most_like(Mesh.of({"data": 7, "model": 5, "sequence": 3}), meshes) is None
+    assert most_like(COARSE, meshes) is None
