@@ -189,8 +189,8 @@ def test_after_a_lost_node_the_search_begins_at_the_plan(
     def found(trails: Trails, question: Any) -> Trail | None:
         trail = best_for(trails, question)
         assert trail is not None
-        question, price = replace(trail.question, cluster="another"), replace(trail.price, work_s=trail.price.work_s / 2)
-        return replace(trail, question=question, price=price, was_open=True)
+        asked = replace(trail.question, cluster="another")
+        return replace(trail, question=asked, price=replace(trail.price, work_s=trail.price.work_s / 2), was_open=True)
 
     def watched(chain: Chain, at: Any, fine: Graph, axes: Sequence[str], **limits: Any) -> Any:
         freed.append((tuple(axes), limits["most_rounds"]))
