@@ -102,6 +102,7 @@ def _differences(proof: Proof) -> list[RenderableType]:
         [
             ("", "left"),
             ("collective", "left"),
+            ("over", "left"),
             ("source", "left"),
             ("why", "left"),
             ("plan", "right"),
@@ -110,10 +111,10 @@ def _differences(proof: Proof) -> list[RenderableType]:
         fold=("why",),
     )
     for lines in groups[:_SHOWN]:
-        _add(table, [lines[0].status, lines[0].kind, _sources(lines), _why(lines)], lines)
+        _add(table, [lines[0].status, lines[0].kind, _over(lines[0]), _sources(lines), _why(lines)], lines)
     if len(groups) > _SHOWN:
         rest = [line for lines in groups[_SHOWN:] for line in lines]
-        _add(table, ["", "", "", f"{len(groups) - _SHOWN} more groups"], rest)
+        _add(table, ["", "", "", "", f"{len(groups) - _SHOWN} more groups"], rest)
     return [Text("Differences", style="bold"), Padding(table, (0, 0, 1, 2))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -258,6 +259,13 @@ def test_what_xla_left_out_is_a_difference() -> None:
     proof = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), [])
     assert statuses(proof) == [("dot.1", "all-reduce", "not in the program")]
     assert not proof.holds
+
+
+def test_differences_name_the_axes() -> None:
+    proof = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), [seen("all-to-all", 2, 16 * KIB, "z")])
+    table = proof.explain().partition("Differences")[2]
+    assert re.search(r"not in the program +all-reduce +data ", table)
+    assert re.search(r"not in the plan +all-to-all +2 devices ", table)
 
 
 def test_lines_carry_the_users_source() -> None:
