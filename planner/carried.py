@@ -8,10 +8,10 @@ the loop carries it. Where weights are rounded ahead of loops, only that copy is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.hlo import Instruction
-from shardwright.planner.dataflow import Dataflow, Leaf, computations_of
+from shardwright.planner.dataflow import Dataflow, Leaf, Node
 
 #: What an instruction reads: its node, and which of its uses it is.
 Reading = tuple[int, int]
@@ -22,10 +22,10 @@ def readings(flow: Dataflow, hoists: str) -> dict[str, dict[int, list[Reading]]]
     besides the argument. hoists: `Compiler.hoists_loop_invariants`.
     """
     found: dict[str, dict[int, list[Reading]]] = {}
-    for loop, carried in flow.entering.items():
+    for loop in flow.entering:
         if loop.opcode == "while" and hoists in {"none", "all"}:
             by_argument: dict[int, list[Reading]] = {}
-            for argument, reading in _of_loop(flow, loop, carried, is_hoisting=hoists == "all"):
+            for argument, reading in _of_loop(flow, loop, is_hoisting=hoists == "all"):
                 by_argument.setdefault(argument, []).append(reading)
             found[loop.name] = by_argument
     return found
@@ -34,50 +34,51 @@ def readings(flow: Dataflow, hoists: str) -> dict[str, dict[int, list[Reading]]]
 def argument_of(flow: Dataflow, reading: Reading) -> int:
     """The argument that a reading is of, through the loops that carry it."""
     node, number = reading
-    return _begins_as(flow, flow.nodes[node].uses[number].source)[0]
+    source = flow.nodes[node].uses[number].source[0]
+    while source not in flow.parameters:
+        source = flow.nodes[source].uses[0].source[0]
+    return source
 
 
-def _begins_as(flow: Dataflow, leaf: Leaf) -> Leaf:
-    """What a value is that loops carry unchanged, before the outermost of them; others as they are."""
-    while True:
-        node = flow.nodes[leaf[0]]
-        if leaf[0] in flow.parameters or not node.is_value or len(node.uses) != 1:
-            return leaf
-        leaf = node.uses[0].source
-
-
-def _of_loop(
-    flow: Dataflow, loop: Instruction, carried: tuple[Leaf, ...], *, is_hoisting: bool
-) -> Iterator[tuple[int, Reading]]:
-    arguments, inside = frozenset(flow.parameters), computations_of(loop)
-    body = [node for node in flow.nodes if node.computation in inside]
-    begins = {
-        leaf: flow.nodes[leaf[0]].uses[0].source[0]
-        for leaf in carried
-        if len(flow.nodes[leaf[0]].uses) == 1 and flow.nodes[leaf[0]].uses[0].source[0] in arguments
-    }
+def _of_loop(flow: Dataflow, loop: Instruction, *, is_hoisting: bool) -> Iterator[tuple[int, Reading]]:
+    begins = _handed_on(flow, loop, {(argument, 0): argument for argument in flow.parameters})
     if not is_hoisting:
-        read = {use.source for node in body for use in node.uses}
+        read = {use.source for node in flow.nodes for use in node.uses}
         yield from ((argument, (leaf[0], 0)) for leaf, argument in begins.items() if leaf in read)
         return
-    fixed = _unchanged(flow, loop, carried)
+    inside = _while_running(loop)
+    for nested in inside[1:]:
+        begins |= _handed_on(flow, nested, begins)
+    bodies = {each.called["body"][0].name for each in inside}
+    body = [node for node in flow.nodes if node.computation in bodies]
+    unchanged = _unchanged(flow, loop, body)
     for node in body:
-        if node.is_value or node.index in fixed:  # which is made ahead of the loop itself
+        if node.is_value or node.index in unchanged:  # which is made ahead of the loop itself
             continue
         for number, use in enumerate(node.uses):
-            argument = _begins_as(flow, use.source)[0]
-            if use.source[0] in fixed and flow.nodes[use.source[0]].is_value and argument in arguments:
-                yield argument, (node.index, number)
+            if use.source in begins:
+                yield begins[use.source], (node.index, number)
 
 
-def _unchanged(flow: Dataflow, loop: Instruction, carried: tuple[Leaf, ...]) -> frozenset[int]:
-    """Nodes of a loop's body that are the same in each pass."""
-    inside = computations_of(loop)
-    entering = {leaf[0] for leaf in carried}
+def _while_running(loop: Instruction) -> list[Instruction]:
+    """A loop and those in it, however deep, outer ones first: not those of conditionals, ahead of which nothing is
+    made."""
+    (body,) = loop.called["body"]
+    nested = [_while_running(each) for each in body.instructions if each.opcode == "while"]
+    return [loop, *(each for found in nested for each in found)]
+
+
+def _handed_on(flow: Dataflow, loop: Instruction, begins: Mapping[Leaf, int]) -> dict[Leaf, int]:
+    """What a loop carries unchanged of some arguments, and of which. begins: of which what it takes is."""
+    uses = {leaf: flow.nodes[leaf[0]].uses for leaf in flow.entering[loop]}
+    return {leaf: begins[each[0].source] for leaf, each in uses.items() if len(each) == 1 and each[0].source in begins}
+
+
+def _unchanged(flow: Dataflow, loop: Instruction, body: Sequence[Node]) -> frozenset[int]:
+    """Nodes of a loop's body that are the same in each pass; more than those that are made ahead of it."""
+    entering = {leaf[0] for leaf in flow.entering[loop]}
     found: set[int] = set()
-    for node in flow.nodes:
-        if node.computation not in inside:
-            continue
+    for node in body:
         is_carried = node.index in entering and len(node.uses) == 1
         if is_carried or (node.index not in entering and all(use.source[0] in found for use in node.uses)):
             found.add(node.index)

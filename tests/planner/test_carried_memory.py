@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from shardwright.config import PlanOptions
@@ -14,6 +17,7 @@ from shardwright.planner.carried import argument_of, readings
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.found import Found
 from shardwright.planner.mixing import groups_between
+from shardwright.planner.program import Program
 from shardwright.planner.search import Search
 from tests.planner.programs import gpt2, lower, mlp
 from tests.planner.test_fitting import CLUSTER, NOTHING, ONE_WAY
@@ -116,3 +120,46 @@ def test_what_loops_carry_otherwise_is_in_rows_of_the_exact_program() -> None:
     best = fit_exactly(gathering.chain, limit, [peak], lambda states: (0, peak), 20.0)
     assert best is not None
     assert model.taken_at(peak, decide(graph, best.states)) <= limit < model.taken_at(peak, gathering.decisions)
+
+
+def readings_of(step: Callable[[jax.Array, jax.Array], jax.Array], hoists: str) -> list[str]:
+    """Opcodes of what decides of the weights of a step, an argument of it that all its loops carry."""
+    arrays = [jax.ShapeDtypeStruct((8, 8), "float32")] * 2  # type: ignore[no-untyped-call]
+    flow = Program(jax.jit(step, keep_unused=True).lower(*arrays).as_text("hlo"), PlanOptions()).flow
+    weights = flow.parameters[0]
+    found = [each for by_argument in readings(flow, hoists).values() for each in by_argument.get(weights, ())]
+    assert all(argument_of(flow, each) == weights for each in found)
+    return [flow.nodes[node].instruction.opcode for node, _ in found]
+
+
+def test_uses_in_loops_of_loops_are_gathered_ahead_of_all_of_them() -> None:
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def inner(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.tanh(h @ weights), None
+
+        def outer(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jax.lax.scan(inner, h, None, length=3)[0], None
+
+        return jax.lax.scan(outer, x, None, length=4)[0]
+
+    assert readings_of(step, "all") == ["dot"]
+    assert readings_of(step, "none") == ["parameter"]
+
+
+def test_nothing_is_gathered_ahead_of_a_loop_for_what_a_conditional_in_it_runs() -> None:
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def body(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jax.lax.cond(h.sum() > 0, lambda h: h @ weights, lambda h: h + 1.0, h), None
+
+        return jax.lax.scan(body, x, None, length=4)[0]
+
+    assert readings_of(step, "all") == []
+    assert readings_of(step, "none") == ["parameter"]
+
+
+def test_what_is_made_ahead_of_a_loop_itself_decides_nothing() -> None:
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ (weights * 2.0)), None), x, None, length=4)[0]
+
+    assert readings_of(step, "all") == []
+    assert readings_of(step, "none") == ["parameter"]
