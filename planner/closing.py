@@ -12,6 +12,7 @@ two axes, and is descended from.
 Where memory binds, a price of it is looked for that bounds most (`memory_bound.Dual`), and a plan is read off where
 what is cheapest leaves room. That holds for a plan that takes less than there is, too, if faster ones take more. What
 the descent ends at is made to fit as any plan is (`fitting`), as long as it can be faster than what is known.
+What prices leave open is closed by branches, of one value's size at a time (`branching`).
 
 Where all that is dear, for edges have many entries, what messages end at is read off with fewer moves followed first:
 they get nearer then, and what the true prices make of the moves that were too cheap is the descent's to mend.
