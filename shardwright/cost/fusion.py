@@ -209,8 +209,6 @@ class _Fusion:
         """Whether the kernel of `user` can compute `node`."""
         if self.library[user] != OUTSIDE:  # as decided before layouts matter
             return self.library[node] == self.library[user]
-        if node in self.columns and user not in self.columns:
-            return False
         if self.is_open[user]:
             return self.is_loop[node] and not self._is_cut_for_product(user)
         if self.program.opcodes[user] == "reduce":

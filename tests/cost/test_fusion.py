@@ -133,6 +133,29 @@ def test_what_a_library_takes_in_is_not_stored_for_being_gathered() -> None:
     assert set(kernels.reads[number["centred"]]) == {number["x"], number["y"], number["zero"]}
 
 
+def test_what_is_sent_in_another_order_is_computed_again_by_those_who_read_it_as_it_is() -> None:
+    text = """HloModule sent
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  b = f32[64]{0} parameter(1)
+  made = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  wide = f32[64,64]{1,0} broadcast(b), dimensions={0}
+  shifted = f32[64,64]{1,0} subtract(made, wide)
+  gathered = f32[64,128]{1,0} all-gather(shifted), replica_groups={{0,1}}, dimensions={1}
+  sent = f32[64,128]{1,0} copy(gathered)
+  product = f32[64,64]{1,0} multiply(shifted, x)
+  ROOT out = (f32[64,128]{1,0}, f32[64,64]{1,0}) tuple(sent, product)
+}
+"""
+    program = program_of(text, "cpu")
+    number = {instruction.name: node for node, instruction in enumerate(program.instructions)}
+    program.marks[number["sent"]] = GATHERED
+    assert number["shifted"] in columns(program)
+    kernels = fuse(program, hardware_profile("cpu").compiler)
+    assert kernels.is_kept[number["shifted"]]
+    assert set(kernels.reads[number["product"]]) == {number["made"], number["b"], number["x"]}
+
+
 def stored(text: str, profile: str) -> set[str]:
     """Names of what is stored, beside arguments and constants."""
     program = program_of(text, profile)
