@@ -1,7 +1,8 @@
-"""Planning again: after one annotation, with twice the batch, on half the nodes.
+"""Planning again: after one annotation, with twice the batch, without the last node.
 
     python -m benchmarks.planner.again                                  # the cases below
     python -m benchmarks.planner.again --case gpt2-124M-16 --memory 0.6 # with part of what the fastest plan needs
+    python -m benchmarks.planner.again --case gpt2-124M-24 --situation "lost node"
 
 Each changed program is planned twice: from nothing, and with what the search for the first one left behind. Printed are
 CPU seconds of both, their ratio, and the ratio of the two plans' predicted step times, in one process.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,10 @@ CASES: tuple[tuple[Entry, float | None], ...] = (
 )
 
 
+#: What is asked the second time. A cluster of one node loses half of its devices instead of the node.
+SITUATIONS = ("annotation", "batch × 2", "lost node")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Again:
     """One situation: CPU seconds from nothing and again, and the two plans' steps.
@@ -53,12 +58,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", metavar="NAME", help="MODEL-SIZE-DEVICES; may be repeated")
     parser.add_argument("--layers", type=int, help="layers of these cases' models")
+    parser.add_argument("--situation", action="append", choices=SITUATIONS, help="may be repeated; default: all")
     parser.add_argument("--memory", type=float, metavar="PART", help="of what the fastest plan needs")
     arguments = parser.parse_args()
     cases = [(_entry(name, arguments.layers), arguments.memory) for name in arguments.case or ()] or CASES
     print(f"{'case':34} {'situation':12} {'from nothing':>12} {'again':>8} {'ratio':>6} {'step':>7}")
     for entry, memory in cases:
-        first_s, found = measure(entry, memory)
+        first_s, found = measure(entry, memory, arguments.situation or SITUATIONS)
         name = " ".join([entry.name, *(f"{key}={value}" for key, value in entry.changes.items())])
         name += f" {memory:.0%}" if memory else ""
         print(f"{name:34} {'first':12} {first_s:10.2f} s", flush=True)
@@ -69,7 +75,7 @@ def main() -> None:
             print(f"{'':34} {each.situation:12} {seconds} {ratio:6.2f} {each.step_ratio:7.4f}{how}", flush=True)
 
 
-def measure(entry: Entry, memory: float | None) -> tuple[float, Iterator[Again]]:
+def measure(entry: Entry, memory: float | None, situations: Sequence[str]) -> tuple[float, Iterator[Again]]:
     """CPU seconds of the first plan, and what planning again gives. memory: part of what the fastest plan needs."""
     options = PlanOptions(stages=1)
     cluster = Cluster.from_json(cluster_json(entry.devices, entry.machine))
@@ -79,26 +85,32 @@ def measure(entry: Entry, memory: float | None) -> tuple[float, Iterator[Again]]
         options = replace(options, memory_budget=round(memory * needed))
     store = MemoryStore()
     first_s, _ = _planned(text, cluster, options, store)
-    return first_s, _situations(entry, text, cluster, options, store)
+    return first_s, (_again(each, entry, text, cluster, options, store) for each in situations)
 
 
-def _situations(entry: Entry, text: str, cluster: Cluster, options: PlanOptions, store: MemoryStore) -> Iterator[Again]:
-    half = Cluster.from_json(cluster_json(entry.devices // 2, entry.machine))
-    changed = (
-        ("annotation", _text(entry, annotated=True), cluster),
-        ("batch × 2", _text(replace(entry, devices=2 * entry.devices)), cluster),
-        ("half of them", text, half),
+def _changed(situation: str, entry: Entry, text: str, cluster: Cluster) -> tuple[str, Cluster]:
+    """The HLO text and the cluster of a situation."""
+    if situation == "annotation":
+        return _text(entry, annotated=True), cluster
+    if situation == "batch × 2":
+        return _text(replace(entry, devices=2 * entry.devices)), cluster
+    lost = cluster.nodes[-1].device_count if len(cluster.nodes) > 1 else entry.devices // 2
+    return text, Cluster.from_json(cluster_json(entry.devices - lost, entry.machine))
+
+
+def _again(
+    situation: str, entry: Entry, text: str, cluster: Cluster, options: PlanOptions, store: MemoryStore
+) -> Again:
+    other, on = _changed(situation, entry, text, cluster)
+    from_nothing_s, nothing = _planned(other, on, options, None)
+    again_s, again = _planned(other, on, options, store)
+    return Again(
+        situation=situation,
+        from_nothing_s=from_nothing_s,
+        again_s=again_s,
+        step_ratio=again.cost.step_s / nothing.cost.step_s,
+        follows=any("like an earlier plan" in note for note in again.notes),
     )
-    for situation, other, on in changed:
-        from_nothing_s, nothing = _planned(other, on, options, None)
-        again_s, again = _planned(other, on, options, store)
-        yield Again(
-            situation=situation,
-            from_nothing_s=from_nothing_s,
-            again_s=again_s,
-            step_ratio=again.cost.step_s / nothing.cost.step_s,
-            follows=any("like an earlier plan" in note for note in again.notes),
-        )
 
 
 def _planned(text: str, cluster: Cluster, options: PlanOptions, store: Store | None) -> tuple[float, Plan]:
