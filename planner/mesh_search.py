@@ -276,19 +276,25 @@ class MeshSearch:
         self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
     ) -> dict[int, StrategySet]:
         """Strategies of the nodes that may not choose freely."""
+        nodes, names = self.flow.nodes, self._names()
         return {
-            node: builder.of_shardings(allowed(self.flow, self.flow.nodes[node], asked, mesh, self._name(node)))
+            node: builder.of_shardings(
+                allowed(self.flow, nodes[node], asked, mesh, names.get(node) or called(nodes[node].instruction))
+            )
             for node, asked in requirements.items()
         }
 
-    def _name(self, index: int) -> str:
-        """What messages call a value."""
-        flow = self.flow
-        if index in flow.parameters:
-            return f"argument {self.program.arguments[flow.parameters.index(index)]}"
-        if index in flow.outputs:
-            return f"output {self.program.outputs[flow.outputs.index(index)]}"
-        return called(flow.nodes[index].instruction)
+    def _names(self) -> dict[int, str]:
+        """What messages call the nodes that the user knows; an output that is also an argument, by that."""
+        flow, program = self.flow, self.program
+        found: dict[int, str] = {}
+        for kind, nodes, names in (
+            ("argument", flow.parameters, program.arguments),
+            ("output", flow.outputs, program.outputs),
+        ):
+            for node, name in zip(nodes, names, strict=True):
+                found.setdefault(node, f"{kind} {name}")
+        return found
 
 
 #: Forced strategies that promise to compute along the batch.
