@@ -60,7 +60,7 @@ def child() -> None:
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
     from shardwright.planner.found import Found
-    from shardwright.planner.search import Search
+    from shardwright.planner.search import Search, plan
     from shardwright.planner.source import Source
 
     job: dict[str, Any] = json.load(sys.stdin)
@@ -76,7 +76,7 @@ def child() -> None:
 
     Search.offer = first  # type: ignore[assignment,method-assign]
     options = PlanOptions(deadline_s=600.0, memory_budget=job["memory_budget"])
-    Search(source, Cluster.from_json(job["cluster"]), options).run()
+    plan(source, Cluster.from_json(job["cluster"]), options)
 
 
 if __name__ == "__main__":
