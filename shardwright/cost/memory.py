@@ -28,7 +28,8 @@ class Held(NamedTuple):
     """A buffer that is live where a program takes most.
 
     name / leaf: the instruction and array leaf whose value it holds. is_added: whether a plan or a compiler adds it, to
-    bring the value to another layout. reader: the instruction that it is a copy for, if it is one.
+    bring the value to another layout; the value as it is made and padded, which is cut unevenly afterwards, is not.
+    reader: the instruction that it is a copy for, if it is one.
     """
 
     name: str
@@ -157,7 +158,7 @@ class _Estimate:
         ):
             if size and start <= at <= end:
                 instruction = program.instructions[node]
-                is_added = program.opcodes[node] != instruction.opcode
+                is_added = program.opcodes[node] not in (instruction.opcode, "pad")
                 yield Held(instruction.name, leaf, is_added, size, reader_of(program, users, node))
         step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs beside this one
         for body, repeats in _bodies(program, step):

@@ -13,7 +13,7 @@ from shardwright.client.annotate import annotate, annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.options import plan_options
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.planner.search import Search
 from shardwright.xla import CompileService
 
 ROWS, INNER, MIDDLE = 4, 64, 32
@@ -25,7 +25,7 @@ def service() -> Iterator[CompileService]:
         yield service
 
 
-def planned(columns: int) -> Plan:
+def lowered(columns: int) -> str:
     """Something whole on every device, of which two products read a part: one as it lies, one turned."""
 
     def step(whole: jax.Array, other: jax.Array, w: jax.Array, x: jax.Array) -> Any:
@@ -35,13 +35,23 @@ def planned(columns: int) -> Plan:
 
     shapes = ((ROWS, INNER, columns), (ROWS, INNER, columns), (columns, MIDDLE), (ROWS, INNER, MIDDLE))
     with annotations_kept():
-        lowered = jax.jit(step).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
-    return plan(lowered.as_text("hlo"), Cluster.local(4), plan_options(mesh={"x": 4}))
+        return jax.jit(step).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).as_text("hlo")
 
 
 @pytest.mark.parametrize("columns", [4001, 4000])
 def test_what_is_cut_unevenly_is_stored_padded(columns: int, service: CompileService) -> None:
-    made = planned(columns)
+    made = plan(lowered(columns), Cluster.local(4), plan_options(mesh={"x": 4}))
     program = service.compile(made.require_hlo(), made, want_executable=False)
     assert program.memory is not None
     assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.03)
+
+
+def test_a_price_of_memory_takes_what_is_padded_for_the_value_as_it_is_made() -> None:
+    search = Search(lowered(4001), Cluster.local(4), plan_options(mesh={"x": 4}))
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    padded = max(found.held, key=lambda held: held.size_bytes)
+    model = search.memory_model(found.chain.graph.layout.hubs)
+    values = model.peak_of_buffers(found.held, found.decisions).values
+    assert padded.size_bytes > ROWS * INNER * 4001 * 4
+    assert padded.name in {search.flow.nodes[node].instruction.name for node, _ in values}
