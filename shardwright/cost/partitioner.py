@@ -211,7 +211,7 @@ class Resharding:
                 # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
                 edge = gap * few if held is coarse else gap * (few - 1)
                 joined = Joined((rows + edge) * row, dim == len(self.shape) - 1)
-                self._add("collective-permute", coarse.parts[dim], min(gap * (few - 1), rows) * row, joined)
+                self._add("collective-permute", held.parts[dim], min(gap * (few - 1), rows) * row, joined)
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
         """Reshard with dimension `dim` seen as two, and see them as one again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ from shardwright.cluster import Cluster
 from shardwright.cost import Topology, hardware_profile, reshard, reshard_time_s
 from shardwright.errors import CompilationAbortedError, UnpartitionableError
 from shardwright.plans import Mesh, TensorSharding
+from shardwright.xla import CompileService, observed_collectives
 
 ROOT = Path(__file__).resolve().parents[2]
 MESH = Mesh.of({"x": 2, "y": 4})
@@ -55,6 +57,20 @@ def test_moves_are_those_of_xla(probe: ModuleType, sizes: str, shape: tuple[int,
         if not probe.agree(real, probe.predicted(mesh, case, shape), uneven=uneven)
     ]
     assert not wrong
+
+
+def test_edges_are_exchanged_along_the_axes_of_the_shards_that_are_held(probe: ModuleType) -> None:
+    """Eighths of 18 rows, joined to halves: what a half has of the next one's rows comes from another quarter, too."""
+    case = probe.Case(sharding("xy", ""), sharding("x", ""))
+    with CompileService(MESH.device_count) as service:
+        text = service.compile_stablehlo(probe.program(MESH, [case], (18, 32)), inspect="partition-pass")
+    seen = [each for each in observed_collectives(text, 8) if each.kind == "collective-permute" and each.op_name]
+    pairs = [divmod(int(device), 4) for each in seen for device in re.findall(r"\d+", each.groups)]
+    changed = {
+        axis for sent, got in zip(pairs[::2], pairs[1::2], strict=True) for axis in range(2) if sent[axis] != got[axis]
+    }
+    (move,) = (move for move in reshard("f32", (18, 32), *case, MESH) if move.kind == "collective-permute")
+    assert changed == {("x", "y").index(axis) for axis in move.axes} == {0, 1}
 
 
 def test_every_pair_has_a_price() -> None:

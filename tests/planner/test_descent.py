@@ -93,8 +93,9 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
 
 def test_what_is_left_again_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Descents from one plan, on the graphs of one another, at prices of memory or none, have the same strategies."""
-    coarse, _ = chains(14)
-    search, start = Search(large_program(14), EIGHT, PlanOptions()), coarse.solve(20.0)
+    search = Search(large_program(14), EIGHT, PlanOptions())
+    coarse = search.chain(COARSE, Forced(), frozenset())
+    start = coarse.solve(20.0)
     at, axes = lifted(coarse, start.states, FINE)
     made: list[object] = []
     build = StrategyBuilder._build
