@@ -9,7 +9,7 @@ point of following XLA instead of theory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -106,7 +106,8 @@ class Resharding:
         if held is None:
             return False
         self.permute(have, held)
-        self._exchange_edges(want, held, held)
+        gathered = [dim for dim in range(len(self.shape)) if not self._is_summed(held, want, dim)]
+        self._exchange_edges(want, held, held, gathered)
         self._gather(held, want)
         return True
 
@@ -161,11 +162,13 @@ class Resharding:
         for pairs in [together, *([pair] for pair in rest)]:
             if pairs:
                 moved: Order = ()
-                elements = self._local(have) if len(pairs) > 1 else self._padded(have, pairs[0])
+                before, elements = have, self._local(have) if len(pairs) > 1 else self._padded(have, pairs[0])
                 for source, target in pairs:
                     have, atoms = _moved(have, source, target)
                     moved += atoms
+                self._exchange_edges(before, have, before)
                 self._add("all-to-all", moved, elements)
+                self._exchange_edges(have, before, have)
         return self.permute(have, want)
 
     def _together(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -192,7 +195,7 @@ class Resharding:
                 continue
             atoms = parts[dim][len(kept[dim]) :] if want.tiles[dim] > 1 else parts[dim]
             whole = -(-self.shape[dim] // want.tiles[dim])
-            if whole == local[dim] or whole <= factor // 2:
+            if self._is_summed(have, want, dim):
                 summed += atoms
                 local[dim] = whole
             else:
@@ -201,17 +204,36 @@ class Resharding:
         if summed:
             self._add("all-reduce", summed, prod(local))
 
-    def _exchange_edges(self, coarse: Tiling, fine: Tiling, held: Tiling) -> None:
-        """What neighbours exchange where the fine shards of a coarse one, padded, do not end where it does."""
-        for dim, (few, many) in enumerate(zip(coarse.tiles, fine.tiles, strict=True)):
-            gap = -(-self.shape[dim] // many) * (many // few) - -(-self.shape[dim] // few)
-            if gap and few > 1:
-                rows = -(-self.shape[dim] // held.tiles[dim])
-                row = self._local(held) // rows
-                # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
-                edge = gap * few if held is coarse else gap * (few - 1)
-                joined = Joined((rows + edge) * row, dim == len(self.shape) - 1)
-                self._add("collective-permute", held.parts[dim], min(gap * (few - 1), rows) * row, joined)
+    def _is_summed(self, have: Tiling, want: Tiling, dim: int) -> bool:
+        """Whether shards of a dimension are summed from zeros instead of gathered."""
+        whole = -(-self.shape[dim] // want.tiles[dim])
+        return whole == -(-self.shape[dim] // have.tiles[dim]) or whole <= have.tiles[dim] // want.tiles[dim] // 2
+
+    def _exchange_edges(self, coarse: Tiling, fine: Tiling, held: Tiling, dims: Iterable[int] | None = None) -> None:
+        """What neighbours exchange where the fine shards of a coarse one, padded, do not end where it does: along those
+        of some dimensions, or of all, that the fine ones split more.
+
+        The second coarse shard is off by the gap between both ends, the third by twice as much, up to the last one that
+        gets elements: what lies nearer than the first of these is not sent, nor is what lies beyond the last.
+        """
+        for dim in range(len(self.shape)) if dims is None else dims:
+            few, many = coarse.tiles[dim], fine.tiles[dim]
+            whole = -(-self.shape[dim] // few)
+            gap = -(-self.shape[dim] // many) * (many // few) - whole
+            if not many > few > 1 or not gap:
+                continue
+            rows = -(-self.shape[dim] // held.tiles[dim])
+            row = self._local(held) // rows
+            near, far = max(gap - rows, 0), gap * (-(-self.shape[dim] // whole) - 1)
+            if held is coarse or gap % rows == 0:  # from one neighbour each, whichever it is
+                near, far = 0, min(far, rows)
+            # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
+            edge = gap * few if held is coarse else gap * (few - 1)
+            beside = Joined((rows + edge) * row, dim == len(self.shape) - 1)
+            hops = range(near // rows, -(-far // rows))  # a permute for every neighbour that is so far away
+            for hop in hops:
+                sent = min(far, (hop + 1) * rows) - max(near, hop * rows)
+                self._add("collective-permute", held.parts[dim], sent * row, beside if hop == hops[-1] else None)
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
         """Reshard with dimension `dim` seen as two, and see them as one again."""
