@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
+from shardwright.cost.edges import evenly, parts_of, sent_rows
 from shardwright.cost.tilings import Order, Tiling, arranged, cut, reshaped
 
 
@@ -95,7 +96,7 @@ class Resharding:
         sliced = refined(have, want)
         if sliced is None:
             return False
-        self._exchange_edges(have, want, have)
+        self._exchange_edges(have, sliced, have)
         return self.permute(sliced, want)
 
     def gather_to_shared(self, have: Tiling, want: Tiling) -> bool:
@@ -107,7 +108,7 @@ class Resharding:
             return False
         self.permute(have, held)
         gathered = [dim for dim in range(len(self.shape)) if not self._is_summed(held, want, dim)]
-        self._exchange_edges(want, held, held, gathered)
+        self._exchange_edges(held, want, held, gathered)
         self._gather(held, want)
         return True
 
@@ -166,9 +167,9 @@ class Resharding:
                 for source, target in pairs:
                     have, atoms = _moved(have, source, target)
                     moved += atoms
-                self._exchange_edges(before, have, before)
+                self._exchange_edges(before, have, before, {target for _, target in pairs})
                 self._add("all-to-all", moved, elements)
-                self._exchange_edges(have, before, have)
+                self._exchange_edges(before, have, have, {source for source, _ in pairs})
         return self.permute(have, want)
 
     def _together(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -209,31 +210,31 @@ class Resharding:
         whole = -(-self.shape[dim] // want.tiles[dim])
         return whole == -(-self.shape[dim] // have.tiles[dim]) or whole <= have.tiles[dim] // want.tiles[dim] // 2
 
-    def _exchange_edges(self, coarse: Tiling, fine: Tiling, held: Tiling, dims: Iterable[int] | None = None) -> None:
-        """What neighbours exchange where the fine shards of a coarse one, padded, do not end where it does: along those
-        of some dimensions, or of all, that the fine ones split more.
+    def _exchange_edges(self, have: Tiling, want: Tiling, held: Tiling, dims: Iterable[int] | None = None) -> None:
+        """What neighbours exchange where padded shards of one size take the place of another's: along some dimensions,
+        or all, that both tilings split, one of them more.
 
-        The second coarse shard is off by the gap between both ends, the third by twice as much, up to the last one that
-        gets elements: what lies nearer than the first of these is not sent, nor is what lies beyond the last.
+        held: the one of them whose devices exchange; those that share a shard of it do the same.
         """
         for dim in range(len(self.shape)) if dims is None else dims:
-            few, many = coarse.tiles[dim], fine.tiles[dim]
-            whole = -(-self.shape[dim] // few)
-            gap = -(-self.shape[dim] // many) * (many // few) - whole
-            if not many > few > 1 or not gap:
+            few, many = sorted((have.tiles[dim], want.tiles[dim]))
+            whole, part = -(-self.shape[dim] // few), -(-self.shape[dim] // many)
+            gap = part * (many // few) - whole
+            if few == 1 or many == few or not gap:
                 continue
-            rows = -(-self.shape[dim] // held.tiles[dim])
-            row = self._local(held) // rows
-            near, far = max(gap - rows, 0), gap * (-(-self.shape[dim] // whole) - 1)
-            if held is coarse or gap % rows == 0:  # from one neighbour each, whichever it is
-                near, far = 0, min(far, rows)
+            size = -(-self.shape[dim] // held.tiles[dim])
+            row = self._local(held) // size
             # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
-            edge = gap * few if held is coarse else gap * (few - 1)
-            beside = Joined((rows + edge) * row, dim == len(self.shape) - 1)
-            hops = range(near // rows, -(-far // rows))  # a permute for every neighbour that is so far away
-            for hop in hops:
-                sent = min(far, (hop + 1) * rows) - max(near, hop * rows)
-                self._add("collective-permute", held.parts[dim], sent * row, beside if hop == hops[-1] else None)
+            edge = gap * (few - 1) if held.tiles[dim] == many else gap * few
+            joined = Joined((size + edge) * row, dim == len(self.shape) - 1)
+            if held.tiles[dim] == many:
+                sent = sent_rows(self.shape[dim], part, parts_of(whole, part, few, many // few))
+            elif have.tiles[dim] == few:
+                sent = sent_rows(self.shape[dim], whole, evenly(whole + gap, few))
+            else:
+                sent = sent_rows(self.shape[dim], whole + gap, evenly(whole, few))
+            for left, rows in zip(reversed(range(len(sent))), sent, strict=True):
+                self._add("collective-permute", held.parts[dim], rows * row, None if left else joined)
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
         """Reshard with dimension `dim` seen as two, and see them as one again."""
