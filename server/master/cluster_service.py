@@ -25,18 +25,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         self._master = master
 
     async def Supervise(self, requests: AsyncIterator[worker_pb2.SupervisorEvent], context: Context) -> None:
-        number, outlet = self._master.open_outlet()
-        reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(self._daemon_says, number)))
-        try:
-            while (command := await outlet.get()) is not None:
-                await context.write(command)
-        except ShardwrightError as error:
-            refused = worker_pb2.Refused(error=wire.error_to_proto(error))
-            await context.write(worker_pb2.SupervisorCommand(refused=refused))
-        finally:
-            reader.cancel()
-            self._master.close_outlet(number)
-            self._master.happened(ev.DaemonLeft(connection=number))
+        await self._stream(requests, context, self._daemon_says, _refused, ev.DaemonLeft)
 
     def _daemon_says(self, number: int, event: worker_pb2.SupervisorEvent) -> None:
         match event.WhichOneof("kind"):
@@ -65,17 +54,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 )
 
     async def Execute(self, requests: AsyncIterator[worker_pb2.ExecutorEvent], context: Context) -> None:
-        number, outlet = self._master.open_outlet()
-        reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(self._executor_says, number)))
-        try:
-            while (command := await outlet.get()) is not None:
-                await context.write(command)
-        except ShardwrightError as error:
-            await context.write(worker_pb2.ExecutorCommand(shutdown=worker_pb2.Shutdown(reason=error.message)))
-        finally:
-            reader.cancel()
-            self._master.close_outlet(number)
-            self._master.happened(ev.ExecutorLeft(connection=number))
+        await self._stream(requests, context, self._executor_says, _shut_down, ev.ExecutorLeft)
 
     def _executor_says(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
         match event.WhichOneof("kind"):
@@ -119,6 +98,30 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                     )
                 )
 
+    async def _stream(
+        self,
+        requests: AsyncIterator[Any],
+        context: Context,
+        say: Callable[[int, Any], None],
+        ended: Callable[[ShardwrightError], Any],
+        left: type[ev.DaemonLeft | ev.ExecutorLeft],
+    ) -> None:
+        """Send commands until there are no more; what the other side says is handed on meanwhile.
+
+        ended: the last command, where an error ends the stream. left: what happened then, either way.
+        """
+        number, outlet = self._master.open_outlet()
+        reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(say, number)))
+        try:
+            while (command := await outlet.get()) is not None:
+                await context.write(command)
+        except ShardwrightError as error:
+            await context.write(ended(error))
+        finally:
+            reader.cancel()
+            self._master.close_outlet(number)
+            self._master.happened(left(connection=number))
+
     @staticmethod
     async def _read(requests: AsyncIterator[Any], outlet: Outlet, say: Callable[[Any], None]) -> None:
         """Hand each message on; the end of them ends the stream."""
@@ -132,3 +135,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             raise
         else:
             outlet.end()
+
+
+def _refused(error: ShardwrightError) -> worker_pb2.SupervisorCommand:
+    return worker_pb2.SupervisorCommand(refused=worker_pb2.Refused(error=wire.error_to_proto(error)))
+
+
+def _shut_down(error: ShardwrightError) -> worker_pb2.ExecutorCommand:
+    return worker_pb2.ExecutorCommand(shutdown=worker_pb2.Shutdown(reason=error.message))
