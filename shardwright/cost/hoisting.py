@@ -111,7 +111,7 @@ def loop_of(body: Program, what: str) -> Loop:
 def with_hoisted(program: Program, loop: Callable[[Computation], Loop]) -> Program:
     """The same program with what its loops hoist ahead of them, as further operands, and without what they carry in
     vain. loop: of a loop's body."""
-    loops = {node: loop(_body(program.instructions[node])) for node in _loops(program)}
+    loops = {node: loop(body_of(program.instructions[node])) for node in loops_of(program)}
     if not any(each.hoisted or each.unread for each in loops.values()):
         return program
     return _Hoisting(program, loops).run()
@@ -141,7 +141,7 @@ class _Hoisting:
             read: Sequence[int] = [place[operand] for operand in operands]
             if node in self.loops:
                 read = self._read_by_loop(node)
-            place.append(self._like(program, node, read))
+            place.append(self.made.add_like(program, node, read))
             if node in program.marks:
                 made.marks[place[node]] = program.marks[node]
         made.parameters = [place[node] for node in program.parameters]
@@ -155,7 +155,7 @@ class _Hoisting:
         ahead = [self._ahead(loop.body, each, elements) for each in loop.hoisted]
         for index in loop.unread - _read_of(program, self.users, node):
             elements[index] = self._nothing(program.operands[argument][index])
-        return [self._like(program, argument, elements), *ahead]
+        return [self.made.add_like(program, argument, elements), *ahead]
 
     def _ahead(self, body: Program, node: int, elements: Sequence[int]) -> int:
         """The node of what a body makes of elements of its argument."""
@@ -165,14 +165,10 @@ class _Hoisting:
         read = tuple(self._ahead(body, operand, elements) for operand in body.operands[node])
         key = (body.opcodes[node], read, body.sizes_bytes[node], self.signatures.hoisted(body, node))
         if key not in self.known:
-            self.known[key] = self._like(body, node, read)
+            self.known[key] = self.made.add_like(body, node, read)
             if node in body.marks:
                 self.made.marks[self.known[key]] = body.marks[node]
         return self.known[key]
-
-    def _like(self, program: Program, node: int, operands: Sequence[int]) -> int:
-        sizes, elements = program.sizes_bytes[node], program.elements[node]
-        return self.made.add(program.opcodes[node], program.instructions[node], tuple(operands), sizes, elements)
 
     def _nothing(self, element: int) -> int:
         """What is carried in the place of what nobody reads."""
@@ -180,7 +176,7 @@ class _Hoisting:
         return self.made.add("constant", self.program.instructions[element], (), sizes, 0)
 
 
-def _loops(program: Program) -> list[int]:
+def loops_of(program: Program) -> list[int]:
     """The loops whose argument is a tuple that the program makes."""
     return [
         node
@@ -189,7 +185,8 @@ def _loops(program: Program) -> list[int]:
     ]
 
 
-def _body(loop: Instruction) -> Computation:
+def body_of(loop: Instruction) -> Computation:
+    """What a loop runs again and again."""
     (body,) = bodies(loop)
     return body
 

@@ -27,8 +27,7 @@ def with_inverses(program: Program) -> Program:
         opcode, operands = program.opcodes[node], tuple([place[operand] for operand in program.operands[node]])
         if node in spread:
             opcode, operands = "multiply", (operands[0], _add_inverse(program, made, spread[node], place))
-        instruction, sizes = program.instructions[node], program.sizes_bytes[node]
-        place.append(made.add(opcode, instruction, operands, sizes, program.elements[node]))
+        place.append(made.add_like(program, node, operands, opcode))
     made.marks.update({place[node]: mark for node, mark in program.marks.items()})
     made.parameters = [place[node] for node in program.parameters]
     made.root = place[program.root]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.hlo import ArrayShape, Instruction
@@ -40,6 +41,11 @@ class Program:
         self.ranks.append(_rank(instruction.shape))
         return len(self.opcodes) - 1
 
+    def add_like(self, program: Program, node: int, operands: Sequence[int], opcode: str | None = None) -> int:
+        """Append a node for the same instruction as one of another program, of the same sizes; returns it."""
+        sizes, elements = program.sizes_bytes[node], program.elements[node]
+        return self.add(opcode or program.opcodes[node], program.instructions[node], tuple(operands), sizes, elements)
+
     def without_dead(self) -> Program:
         """The same without what neither the root nor anything it is made of reads; parameters stay."""
         is_live = [False] * len(self.opcodes)
@@ -54,9 +60,7 @@ class Program:
         made, place = Program(), dict[int, int]()
         for node, live in enumerate(is_live):
             if live:
-                operands = tuple([place[operand] for operand in self.operands[node]])
-                sizes, elements = self.sizes_bytes[node], self.elements[node]
-                place[node] = made.add(self.opcodes[node], self.instructions[node], operands, sizes, elements)
+                place[node] = made.add_like(self, node, [place[operand] for operand in self.operands[node]])
         made.marks = {place[node]: mark for node, mark in self.marks.items() if is_live[node]}
         made.parameters = [place[node] for node in self.parameters]
         made.root = place[self.root]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from shardwright.cost.hoisting import carried
+from shardwright.cost.hoisting import body_of, carried, loops_of
 from shardwright.cost.opcodes import ELEMENTWISE
 from shardwright.cost.program import Program
 from shardwright.hlo import Computation
@@ -68,27 +68,22 @@ def with_copied_stacks(program: Program, of_body: _Of) -> Program:
     if not copied:
         return program
     made, place, copies = Program(), list[int](), dict[tuple[int, Order], int]()
-    for node, opcode in enumerate(program.opcodes):
+    for node in range(len(program.opcodes)):
         operands = [place[operand] for operand in program.operands[node]]
         if node in copied:
             argument, *_ = program.operands[node]
             elements = [place[each] for each in carried(program, node)]
             for index, (element, order) in copied[node].items():
                 if (element, order) not in copies:
-                    copies[element, order] = _like(made, program, "copy", element, (place[element],))
+                    copies[element, order] = made.add_like(program, element, (place[element],), "copy")
                 elements[index] = copies[element, order]
             count = len(program.operands[argument])
-            operands = [_like(made, program, "tuple", argument, tuple(elements[:count])), *elements[count:]]
-        place.append(_like(made, program, opcode, node, tuple(operands)))
+            operands = [made.add_like(program, argument, elements[:count]), *elements[count:]]
+        place.append(made.add_like(program, node, operands))
     made.marks = {place[node]: mark for node, mark in program.marks.items()}
     made.parameters = [place[node] for node in program.parameters]
     made.root = place[program.root]
     return made.without_dead()
-
-
-def _like(made: Program, program: Program, opcode: str, node: int, operands: tuple[int, ...]) -> int:
-    """A node of another program, for the same instruction as one of this."""
-    return made.add(opcode, program.instructions[node], operands, program.sizes_bytes[node], program.elements[node])
 
 
 def _gathered(program: Program) -> Iterator[tuple[int, Order]]:
@@ -102,12 +97,10 @@ def _gathered(program: Program) -> Iterator[tuple[int, Order]]:
 
 def _carried(program: Program, of_body: _Of) -> Iterator[tuple[int, int, int, Order]]:
     """(loop, position, node) of what loops carry that their bodies read in another order, and that order."""
-    for node, opcode in enumerate(program.opcodes):
-        if opcode == "while" and program.opcodes[program.operands[node][0]] == "tuple":
-            (body,) = program.instructions[node].called["body"]
-            elements = carried(program, node)
-            for index, order in of_body(body).items():
-                yield node, index, elements[index], order
+    for node in loops_of(program):
+        elements = carried(program, node)
+        for index, order in of_body(body_of(program.instructions[node])).items():
+            yield node, index, elements[index], order
 
 
 def _sources(program: Program, node: int, order: Order) -> Iterator[tuple[int, Order]]:

@@ -27,13 +27,11 @@ def with_turned_arguments(program: Program) -> Program:
     for node, operands in enumerate(program.operands):
         reads_copies = program.opcodes[node] in _KEEPING
         read = [copies.get(each, place[each]) if reads_copies else place[each] for each in operands]
-        opcode, instruction = program.opcodes[node], program.instructions[node]
-        sizes, elements = program.sizes_bytes[node], program.elements[node]
-        place.append(made.add(opcode, instruction, tuple(read), sizes, elements))
+        place.append(made.add_like(program, node, read))
         if node in program.marks:
             made.marks[place[node]] = program.marks[node]
         if node in turned:
-            copies[node] = made.add("copy", instruction, (place[node],), sizes, elements)
+            copies[node] = made.add_like(program, node, (place[node],), "copy")
             made.marks[copies[node]] = TURNED
     made.parameters = [place[node] for node in program.parameters]
     made.root = place[program.root]
