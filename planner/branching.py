@@ -13,6 +13,7 @@ automatic method of solving discrete programming problems", 1960).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.planner.budget import MemoryPrice, SizeRange
@@ -59,8 +60,18 @@ def branched(search: MeshSearch, found: Found, root: Branch, most_open: float) -
             branches.append(branch)
             if not _is_closed(found, branch.bound_s, most_open):
                 found = _searched(search, found, branch)
-    least_s = min(branch.bound_s for branch in branches)
-    return replace(found, cost=Bound(least_s, root.low.chain).of(found.cost))
+        found = _with_bound(search, found, branches)
+    return found
+
+
+def _with_bound(search: MeshSearch, found: Found, branches: Sequence[Branch]) -> Found:
+    """A plan with the bound of branches that hold all plans, if that is a better one."""
+    least = min(branches, key=lambda branch: branch.bound_s)
+    if least.bound_s <= found.cost.lower_bound_s:
+        return found
+    found = replace(found, cost=Bound(least.bound_s, least.low.chain).of(found.cost))
+    search.tell_of(found)
+    return found
 
 
 def _is_closed(found: Found, bound_s: float, most_open: float) -> bool:

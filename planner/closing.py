@@ -46,8 +46,8 @@ _PRICES = (NEARLY_FREE, 8 * NEARLY_FREE, 64 * NEARLY_FREE)
 
 
 def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> Found:
-    """A plan on three axes that fits, or a faster one that does, with a better bound. A deadline leaves it as it
-    is. bounding: the chain that its bound is of, if it has one."""
+    """A plan on three axes that fits, or a faster one that does, with a better bound. A deadline leaves what is
+    known by then. bounding: the chain that its bound is of, if it has one."""
     clock = search.clock
     if found.cost.gap <= MOST_OPEN or clock.is_late:
         return found
@@ -73,7 +73,7 @@ def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> F
             search.report("search", str(found.mesh))
             found = _read_off(search, found, search.following(chain, rank).with_price(found.price))
     except OutOfTimeError:
-        pass
+        found = search.told_of or found  # what was found in the middle of a pass counts
     finally:
         clock.interrupts = interrupts
     return found

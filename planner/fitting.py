@@ -19,6 +19,7 @@ from shardwright.cost.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner.budget import Memory, MemoryPrice, Peak, SizeRange
 from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import descend
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
@@ -115,7 +116,10 @@ class Fitting:
             return replace(exact, price=self._bounding(exact))
         if first is None:
             raise too_large(self.search, self.thriftiest)
-        best = self._fastest(first)
+        try:
+            best = self._fastest(first)
+        except OutOfTimeError:  # in the middle of a price
+            best = self._fastest_that_fits()
         if exact is not None:
             return replace(_faster(best, exact), price=self._bounding(best), price_bound_s=exact.price_bound_s)
         fastest = self.start.solved
@@ -152,6 +156,10 @@ class Fitting:
     def _thriftiest_that_fits(self) -> Found:
         """Of the plans that prices gave and that fit, the one that needs least."""
         return min((each.found for each in self.tried if self._fits(each.found)), key=self.search.needed_bytes)
+
+    def _fastest_that_fits(self) -> Found:
+        """Of the plans that prices gave and that fit, the fastest."""
+        return min((each.found for each in self.tried if self._fits(each.found)), key=lambda f: f.cost.step_s)
 
     @property
     def _descends(self) -> bool:

@@ -111,6 +111,11 @@ class MeshSearch:
                 )
             )
 
+    @property
+    def told_of(self) -> Found | None:
+        """The plan that was told of last: what a deadline leaves of what goes on from it."""
+        return self._best
+
     def tell_of(self, found: Found) -> None:
         """Report a plan that fits, now and from now on, with its bound as far as it is bounded."""
         self._best = found

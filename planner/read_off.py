@@ -46,4 +46,6 @@ def fitted_from(search: MeshSearch, found: Found, other: Found, within: tuple[Si
         return found
     bound_s = min(found.cost.lower_bound_s, other.cost.step_s)
     cost = replace(other.cost, lower_bound_s=bound_s, bound_scope=found.cost.bound_scope)
-    return replace(other, start=found.start, price=found.price, cost=cost)
+    made = replace(other, start=found.start, price=found.price, cost=cost)
+    search.tell_of(made)
+    return made

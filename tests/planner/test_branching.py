@@ -13,6 +13,7 @@ from shardwright.planner import branching, exact_fit
 from shardwright.planner.branching import Branch, branched, divided, taken
 from shardwright.planner.budget import Peak, SizeRange
 from shardwright.planner.chain import SolvedChain
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.dataflow import Leaf
 from shardwright.planner.descent import descend, lifted
 from shardwright.planner.exact_fit import fit_exactly
@@ -180,3 +181,35 @@ def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int, monkeypat
     assert priced.cost.step_s > 1.5 * best_s
     assert made.cost.step_s <= 1.01 * best_s
     assert search.needed_bytes(made) <= search.limit_bytes
+
+
+def test_a_deadline_leaves_the_bound_of_the_branches_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, best_s = root_and_optimum(13)
+    bound, asked = branching.bounded, list[Branch]()
+
+    def late_at_the_second_division(parent: Branch, within: tuple[SizeRange, ...], enough_s: float) -> Branch:
+        if len(asked) == 2:
+            raise OutOfTimeError("in the middle")
+        asked.append(bound(parent, within, enough_s))
+        return replace(asked[-1], high=asked[-1].high or parent.high)
+
+    monkeypatch.setattr(branching, "bounded", late_at_the_second_division)
+    monkeypatch.setattr(branching, "_searched", lambda search, found, branch: found)
+    search, found = known(root, 100 * best_s)
+    with pytest.raises(OutOfTimeError):
+        branched(search, found, root, 0.0)
+    assert search.told_of is not None
+    assert search.told_of.cost.lower_bound_s == min(branch.bound_s for branch in asked) > root.bound_s
+
+
+def test_a_deadline_between_prices_leaves_the_fastest_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(fitting: Fitting, over: Found, fits: Found) -> Found:
+        raise OutOfTimeError("in the middle")
+
+    search, found = with_less_memory(29, 2048)
+    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    monkeypatch.setattr(Fitting, "_mixed", late)
+    fitting = Fitting(search, found, math.inf)
+    made = fitting.best()
+    fits = [each.found for each in fitting.tried if search.needed_bytes(each.found) <= search.limit_bytes]
+    assert made.cost.step_s == min(each.cost.step_s for each in fits)

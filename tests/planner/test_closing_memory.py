@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner import read_off
+from shardwright.planner import closing, read_off
 from shardwright.planner.bound import best_alike
 from shardwright.planner.budget import MemoryPrice, SizeRange
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.closing import closed
 from shardwright.planner.descent import descend, lifted
 from shardwright.planner.exact_fit import fit_exactly
@@ -104,3 +106,16 @@ def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.Monkey
     made = closed(search, found)
     assert made.cost.step_s < found.cost.step_s * (1 - LEAST_GAIN)
     assert search.needed_bytes(made) <= search.limit_bytes
+
+
+def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, found = thrifty(53, part=1.0)
+
+    def then_late(*args: Any) -> Found:
+        read_off.fitted_from(*args)
+        raise OutOfTimeError("in the middle")
+
+    monkeypatch.setattr(closing, "fitted_from", then_late)
+    made = closed(search, found)
+    assert made.cost.step_s < found.cost.step_s * (1 - LEAST_GAIN)
+    assert 0 < made.cost.lower_bound_s <= made.cost.step_s
