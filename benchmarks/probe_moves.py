@@ -24,7 +24,8 @@ from shardwright.xla.boundary import sharding_text
 from shardwright.xla.emit import mesh_text
 from shardwright.xla.partial_sums import steps_to
 
-#: (mesh, shape) pairs: one to three axes, ranks 2 to 4, sizes that are no powers of two, uneven shards.
+#: (mesh, shape) pairs: one to three axes, ranks 2 to 4, sizes that are no powers of two, uneven shards,
+#: dimensions shorter than an axis.
 GRID = (
     ("8", "64x32"),
     ("2x4", "64x32"),
@@ -42,6 +43,12 @@ GRID = (
     ("3x4", "25x34"),
     ("4x2", "60x36x10"),
     ("2x2x2", "30x21"),
+    ("2x4", "3x32"),
+    ("2x4", "3x2x5"),
+    ("2x6", "7x3"),
+    ("2x2x4", "9x5"),
+    ("2x2x6", "3x13"),
+    ("4x2x4", "5x9"),
 )
 CASES_A_PROGRAM = 1000
 PERMUTE = "collective-permute"

@@ -1,40 +1,87 @@
 """Rows that neighbours exchange where shards of one size take the place of shards of another.
 
-As XLA's partitioner does it (`benchmarks/probe_moves.py` holds every move of uneven shards against it): a permute for
-every distance between neighbours, as long as the rows of all that it serves; distances that serve different shards
-share one.
+As XLA's partitioner does it (`xla/service/spmd/spmd_partitioner_util.cc`; `benchmarks/probe_moves.py` holds every move
+of uneven shards against it), in one of two ways:
+
+- `sent_rows` (`ExchangeHaloCompact`): a shard's rows come from the others in pieces, and every permute carries one
+  piece of each shard that still has any to send, to receivers that differ. It is as long as the rows that any of its
+  pieces takes.
+- `rows_beside` (`ExchangeHaloAndGetValidData`, around all-to-alls): a permute for every distance between neighbours, as
+  long as what the shard that is off the most wants of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class _Piece(NamedTuple):
+    """Rows `first` to `last` of their shard, `offset` rows behind the first that `receiver` wants."""
+
+    offset: int
+    number: int
+    receiver: int
+    first: int
+    last: int
 
 
 def sent_rows(length: int, rows: int, wanted: Iterable[tuple[int, int]]) -> list[int]:
-    """Rows that each permute sends so that every shard has what it wants.
+    """Rows that each permute sends so that every shard has what it wants, in XLA's order.
 
     length: rows of the whole array; shards that lie behind them hold padding alone, and send nothing. rows: of every
     shard, which lie one behind the other. wanted: where the rows begin and end that each shard wants.
     """
-    served: dict[int, set[int]] = {}
-    spans: dict[int, tuple[int, int]] = {}
-    for shard, (begin, end) in enumerate(wanted):
-        for source in range(begin // rows, min(-(-end // rows), -(-length // rows))):
-            if source != shard:
-                first, last = max(begin - source * rows, 0), min(end - source * rows, rows)
-                low, high = spans.get(shard - source, (first, last))
-                spans[shard - source] = (min(low, first), max(high, last))
-                served.setdefault(shard - source, set()).add(shard)
-    permutes: list[tuple[set[int], int, int]] = []
-    for distance in sorted(spans, key=abs):
-        shards, (low, high) = served[distance], spans[distance]
-        for at, (others, first, last) in enumerate(permutes):
-            if not others & shards:
-                permutes[at] = (others | shards, min(first, low), max(last, high))
-                break
-        else:
-            permutes.append((shards, low, high))
-    return [last - first for _, first, last in permutes]
+    queues: dict[int, list[_Piece]] = {}
+    for receiver, (begin, end) in enumerate(wanted):
+        number, at = 0, begin
+        while at < min(end, length):
+            source, first = divmod(at, rows)
+            last = min(rows, first + end - at)
+            if source != receiver:
+                queues.setdefault(source, []).append(_Piece(at - begin, number, receiver, first, last))
+            number, at = number + 1, at + last - first
+    waiting = [sorted(queues[source]) for source in sorted(queues)]
+    permutes = []
+    while waiting:
+        permutes.append(_longest(waiting, rows))
+        waiting = [queue for queue in waiting if queue]
+    return permutes
+
+
+def _longest(waiting: Iterable[list[_Piece]], rows: int) -> int:
+    """Take the pieces of one permute out of what shards wait to send: the rows that it carries."""
+    receivers: set[int] = set()
+    start, limit = rows, 0
+    for queue in waiting:
+        piece = queue[0]
+        # A few rows of one end and a few of the other would take all rows between them along.
+        after = piece.last < start and limit == rows and piece.first == 0
+        before = limit < piece.first and start == 0 and piece.last == rows
+        if receivers and (piece.receiver in receivers or after or before):
+            continue
+        del queue[0]
+        receivers.add(piece.receiver)
+        start, limit = min(start, piece.first), max(limit, piece.last)
+    return limit - start
+
+
+def rows_beside(length: int, rows: int, wanted: int, shards: int) -> list[int] | None:
+    """Rows that each permute sends so that every shard of `rows` rows becomes one of `wanted`, in order; None where XLA
+    gathers all shards instead.
+
+    length: rows of the whole array. shards: how many there are.
+    """
+    gap = abs(wanted - rows)
+    grow = wanted > rows
+    reach = gap * (shards - 1)
+    if (reach + gap if grow else reach) > 2 * wanted:
+        if 2 * wanted >= shards * rows:
+            return None
+        return sent_rows(length if grow else rows * shards, rows, evenly(wanted, shards))
+    if grow and reach > rows and reach - gap >= rows * (shards - 1):
+        return None
+    return [min(reach - sent, rows) for sent in range(0, reach, rows)][: shards - 1]
 
 
 def evenly(rows: int, shards: int) -> list[tuple[int, int]]:
@@ -43,9 +90,5 @@ def evenly(rows: int, shards: int) -> list[tuple[int, int]]:
 
 
 def parts_of(whole: int, part: int, shards: int, parts: int) -> list[tuple[int, int]]:
-    """The same of the parts of shards of `whole` rows, of which the last ones may have fewer than `part`, or none."""
-    return [
-        (whole * i + min(part * k, whole), whole * i + min(part * (k + 1), whole))
-        for i in range(shards)
-        for k in range(parts)
-    ]
+    """The same of the parts of shards of `whole` rows, in `part` rows each: the last ones reach into the next shard."""
+    return [(whole * i + part * k, whole * i + part * (k + 1)) for i in range(shards) for k in range(parts)]

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.partitioner import DividesByZero
 from shardwright.cost.paths import Dims, Move, even_size, paths_on, scattering
+from shardwright.cost.retile import DividesByZero
 from shardwright.cost.tilings import Order
 from shardwright.plans import Mesh
 

@@ -9,16 +9,24 @@ point of following XLA instead of theory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from shardwright.cost.edges import evenly, parts_of, sent_rows
-from shardwright.cost.tilings import Order, Tiling, arranged, cut, reshaped
-
-
-class DividesByZero(ArithmeticError):
-    """XLA's partitioner ends its process (SIGFPE) on this resharding."""
+from shardwright.cost.edges import evenly, parts_of, rows_beside, sent_rows
+from shardwright.cost.retile import (
+    displaced,
+    handed_over,
+    joined_atoms,
+    refined,
+    split_dimension,
+    swaps_between,
+    with_dimension_shared,
+    with_shared,
+    without_dimensions,
+    without_sharing,
+)
+from shardwright.cost.tilings import Order, Tiling, arranged, reshaped
 
 
 class Joined(NamedTuple):
@@ -79,14 +87,14 @@ class Resharding:
         if want.is_replicated or have.sizes != want.sizes:
             return False
         if have != want and not self._is_alike(have, want):
-            self._add("collective-permute", _displaced(have.order, want.order), self._local(have))
+            self._add("collective-permute", displaced(have.order, want.order), self._local(have))
         return True
 
     def all_to_all(self, have: Tiling, want: Tiling) -> bool:
         """The same numbers of tiles on other dimensions."""
         if want.is_replicated or have.is_partial != want.is_partial:
             return False
-        swaps = _swaps(have.tiles, want.tiles)
+        swaps = swaps_between(have.tiles, want.tiles)
         return swaps is not None and self._swap(have, want, swaps)
 
     def slice_of_shared(self, have: Tiling, want: Tiling) -> bool:
@@ -107,8 +115,7 @@ class Resharding:
         if held is None:
             return False
         self.permute(have, held)
-        gathered = [dim for dim in range(len(self.shape)) if not self._is_summed(held, want, dim)]
-        self._exchange_edges(held, want, held, gathered)
+        self._exchange_edges(held, want, held)
         self._gather(held, want)
         return True
 
@@ -128,9 +135,9 @@ class Resharding:
         """Ways that take two reshardings."""
         if want.is_replicated:
             return False
-        if (split := _split_dimension(self.shape, have, want)) is not None:
+        if (split := split_dimension(self.shape, have, want)) is not None:
             return self._through_split(*split, want)
-        between = _with_dimension_shared(have, want) or _without_sharing(have, want)
+        between = with_dimension_shared(have, want) or without_sharing(have, want)
         return between is not None and self.run(have, between) and self.run(between, want, may_gather_all=False)
 
     def in_groups(self, have: Tiling, want: Tiling) -> bool:
@@ -138,7 +145,7 @@ class Resharding:
         same = [dim for dim, (a, b) in enumerate(zip(have.tiles, want.tiles, strict=True)) if a == b > 1]
         if not same or want.is_replicated:
             return False
-        inner_have, inner_want = _without_dimensions(have, same), _without_dimensions(want, same)
+        inner_have, inner_want = without_dimensions(have, same), without_dimensions(want, same)
         kept = [have.parts[dim] for dim in same]
         if kept != [want.parts[dim] for dim in same]:
             inner_want = reshaped(inner_have, inner_want.tiles)
@@ -165,11 +172,13 @@ class Resharding:
                 moved: Order = ()
                 before, elements = have, self._local(have) if len(pairs) > 1 else self._padded(have, pairs[0])
                 for source, target in pairs:
-                    have, atoms = _moved(have, source, target)
+                    have, atoms = handed_over(have, source, target)
                     moved += atoms
-                self._exchange_edges(before, have, before, {target for _, target in pairs})
+                for _, target in pairs:
+                    self._fit_edges(before, target, self._split(before, target), self._held(before, have, target))
                 self._add("all-to-all", moved, elements)
-                self._exchange_edges(before, have, have, {source for source, _ in pairs})
+                for source, _ in pairs:
+                    self._fit_edges(have, source, self._held(have, before, source), self._split(have, source))
         return self.permute(have, want)
 
     def _together(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -183,58 +192,81 @@ class Resharding:
         return chosen
 
     def _gather(self, have: Tiling, want: Tiling) -> None:
-        """All-gathers of the dimensions that `want` splits less, the last one first; padding travels along.
+        """What brings together the dimensions that `want` splits less (`PartitionedHlo::ReplicatePartial`).
 
-        A dimension of fewer elements than half its shards is summed from zeros instead.
+        Where one shard has all there is, it is summed with zeros of the others, before; all-gathers follow, the last
+        dimension first, padding travelling along; dimensions of fewer elements than half their shards are summed from
+        zeros, after.
         """
-        parts, kept = have.parts, want.parts
         local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
-        summed: Order = ()
-        for dim in reversed(range(len(local))):
-            factor = have.tiles[dim] // want.tiles[dim]
-            if factor == 1:
-                continue
-            atoms = parts[dim][len(kept[dim]) :] if want.tiles[dim] > 1 else parts[dim]
-            whole = -(-self.shape[dim] // want.tiles[dim])
-            if self._is_summed(have, want, dim):
-                summed += atoms
-                local[dim] = whole
-            else:
-                local[dim] *= factor
-                self._add("all-gather", atoms, prod(local))
-        if summed:
-            self._add("all-reduce", summed, prod(local))
+        whole = [-(-n // tiles) for n, tiles in zip(self.shape, want.tiles, strict=True)]
+        factors = [a // b for a, b in zip(have.tiles, want.tiles, strict=True)]
+        joined = [dim for dim, factor in enumerate(factors) if factor > 1]
+        copied = [dim for dim in joined if whole[dim] == local[dim]]
+        summed = [dim for dim in joined if dim not in copied and whole[dim] <= factors[dim] // 2]
+        self._sum(have, want, copied, local)
+        gathered = [dim for dim in joined if dim not in copied and dim not in summed]
+        for dim in reversed(gathered):
+            local[dim] *= factors[dim]
+            self._add("all-gather", joined_atoms(have, want, dim), prod(local))
+        for dim in (*gathered, *summed):
+            local[dim] = whole[dim]
+        self._sum(have, want, summed, local)
 
-    def _is_summed(self, have: Tiling, want: Tiling, dim: int) -> bool:
-        """Whether shards of a dimension are summed from zeros instead of gathered."""
-        whole = -(-self.shape[dim] // want.tiles[dim])
-        return whole == -(-self.shape[dim] // have.tiles[dim]) or whole <= have.tiles[dim] // want.tiles[dim] // 2
+    def _sum(self, have: Tiling, want: Tiling, dims: Sequence[int], local: Sequence[int]) -> None:
+        """One sum of arrays of `local` dimensions over the devices that differ along `dims`."""
+        if dims:
+            self._add("all-reduce", tuple(a for d in reversed(dims) for a in joined_atoms(have, want, d)), prod(local))
 
-    def _exchange_edges(self, have: Tiling, want: Tiling, held: Tiling, dims: Iterable[int] | None = None) -> None:
-        """What neighbours exchange where padded shards of one size take the place of another's: along some dimensions,
-        or all, that both tilings split, one of them more.
+    def _exchange_edges(self, have: Tiling, want: Tiling, held: Tiling) -> None:
+        """What neighbours exchange where padded shards of one size take the place of another's: along dimensions that
+        both tilings split, one of them more, of which devices share shards in the other.
 
-        held: the one of them whose devices exchange; those that share a shard of it do the same.
+        held: the one that splits them more where they are gathered, less where they are sliced; those that share a
+        shard of it do the same.
         """
-        for dim in range(len(self.shape)) if dims is None else dims:
-            few, many = sorted((have.tiles[dim], want.tiles[dim]))
-            whole, part = -(-self.shape[dim] // few), -(-self.shape[dim] // many)
-            gap = part * (many // few) - whole
-            if few == 1 or many == few or not gap:
+        local = [self._split(held, dim) for dim in range(len(self.shape))]
+        for dim, size in enumerate(local):
+            coarse, fine = (have, want) if have.tiles[dim] < want.tiles[dim] else (want, have)
+            few, parts = coarse.tiles[dim], fine.tiles[dim] // coarse.tiles[dim]
+            whole, padded = self._split(coarse, dim), self._held(coarse, fine, dim)
+            if few == 1 or whole == padded:
                 continue
-            size = -(-self.shape[dim] // held.tiles[dim])
-            row = self._local(held) // size
+            row = prod(local) // size
             # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
-            edge = gap * (few - 1) if held.tiles[dim] == many else gap * few
-            joined = Joined((size + edge) * row, dim == len(self.shape) - 1)
-            if held.tiles[dim] == many:
-                sent = sent_rows(self.shape[dim], part, parts_of(whole, part, few, many // few))
-            elif have.tiles[dim] == few:
-                sent = sent_rows(self.shape[dim], whole, evenly(whole + gap, few))
+            if coarse is have:
+                sent, edge = sent_rows(self.shape[dim], whole, evenly(padded, few)), (padded - whole) * few
+                local[dim] = padded
             else:
-                sent = sent_rows(self.shape[dim], whole + gap, evenly(whole, few))
-            for left, rows in zip(reversed(range(len(sent))), sent, strict=True):
-                self._add("collective-permute", held.parts[dim], rows * row, None if left else joined)
+                sent = sent_rows(self.shape[dim], size, parts_of(whole, size, few, parts))
+                edge = (padded - whole) * (few - 1)
+            self._permute_edges(held, dim, [rows * row for rows in sent], (size + edge) * row)
+
+    def _fit_edges(self, held: Tiling, dim: int, rows: int, wanted: int) -> None:
+        """What neighbours exchange around an all-to-all, where shards of `rows` rows become ones of `wanted`."""
+        few, row = held.tiles[dim], self._local(held) // self._split(held, dim)
+        if few == 1 or rows == wanted:
+            return
+        sent = rows_beside(self.shape[dim], rows, wanted, few)
+        if sent is None:
+            self._gather(held, with_shared(held, dim))
+            return
+        size = self._split(held, dim) + abs(wanted - rows) * few
+        self._permute_edges(held, dim, [rows * row for rows in sent], size * row)
+
+    def _permute_edges(self, held: Tiling, dim: int, sent: Sequence[int], joined: int) -> None:
+        """A permute for so many elements each; what devices make of their shard and all of them has `joined`."""
+        for left, elements in zip(reversed(range(len(sent))), sent, strict=True):
+            made = None if left else Joined(joined, dim == len(self.shape) - 1)
+            self._add("collective-permute", held.parts[dim], elements, made)
+
+    def _split(self, tiling: Tiling, dim: int) -> int:
+        """Elements of a shard along one dimension."""
+        return -(-self.shape[dim] // tiling.tiles[dim])
+
+    def _held(self, coarse: Tiling, fine: Tiling, dim: int) -> int:
+        """The same of a shard of `coarse` that is put together of padded ones of `fine`."""
+        return self._split(fine, dim) * (fine.tiles[dim] // coarse.tiles[dim])
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
         """Reshard with dimension `dim` seen as two, and see them as one again."""
@@ -276,135 +308,3 @@ _WAYS: tuple[_Way, ...] = (
     Resharding.in_pieces,
     Resharding.in_groups,
 )
-
-
-def _displaced(before: Order, after: Order) -> Order:
-    """Atoms that stand elsewhere."""
-    return tuple(a for a, b in zip(before, after, strict=True) if a != b)
-
-
-def _swaps(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Pairs of dimensions whose tile counts, swapped one pair after the other, turn `have` into `want`; else None."""
-    tiles = list(have)
-    if list(want) == tiles or sorted(want) != sorted(tiles):
-        return None
-    swaps: list[tuple[int, int]] = []
-    while (pair := _next_swap(tiles, want, swaps[-1][0] if swaps else -1)) is not None:
-        source, target = pair
-        if tiles[source] % tiles[target]:
-            return None
-        swaps.append(pair)
-        tiles[source], tiles[target] = tiles[target], tiles[source]
-    return swaps
-
-
-def _next_swap(tiles: Sequence[int], want: Sequence[int], recent: int) -> tuple[int, int] | None:
-    """A dimension of the least count that is to change, and who gives it the count it shall have.
-
-    Receives: the dimension that gave last, if it is among them, else the last one. Gives: one that
-    needs the least count itself, if there is any; where that is 1, one that still needs another.
-    """
-    wrong = [dim for dim in range(len(tiles)) if tiles[dim] != want[dim]]
-    if not wrong:
-        return None
-    least = min(tiles[dim] for dim in wrong)
-    lowest = [dim for dim in wrong if tiles[dim] == least]
-    target = recent if recent in lowest else lowest[-1]
-    givers = [dim for dim in wrong if tiles[dim] == want[target]]
-    fitting = [dim for dim in givers if (want[dim] != 1 if least == 1 else want[dim] == least)]
-    return (fitting or givers[-1:])[0], target
-
-
-def _moved(have: Tiling, source: int, target: int) -> tuple[Tiling, Order]:
-    """The tiling after minor shards of `source` have become minor shards of `target`, and the atoms that moved."""
-    parts = list(have.parts)
-    tiles = have.tiles
-    if tiles[source] % tiles[target]:
-        raise DividesByZero(f"{tiles[source]} shards become {tiles[target]}")
-    parts[source], moved = cut(parts[source], (tiles[target], tiles[source] // tiles[target]))
-    parts[target] += moved
-    return arranged(parts[:-1], parts[-1]), moved
-
-
-def refined(coarse: Tiling, fine: Tiling) -> Tiling | None:
-    """A tiling with the counts of `fine` whose tiles lie within those of `coarse` on every device: `fine` itself
-    where that is so, else what shared devices make of it; None where the counts do not divide."""
-    if any(b % a for a, b in zip(coarse.tiles, fine.tiles, strict=True)):
-        return None
-    parts, wanted = coarse.parts, fine.parts
-    if all(b[: len(a)] == a for a, b in zip(parts[:-1], wanted[:-1], strict=True)):
-        return fine
-    factors = [b // a for a, b in zip(coarse.tiles, fine.tiles, strict=True)]
-    *added, shared = cut(parts[-1], (*factors, coarse.shared // prod(factors)))
-    return arranged([a + b for a, b in zip(parts[:-1], added, strict=True)], shared)
-
-
-def _split_dimension(shape: tuple[int, ...], have: Tiling, want: Tiling) -> tuple[Tiling, Tiling, int] | None:
-    """Two dimensions whose shards are joined in one, or the reverse: `have` and `want` with that dimension
-    seen as two, and its number."""
-    if have.shared != want.shared:
-        return None
-    for pair in _differing(have.tiles, want.tiles):
-        found = _split_of(shape, have.tiles, want.tiles, *pair)
-        if found is None:
-            continue
-        dim, outer = found
-        tiles = [*have.tiles[:dim], outer, have.tiles[dim] // outer, *have.tiles[dim + 1 :]]
-        goal = [*want.tiles[:dim], outer, want.tiles[dim] // outer, *want.tiles[dim + 1 :]]
-        return reshaped(have, tiles), reshaped(want, goal), dim
-    return None
-
-
-def _differing(have: Sequence[int], want: Sequence[int]) -> Iterator[tuple[int, int]]:
-    dims = [dim for dim, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
-    return ((a, b) for i, a in enumerate(dims) for b in dims[i + 1 :])
-
-
-def _split_of(
-    shape: tuple[int, ...], have: Sequence[int], want: Sequence[int], dim: int, other: int
-) -> tuple[int, int] | None:
-    """(which of the two dimensions to split, tiles of its outer half), or None."""
-    ones = [have[dim], have[other], want[dim], want[other]].count(1)
-    same_product = have[dim] * have[other] == want[dim] * want[other]
-    if ones > 1:
-        return None
-    if (1 in (have[dim], want[dim])) if ones else have[dim] < want[dim]:
-        dim, other = other, dim
-    if want[other] == 1:
-        local = -(-shape[dim] // have[dim])
-        return (dim, have[dim]) if same_product and local % have[other] == 0 else None
-    parts = want[dim] * want[other] if have[other] == 1 else want[dim]
-    fits = (same_product or have[other] == 1) and have[dim] % parts == 0
-    padded_alike = fits and -(-shape[dim] // have[dim]) * (have[dim] // want[dim]) == -(-shape[dim] // want[dim])
-    return (dim, want[dim]) if padded_alike else None
-
-
-def _with_dimension_shared(have: Tiling, want: Tiling) -> Tiling | None:
-    """`have` without the split of a dimension that makes as many devices share as in `want`."""
-    if not want.is_partial:
-        return None
-    for dim, tiles in enumerate(have.tiles):
-        if tiles > 1 and tiles * have.shared == want.shared:
-            parts = list(have.parts)
-            shared = parts[dim] + parts[-1]
-            parts[dim] = ()
-            return arranged(parts[:-1], shared)
-    return None
-
-
-def _without_sharing(have: Tiling, want: Tiling) -> Tiling | None:
-    """`have` with the devices that share split over a whole dimension that is split in `want`."""
-    if not have.is_partial or want.is_partial:
-        return None
-    for dim, (a, b) in enumerate(zip(have.tiles, want.tiles, strict=True)):
-        if a == 1 != b and b % have.shared == 0:
-            parts = list(have.parts)
-            parts[dim] = parts[-1]
-            return arranged(parts[:-1], ())
-    return None
-
-
-def _without_dimensions(tiling: Tiling, dims: Sequence[int]) -> Tiling:
-    """The tiling within one group of devices that agree on `dims`."""
-    parts = tiling.parts
-    return arranged([() if dim in dims else part for dim, part in enumerate(parts[:-1])], parts[-1])

@@ -13,7 +13,8 @@ from itertools import groupby, takewhile
 from math import prod
 
 from shardwright.cost.collectives import Topology, group_time_s, wire_bytes
-from shardwright.cost.partitioner import Resharding, Step, refined
+from shardwright.cost.partitioner import Resharding, Step
+from shardwright.cost.retile import refined
 from shardwright.cost.tilings import Order, along, count, tiling_of
 from shardwright.plans import Mesh
 

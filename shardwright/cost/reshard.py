@@ -16,8 +16,8 @@ import math
 from functools import lru_cache
 
 from shardwright.cost.collectives import Topology
-from shardwright.cost.partitioner import DividesByZero
 from shardwright.cost.paths import Dims, Move, Paths, paths_on
+from shardwright.cost.retile import DividesByZero
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.plans import Mesh, TensorSharding

@@ -18,7 +18,7 @@ class ObservedCollective:
         reduce-scatter, one shard of an all-to-all or permute.
     wire_bytes: bytes one device puts on the wire, once (ring algorithm).
     group_size / group_count: devices that work together, and how many such groups
-        (a permute has one group of the devices that send).
+        (a permute has one group of the devices that send to another or receive).
     count: executions a step, trip counts of loops multiplied in.
     trip_counts_known: False where a loop's trip count is not in the program (it counts once).
     groups: as XLA printed them.

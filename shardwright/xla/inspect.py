@@ -120,7 +120,8 @@ def _groups(instruction: Instruction, device_count: int) -> tuple[int, int, str]
     """(devices of a group, groups, the text that says so)."""
     pairs = instruction.attributes.get("source_target_pairs")
     if pairs is not None:
-        return len(pairs.value), 1, pairs.text
+        moving = {device for source, target in pairs.value if source != target for device in (source, target)}
+        return len(moving), 1, pairs.text
     attribute = instruction.attributes.get("replica_groups")
     if attribute is None or not attribute.value:
         return device_count, 1, "all"

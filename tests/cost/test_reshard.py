@@ -45,6 +45,10 @@ def sharding(*dims: str, unreduced: str = "") -> TensorSharding:
         ("2x4", (30, 21), 72),
         ("2x2x2", (13, 27), 300),
         ("3x4", (25, 34), 72),
+        ("2x4", (3, 5), 72),
+        ("2x6", (7, 3), 72),
+        ("2x2x4", (9, 5), 200),
+        ("2x2x6", (3, 13), 200),
     ],
 )
 def test_moves_are_those_of_xla(probe: ModuleType, sizes: str, shape: tuple[int, int], count: int) -> None:

@@ -144,6 +144,14 @@ def test_all_reduces_over_two_axes_before_a_slice_are_a_chain():
     ]
 
 
+@pytest.mark.parametrize(("pairs", "size"), [("{{2,5}}", 2), ("{{0,1},{1,2},{2,3}}", 4), ("{{0,0},{1,2},{2,1}}", 2)])
+def test_a_permute_has_those_that_send_or_receive(pairs: str, size: int) -> None:
+    """A single pair moves a shard, too; who keeps its own moves none."""
+    body = f"ROOT r = f32[100]{{0}} collective-permute(x), source_target_pairs={pairs}"
+    found = only(module("x = f32[100]{0} parameter(0)", body))
+    assert (found.group_size, found.wire_bytes) == (size, 400)
+
+
 LOOP = """
 body {
   state = (s32[], f32[100]{0}) parameter(0)
