@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shardwright.cost.combined import combined_all_reduces
 from shardwright.cost.donated import copied_arguments, written_over
 from shardwright.cost.fusion import Kernels, fuse
 from shardwright.cost.hoisting import hoisted
@@ -71,7 +72,7 @@ def buffers_of(
         round_for_products(program)
     before = hoisted(program, compiler.hoists_loop_invariants) if is_loop else frozenset()
     kernels = fuse(program, compiler, before)
-    together = _independent_all_reduces(program) if compiler.merges_all_reduces else ()
+    together = combined_all_reduces(program) if compiler.merges_all_reduces else ()
     order = schedule(program, kernels, compiler.schedule, together)
     in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
     buffers = allocate(program, kernels, order, before, in_place)
@@ -117,18 +118,6 @@ def _copy_arguments(program: Program, kernels: Kernels, buffers: Buffers, donate
         buffers.starts.append(0)
         buffers.ends.append(max(position[reader] for reader in readers))
         buffers.free.append((size, 1, position[writer] - 1))
-
-
-def _independent_all_reduces(program: Program) -> list[Step]:
-    """Groups of all-reduces of which none depends on another."""
-    depth = [0] * len(program.opcodes)
-    groups: dict[int, list[int]] = {}
-    for node, operands in enumerate(program.operands):
-        depth[node] = max((depth[operand] for operand in operands), default=0)
-        if program.opcodes[node] == "all-reduce":
-            groups.setdefault(depth[node], []).append(node)
-            depth[node] += 1
-    return [tuple(members) for members in groups.values() if len(members) > 1]
 
 
 def allocate(

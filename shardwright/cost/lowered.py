@@ -13,6 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.columns import GATHERED
+from shardwright.cost.combined import reducing
 from shardwright.cost.convolution import batch_groups, convolution_orders
 from shardwright.cost.dots import (
     REORDERED,
@@ -380,6 +381,9 @@ class _Lowered:
             node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)
             if kind == "all-gather" and number == 0 and (dim := _changed(source, target)[-1]):
                 self.program.marks[node] = along(dim, node)  # of several, the last one is gathered first
+            if kind == "all-reduce":
+                element_type = "f32" if wide else shape.element_type
+                self.program.marks[node] = reducing(instruction, element_type, move.atoms, node)
             if move.joined_bytes:
                 node = self._joined(move, shard, node, move.joined_bytes * (2 if wide else 1))
             if wide:

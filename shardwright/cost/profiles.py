@@ -42,7 +42,7 @@ class Compiler:
     products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
         an elementwise instruction that alone reads their result as well.
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
-    merges_all_reduces: whether all-reduces that do not depend on one another run as one, once all can.
+    merges_all_reduces: whether like all-reduces run as one, of whatever size (`cost.combined`).
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.

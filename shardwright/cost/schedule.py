@@ -26,7 +26,7 @@ Step = tuple[int, ...]
 def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[Step] = ()) -> list[Step]:
     """Kept nodes in the order they run.
 
-    together: groups of nodes that run as one, once the last of them can.
+    together: groups of nodes that run as one, once the last of them can; none may wait for another.
     """
     kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
     if name == "program":
@@ -60,6 +60,4 @@ def _breadth_first(kernels: Kernels, kept: Sequence[int], together: Sequence[Ste
                 missing[step] = missing.get(step, 1) - 1
                 if not missing[step]:
                     queue.append(step)
-    if together and sum(map(len, order)) < len(kept):  # steps that wait for one another cannot be
-        return _breadth_first(kernels, kept, ())
     return order

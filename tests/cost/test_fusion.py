@@ -90,13 +90,25 @@ def test_views_run_after_the_kernels_that_read_the_same() -> None:
 
 
 def test_nodes_that_run_together_wait_for_the_last() -> None:
-    program, found = fused("cpu")
+    text = """HloModule pair
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  early = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  first = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  late = f32[64,64]{1,0} dot(first, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(early, late)
+}
+"""
+    program = program_of(text)
+    kernels = fuse(program, hardware_profile("cpu").compiler)
     names = {instruction.name: node for node, instruction in enumerate(program.instructions)}
-    pair = (names["active"], names["total"])
-    # `total` needs what `active` makes: they cannot run as one, and run apart.
-    assert all(len(step) == 1 for step in schedule(program, found, "breadth-first", [pair]))
-    free = (names["x"], names["b"])
-    assert schedule(program, found, "breadth-first", [free])
+
+    def order(*together: tuple[int, ...]) -> list[list[str]]:
+        steps = schedule(program, kernels, "breadth-first", together)
+        return [[program.instructions[node].name for node in step] for step in steps]
+
+    assert order() == [["x"], ["early"], ["first"], ["late"], ["out"]]
+    assert order((names["early"], names["late"])) == [["x"], ["first"], ["early", "late"], ["out"]]
 
 
 CENTRED = """HloModule centred, entry_computation_layout={(f32[64,64]{1,0}, f32[64,64]{1,0})->f32[64,64]{1,0}}
