@@ -77,17 +77,25 @@ def _lies(
 ) -> tuple[tuple[TensorSharding, ...], ...]:
     """Per node how its array leaves lie: as made, but for sums that no reader takes as partial ones: reduced."""
     apart = graph.layout.apart
+    has_sums = {id(strategy): any(made.unreduced for made in strategy.results) for strategy in strategies}
+    is_sum = [has_sums[id(strategy)] for strategy in strategies]
     wanted = {leaf: lies for leaf, lies in hubs.items() if leaf not in apart}
     for node in graph.flow.nodes:
         for use in node.uses:
-            wanted.setdefault(use.source, strategies[node.index].operands[use.position])
+            if is_sum[use.source[0]]:
+                wanted.setdefault(use.source, strategies[node.index].operands[use.position])
     order = [axis.name for axis in graph.prices.mesh.axes]
+
+    def reduced(leaf: Leaf, made: TensorSharding) -> TensorSharding:
+        return made if not made.unreduced or leaf in apart else _reduced(made, wanted.get(leaf), order)
+
     return tuple(
-        tuple(
-            made if not made.unreduced or (index, leaf) in apart else _reduced(made, wanted.get((index, leaf)), order)
-            for leaf, made in enumerate(strategy.results)
-        )
-        for index, strategy in enumerate(strategies)
+        [
+            tuple([reduced((index, leaf), made) for leaf, made in enumerate(strategy.results)])
+            if is_sum[index]
+            else strategy.results
+            for index, strategy in enumerate(strategies)
+        ]
     )
 
 
@@ -106,11 +114,12 @@ def _shared(
     found: dict[Leaf, TensorSharding] = {}
     for node in graph.flow.nodes:
         for use in node.uses:
-            index, leaf = use.source
             hub = hubs.get(use.source)
+            if hub is None or hub.unreduced:
+                continue
+            index, leaf = use.source
             made = graph.flow.nodes[index]
-            is_carried = made.is_value and index not in arguments and made.instruction.opcode in _CARRYING
-            if hub is None or hub.unreduced or is_carried:
+            if made.is_value and index not in arguments and made.instruction.opcode in _CARRYING:
                 continue
             used = strategies[node.index].operands[use.position]
             if used not in (lies[index][leaf], hub) and not used.unreduced and hub != lies[index][leaf]:
@@ -177,31 +186,34 @@ def instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]:
     """One entry per instruction of every planned computation."""
     flow = decisions.graph.flow
     return tuple(
-        _instruction_plan(decisions, computation.name, instruction)
-        for computation in flow.computations
-        for instruction in computation
+        [
+            _instruction_plan(decisions, computation.name, instruction)
+            for computation in flow.computations
+            for instruction in computation
+        ]
     )
 
 
 def _instruction_plan(decisions: Decisions, computation: str, instruction: Instruction) -> InstructionPlan:
     flow, graph = decisions.graph.flow, decisions.graph
-    made = flow.leaves[instruction]
-    result = tuple(decisions.result(leaf) for leaf in made)
-    used = [decisions.result(leaf) for operand in instruction.operands for leaf in flow.leaves[operand]]
+    made, lies = flow.leaves[instruction], decisions.lies
+    result = tuple([lies[node][leaf] for node, leaf in made])
     partial: tuple[str, ...] = ()
     reason = ""
+    used: Sequence[TensorSharding]
     if instruction.opcode in CONTROL_FLOW:
-        used = [decisions.result(leaf) for leaf in flow.entering[instruction]]
+        used = [lies[node][leaf] for node, leaf in flow.entering[instruction]]
     elif instruction.opcode in BARRIERS:
-        used = list(result)
+        used = result
     elif instruction in flow.leaving and instruction.opcode == "tuple":
-        used = [decisions.result(leaf) for leaf in flow.leaving[instruction]]
-        result = tuple(used)
+        used = result = tuple([lies[node][leaf] for node, leaf in flow.leaving[instruction]])
     elif made and flow.nodes[made[0][0]].instruction is instruction and instruction.opcode != "parameter":
         strategy = decisions.strategies[made[0][0]]
-        used = list(strategy.operands)
+        used = strategy.operands
         partial = (*_reduced_here(strategy, result), *strategy.gathered)
         reason = graph.reason(made[0][0])
+    else:
+        used = [lies[node][leaf] for operand in instruction.operands for node, leaf in flow.leaves[operand]]
     return InstructionPlan(
         computation=computation,
         name=instruction.name,
@@ -216,7 +228,7 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
 
 def _shared_result(decisions: Decisions, instruction: Instruction, made: Sequence[Leaf]) -> ValueSharding:
     """Second layouts of what an instruction makes."""
-    if not any(leaf in decisions.shared for leaf in made):
+    if decisions.shared.keys().isdisjoint(made):
         return ()
     if decisions.graph.flow.nodes[made[0][0]].instruction is not instruction:
         return ()
@@ -234,9 +246,11 @@ def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple
 
 def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
     """Shardings of all operand leaves, operand by operand."""
+    counts = [len(operand.shape.leaves) for operand in instruction.operands]
+    if counts.count(1) == len(counts):
+        return tuple([(each,) for each in flat])
     grouped, first = [], 0
-    for operand in instruction.operands:
-        count = len(operand.shape.leaves)
+    for count in counts:
         grouped.append(tuple(flat[first : first + count]))
         first += count
     return tuple(grouped)

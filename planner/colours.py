@@ -18,24 +18,21 @@ from shardwright.planner.rules import OpRule
 NodeDims = tuple[frozenset[int], ...]
 
 
-def _tie_value(ties: Ties, node: Node, is_free: Sequence[bool]) -> None:
-    for use in node.uses:
-        if not is_free[use.source[0]]:
-            for dim in range(node.shapes[0].rank):
-                ties.tie(ties.of(use.source, dim), ties.of((node.index, 0), dim))
+#: Dimensions that a factor ties together: of operand leaves by position, and of result leaves.
+_Tied = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
 
 
-def _tie_factors(ties: Ties, node: Node, rule: OpRule, is_free: Sequence[bool]) -> None:
-    sources = [None if is_free[use.source[0]] else use.source for use in node.uses]
+def _tied_by(rule: OpRule) -> tuple[_Tied, ...]:
+    """What each factor of a rule ties together, where that is more than one dimension."""
+    found = []
     for factor in rule.factors:
-        tied = [
-            ties.of(source, dim)
-            for source, dim in zip(sources, factor.operands, strict=True)
-            if source is not None and dim is not None
-        ]
-        tied += [ties.of((node.index, leaf), dim) for leaf, dim in enumerate(factor.results) if dim is not None]
-        for other in tied[1:]:
-            ties.tie(tied[0], other)
+        operands, results = (
+            tuple([(place, dim) for place, dim in enumerate(dims) if dim is not None])
+            for dims in (factor.operands, factor.results)
+        )
+        if len(operands) + len(results) > 1:
+            found.append((operands, results))
+    return tuple(found)
 
 
 class Ties:
@@ -54,21 +51,52 @@ class Ties:
                 self._first[-1].append(count)
                 count += shape.rank
         self._above = list(range(count))  # a forest: towards what stands for all that is tied together
+        #: By the identity of a rule, which equal instructions share, and which lives as long as it is here.
+        tied_by: dict[int, tuple[OpRule, tuple[_Tied, ...]]] = {}
         for node in flow.nodes:
             if is_free[node.index]:
                 continue
             if node.is_value:
-                _tie_value(self, node, is_free)
-            else:
-                _tie_factors(self, node, rule_of(node.instruction), is_free)
+                self._tie_value(node, is_free)
+                continue
+            rule = rule_of(node.instruction)
+            if id(rule) not in tied_by:
+                tied_by[id(rule)] = rule, _tied_by(rule)
+            self._tie_factors(node, tied_by[id(rule)][1], is_free)
+
+    def _tie_value(self, node: Node, is_free: Sequence[bool]) -> None:
+        for use in node.uses:
+            if not is_free[use.source[0]]:
+                for dim in range(node.shapes[0].rank):
+                    self.tie(self.of(use.source, dim), self.of((node.index, 0), dim))
+
+    def _tie_factors(self, node: Node, tied: Sequence[_Tied], is_free: Sequence[bool]) -> None:
+        first, uses, mine = self._first, node.uses, self._first[node.index]
+        for operands, results in tied:
+            last = -1
+            for place, dim in operands:
+                source, leaf = uses[place].source
+                if not is_free[source]:
+                    number = first[source][leaf] + dim
+                    if last >= 0:
+                        self.tie(last, number)
+                    last = number
+            for leaf, dim in results:
+                number = mine[leaf] + dim
+                if last >= 0:
+                    self.tie(last, number)
+                last = number
 
     def dims(self, seeds: Iterable[tuple[int, int]]) -> list[NodeDims]:
         """Dimensions tied to `seeds`, (node, dimension) pairs of first leaves, per node and leaf of its result."""
         wanted = {self.find(self.of((node, 0), dim)) for node, dim in seeds}
+        found = [self.find(number) in wanted for number in range(len(self._above))]
         return [
             tuple(
-                frozenset(dim for dim in range(shape.rank) if self.find(self.of((node.index, leaf), dim)) in wanted)
-                for leaf, shape in enumerate(node.shapes)
+                [
+                    frozenset([dim for dim, is_wanted in enumerate(found[first : first + shape.rank]) if is_wanted])
+                    for first, shape in zip(self._first[node.index], node.shapes, strict=True)
+                ]
             )
             for node in self._nodes
         ]

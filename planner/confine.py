@@ -58,6 +58,7 @@ class Confinement:
     across: Sequence[NodeDims] | None = None
     updates: frozenset[int] = frozenset()
     hard: frozenset[int] = frozenset()
+    _known: dict[int, tuple[_Colours, ...]] = field(default_factory=dict)
     _narrowed: dict[tuple[int, tuple[_Colours, ...], bool], StrategySet] = field(default_factory=dict)
     _kept_alive: list[StrategySet] = field(default_factory=list)
 
@@ -92,11 +93,16 @@ class Confinement:
 
     def _colours(self, node: Node) -> tuple[_Colours, ...]:
         """Dimensions of the node's operands and of its results that run along the batch, then those across it."""
-        sources = [use.source for use in node.uses][: 1 if node.is_value else None]
-        return tuple(
-            (tuple(dims[source][leaf] for source, leaf in sources), tuple(dims[node.index]))
-            for dims in (self.dims, *(() if self.across is None else (self.across,)))
-        )
+        found = self._known.get(node.index)
+        if found is None:
+            sources = [use.source for use in node.uses][: 1 if node.is_value else None]
+            found = self._known[node.index] = tuple(
+                [
+                    (tuple([dims[source][leaf] for source, leaf in sources]), dims[node.index])
+                    for dims in (self.dims, *(() if self.across is None else (self.across,)))
+                ]
+            )
+        return found
 
     def _kept(self, found: StrategySet, colours: tuple[_Colours, ...], is_update: bool) -> IntArray:
         roles = self.roles

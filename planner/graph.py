@@ -31,6 +31,7 @@ class Graph:
     never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
     variable, where only the neighbourhood of one plan is searched. beside: values that are moved beside compute, of
     whose moves the part `exposed` is priced. behind: nodes of whose computing only the part `counted` is.
+    alike: of variables in segments that equal another one, that one's, which have the same states.
     clock: ends the making of problems. neighbourhoods: what those of plans on this mesh have in common.
     """
 
@@ -47,6 +48,7 @@ class Graph:
     exposed: float = 1.0
     behind: frozenset[int] = frozenset()
     counted: float = 1.0
+    alike: Mapping[Variable, Variable] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     neighbourhoods: Neighbourhoods = field(default_factory=Neighbourhoods)
     _least_s: dict[bool, float] = field(default_factory=dict)
@@ -65,7 +67,8 @@ class Graph:
         """The strategies of a node, or the ways a hub can lie."""
         found = self._sets.get(variable)
         if found is None:
-            found = self._sets[variable] = self._make(*variable)
+            model = None if self.near else self.alike.get(variable)
+            found = self._sets[variable] = self._make(*variable) if model is None else self.set_of(model)
         return found
 
     def reason(self, index: int) -> str:

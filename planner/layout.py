@@ -81,9 +81,10 @@ class Layout:
             may_be_partial = self.can_be_partial[index] and variable not in self.whole
             crosses = variable in self.crossing
             return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, self.kernels.is_fused[index])
-        uses = tuple(  # of values made anew: whether they are zero
+        uses = [  # of values made anew: whether they are zero
             (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
-        )
+        ]
+        direct = [use.position for use in node.uses if (index, use.source) in self.direct] if self.direct else ()
         what = node.shapes if node.is_value else self.signatures[index]
         return (
             what,
@@ -93,8 +94,8 @@ class Layout:
             self.ends_kernel(index),
             self.kernels.is_fused[index],
             self.ways[index],
-            uses,
-            tuple(use.position for use in node.uses if (index, use.source) in self.direct),
+            tuple(uses),
+            tuple(direct),
             self.keys.get(index),
         )
 
@@ -140,35 +141,45 @@ def lay_out(
     made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
     partial = _can_be_partial(flow, free, made, ways, frozenset(pinned))
     allowed = tuple(
-        tuple(way for way in found if all(partial[node.uses[leaf].source[0]] for leaf in way))
-        for node, found in zip(flow.nodes, ways, strict=True)
+        [
+            tuple([way for way in found if _is_partial(node, way, partial)]) if found else ()
+            for node, found in zip(flow.nodes, ways, strict=True)
+        ]
     )
     uses: dict[Leaf, list[tuple[Node, Use]]] = {}
+    hard: set[Leaf] = set()
     whole: set[Leaf] = set()
     last_read: dict[Leaf, tuple[int, int]] = {}
     for node in flow.nodes:
+        is_free = free[node.index]
         for use in node.uses:
-            if free[use.source[0]] and not free[node.index]:
-                last_read[use.source] = node.index, use.position
-            if not free[use.source[0]] and not free[node.index]:
-                uses.setdefault(use.source, []).append((node, use))
-            elif free[node.index] and partial[use.source[0]] and not free[use.source[0]]:
-                whole.add(use.source)  # a scalar that something made anew reads
+            leaf = use.source
+            if free[leaf[0]]:
+                if not is_free:
+                    last_read[leaf] = node.index, use.position
+            elif not is_free:
+                uses.setdefault(leaf, []).append((node, use))
+                if use.hard:
+                    hard.add(leaf)
+            elif partial[leaf[0]]:
+                whole.add(leaf)  # a scalar that something made anew reads
     hubs: dict[Leaf, float] = {}
     crossing: dict[Leaf, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
     apart, direct = _behind_loops(flow, segments, uses, whole)
     for leaf in sorted({*whole, *uses}):
-        found = [(node, use) for node, use in uses.get(leaf, ()) if (node.index, leaf) not in direct]
-        away = sorted({segments.of[node.index] for node, _ in found} - {segments.of[leaf[0]]})
-        if any(use.hard for _, use in found):
+        found = uses.get(leaf, [])
+        if leaf in apart:
+            found = [(node, use) for node, use in found if (node.index, leaf) not in direct]
+        if leaf in hard:
             continue
-        choosers = sum(node.instruction.opcode in CHOOSERS and not node.is_value for node, _ in found)
-        is_shared = len(found) > 1 and (partial[leaf[0]] or choosers > 1 or leaf[0] in arguments)
+        away = {segments.of[node.index] for node, _ in found}
+        away.discard(segments.of[leaf[0]])
+        is_shared = len(found) > 1 and (partial[leaf[0]] or leaf[0] in arguments or _choosers(found) > 1)
         if away or is_shared or leaf in whole or leaf in apart:
             hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
         if away:
-            crossing[leaf] = tuple(away)
+            crossing[leaf] = tuple(sorted(away))
     return Layout(
         flow=flow,
         segments=segments,
@@ -180,17 +191,27 @@ def lay_out(
         crossing=crossing,
         apart=apart,
         direct=direct,
-        handed_on=frozenset(leaf for leaf, found in uses.items() if all(use.hard for _, use in found)),
+        handed_on=frozenset([leaf for leaf in hard if all(use.hard for _, use in uses[leaf])]),
         only_use={
             leaf: (found[0][0].index, found[0][1].position)
             for leaf, found in uses.items()
-            if leaf not in hubs and len(found) == 1
+            if len(found) == 1 and leaf not in hubs
         },
         whole=frozenset(whole),
         last_read=last_read,
         kernels=kernels,
         keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
     )
+
+
+def _choosers(found: Sequence[tuple[Node, Use]]) -> int:
+    """How many readers choose how they take what they read."""
+    return sum([node.instruction.opcode in CHOOSERS and not node.is_value for node, _ in found])
+
+
+def _is_partial(node: Node, way: frozenset[int], can: Sequence[bool]) -> bool:
+    """Whether all operands of a way may be partial sums."""
+    return all(can[node.uses[leaf].source[0]] for leaf in way)
 
 
 def _behind_loops(
@@ -242,6 +263,8 @@ def _can_be_partial(
         and node.shapes[0].element_type.startswith(("f", "bf"))
         for node in flow.nodes
     ]
+    # In order, so that again is only to be looked where something is fed from behind: what a loop carries.
+    has_loops = any(use.source[0] > node.index for node in flow.nodes if can[node.index] for use in node.uses)
     changed = True
     while changed:
         changed = False
@@ -254,12 +277,10 @@ def _can_be_partial(
             elif node.is_value:
                 found = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
             else:
-                found = (
-                    made[i] or zero[i] or any(all(can[node.uses[leaf].source[0]] for leaf in way) for way in ways[i])
-                )
+                found = made[i] or zero[i] or (bool(ways[i]) and any(_is_partial(node, way, can) for way in ways[i]))
             if found != can[i]:
                 can[i] = found
-                changed = True
+                changed = has_loops
     return can
 
 

@@ -38,9 +38,11 @@ class _Ledger:
 
     def add_use(self, node: Node, use: Use, causes: Causes | None) -> None:
         """What brings an operand from how it lies to how a node uses it, as far as no reader before had it brought."""
-        is_inside = node.computation in self.carried.get(use.source, ())
         target = self._used(node, use)
         lies = self.decisions.result(use.source)
+        if lies is target:
+            return
+        is_inside = node.computation in self.carried.get(use.source, ())
         source = self.decisions.source(use.source, target)
         for before, after in ((lies, source), (source, target)):
             moves = self._moves(use.source, before, after) if before != after else ()

@@ -263,6 +263,7 @@ class MeshSearch:
         structure = self.program.structure(requirements, extra)
         graph = Graph(
             layout=structure.layout,
+            alike=structure.alike,
             prices=prices,
             builder=builder,
             pinned=self._pinned(builder, requirements, prices.mesh),

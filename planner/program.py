@@ -35,7 +35,7 @@ from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
-from shardwright.planner.segments import Instance, Run, find_runs, find_segments, instances_of
+from shardwright.planner.segments import Instance, Run, alike, find_runs, find_segments, instances_of
 from shardwright.planner.source import Source
 from shardwright.planner.written_shardings import marked_outputs, write_out_shardings
 from shardwright.plans import Mesh
@@ -189,6 +189,7 @@ class Structure:
             flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
         )
         self.runs: tuple[Run, ...] = find_runs(self.instances)
+        self.alike = alike(self.instances)
 
 
 def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:

@@ -310,6 +310,17 @@ def instances_of(
     return tuple(found)
 
 
+def alike(instances: Sequence[Instance]) -> dict[tuple[int, int], tuple[int, int]]:
+    """Per variable of a segment that equals an earlier one, the variable of the first such that has the same states."""
+    first: dict[int, Instance] = {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for instance in instances:
+        model = first.setdefault(instance.kind, instance)
+        if model is not instance:
+            found.update(zip(instance.variables[: instance.own], model.variables[: model.own], strict=True))
+    return found
+
+
 def _structure(
     flow: Dataflow, variables: Sequence[tuple[int, int]], own: int, describe: Callable[[tuple[int, int]], Hashable]
 ) -> Hashable:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from shardwright.hlo import Computation, Instruction, TupleShape
 from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, joined
-from shardwright.planner.microbatch.locality import Reading, apart, reading
+from shardwright.planner.microbatch.locality import Reading, Readings, apart
 
 #: Instructions whose result leaves are operand leaves, in order.
 TRANSPARENT = frozenset({"tuple", "optimization-barrier", "opt-barrier", "domain", "add-dependency"})
@@ -96,6 +97,7 @@ class Labeller:
         self._most_early = most_early
         self.inexact = inexact
         self.rules = rules or KnownRules()
+        self.readings = Readings(self.rules)
         self.taken: dict[Instruction, None] = {}
         self._reasons: dict[Instruction, Instruction] = {}
 
@@ -163,21 +165,14 @@ class Labeller:
 
     def is_early(self, labels: Labels, instruction: Instruction) -> bool:
         """Whether computing `instruction` for the whole batch is a side computation, not part of the model."""
-        if instruction.opcode in _NEVER_EARLY or any(
-            leaf.rank and _elements(leaf.dimensions) > self._most_early for leaf in instruction.shape.leaves
-        ):
+        if instruction.opcode in _NEVER_EARLY:
+            return False
+        if max((prod(leaf.dimensions) for leaf in instruction.shape.leaves if leaf.rank), default=0) > self._most_early:
             return False
         return all(
             operand in labels.cheap or all(isinstance(kind, Whole) for kind in labels.kinds[operand])
             for operand in instruction.operands
         )
-
-
-def _elements(dimensions: tuple[int, ...]) -> int:
-    count = 1
-    for size in dimensions:
-        count *= size
-    return count
 
 
 def _unfinished(kinds: Collection[Kind]) -> bool:
@@ -240,14 +235,12 @@ class _Region:
     def _computed(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
         labels = self.labels
         found = (
-            reading(instruction, kinds, self._labeller.rules, adds_whole=self._adds_whole)
-            if DONE not in kinds
-            else None
+            self._labeller.readings.of(instruction, kinds, adds_whole=self._adds_whole) if DONE not in kinds else None
         )
         if found is None:
             early = tuple(self._early(instruction, kinds))
             if early != kinds:
-                found = reading(instruction, early, self._labeller.rules, adds_whole=self._adds_whole)
+                found = self._labeller.readings.of(instruction, early, adds_whole=self._adds_whole)
         if found is None and self._labeller.inexact:
             found = self._inexact(instruction, kinds)
         if found is not None:
@@ -281,7 +274,7 @@ class _Region:
         if own == kinds:
             found = apart(instruction, kinds)
         else:
-            found = reading(instruction, own, self._labeller.rules, adds_whole=self._adds_whole)
+            found = self._labeller.readings.of(instruction, own, adds_whole=self._adds_whole)
         if found is not None:
             beside = [owner for owner, kind, now in zip(owners, kinds, own, strict=True) if kind != now]
             self._labeller.taken |= dict.fromkeys(cause(self.labels, each) for each in beside or [instruction])
@@ -304,7 +297,7 @@ class _Region:
         return True
 
     def _is_cheap(self, instruction: Instruction, found: Reading) -> bool:
-        is_whole = all(isinstance(kind, Whole) for kind in found.results)
+        is_whole = found.results.count(WHOLE) == len(found.results)
         return not is_whole and self._labeller.is_early(self.labels, instruction)
 
     def _once(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
@@ -329,7 +322,7 @@ class _Region:
         return any(self._is_part(operand) for operand in instruction.operands)
 
     def _reads_collected(self, instruction: Instruction) -> bool:
-        return any(operand in self.labels.collecting for operand in instruction.operands)
+        return not self.labels.collecting.isdisjoint(instruction.operands)
 
     def _is_part(self, operand: Instruction) -> bool:
         return any(isinstance(kind, Along) for kind in self.labels.kinds[operand])

@@ -37,21 +37,34 @@ class Reading:
     divisor: int = 0
 
 
-def reading(
-    instruction: Instruction, kinds: tuple[Kind, ...], rules: KnownRules, *, adds_whole: bool
-) -> Reading | None:
-    """How a micro-batch computes `instruction` of operand leaves of these kinds; None where it cannot.
+class Readings:
+    """How micro-batches compute instructions; equal instructions that read parts of the batch are asked for once."""
 
-    adds_whole: a whole value may be added to terms, as the first one's part; else only zeros may.
-    """
-    count = len(instruction.shape.leaves)
-    if all(isinstance(kind, Whole) for kind in kinds):
-        return None if instruction.opcode in IMPURE else Reading(kinds, (WHOLE,) * count)
-    if any(isinstance(kind, Along) for kind in kinds):
-        return _along(instruction, kinds, rules)
-    if all(kind in (WHOLE, SUM) for kind in kinds):
-        return _linear(instruction, kinds, adds_whole=adds_whole)
-    return None
+    def __init__(self, rules: KnownRules) -> None:
+        self.rules = rules
+        self._along: dict[tuple[int, tuple[Kind, ...]], Reading | None] = {}
+
+    def of(self, instruction: Instruction, kinds: tuple[Kind, ...], *, adds_whole: bool) -> Reading | None:
+        """How a micro-batch computes `instruction` of operand leaves of these kinds; None where it cannot.
+
+        adds_whole: a whole value may be added to terms, as the first one's part; else only zeros may.
+        """
+        types = set(map(type, kinds))
+        if types <= _WHOLE_ALONE:
+            whole = (WHOLE,) * len(instruction.shape.leaves)
+            return None if instruction.opcode in IMPURE else Reading(kinds, whole)
+        if Along in types:
+            key = self.rules.number(instruction), kinds
+            if key not in self._along:
+                self._along[key] = _along(instruction, kinds, self.rules)
+            return self._along[key]
+        if all(kind in (WHOLE, SUM) for kind in kinds):
+            return _linear(instruction, kinds, adds_whole=adds_whole)
+        return None
+
+
+#: Types of the operands' kinds where all are whole.
+_WHOLE_ALONE = frozenset({Whole})
 
 
 def localized(instruction: Instruction, leaf: int, wanted: Along, rules: KnownRules) -> Reading | None:

@@ -260,12 +260,13 @@ class _Fusion:
         operands = set(program.operands[node])
         if sum(program.elements[operand] for operand in operands) <= program.elements[node]:
             return True
+        rank = program.rank(node)
         large = [
             operand
             for operand in program.operands[node]
             if (program.opcodes[operand] not in ("broadcast", "iota") or self._is_copied_for(node, operand))
             and not (program.opcodes[operand] == "constant" and program.elements[operand] <= 1)
-            and program.ranks[operand] >= program.ranks[node]
+            and program.rank(operand) >= rank
         ]
         return len(large) <= 1
 

@@ -84,10 +84,12 @@ def heap_bytes(intervals: Sequence[Interval]) -> int:
     ticks = _ticks(starts, ends)
     by_size = np.lexsort((starts, -ticks, -sizes))
     count = int(np.searchsorted(np.cumsum(sizes[by_size]), _PACKED * sizes.sum())) + 1
-    large = by_size[:count]
-    by_lifetime = large[np.lexsort((starts[large], -sizes[large], -ticks[large]))]
-    heaps = [_pack([intervals[each] for each in order]) for order in (large, by_lifetime)]
-    return max(min(heaps), live_bytes(intervals))
+    large, least = by_size[:count], live_bytes(intervals)
+    packed = _pack([intervals[each] for each in large])
+    if packed > least:
+        by_lifetime = large[np.lexsort((starts[large], -sizes[large], -ticks[large]))]
+        packed = min(packed, _pack([intervals[each] for each in by_lifetime]))
+    return max(packed, least)
 
 
 def _ticks(starts: Ints, ends: Ints) -> Ints:

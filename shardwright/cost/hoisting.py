@@ -98,7 +98,6 @@ def loop_of(body: Program, what: str) -> Loop:
         operands=operands,
         sizes_bytes=body.sizes_bytes,
         elements=body.elements,
-        ranks=body.ranks,
         parameters=[*body.parameters, *nodes],
         root=body.root,
         marks={node: mark for node, mark in body.marks.items() if node not in nodes},

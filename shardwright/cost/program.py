@@ -15,7 +15,7 @@ class Program:
 
     opcodes: HLO's, or a collective's kind for what a plan adds. instructions: what the node computes, or for
     what a plan adds the instruction that it is for. sizes_bytes: per array leaf of the result.
-    elements: of all leaves. ranks: number of dimensions larger than one.
+    elements: of all leaves.
     marks: of nodes that a plan or a compiler adds, what decides their value beside opcode, operands and sizes.
     """
 
@@ -24,7 +24,6 @@ class Program:
     operands: list[tuple[int, ...]] = field(default_factory=list)
     sizes_bytes: list[tuple[int, ...]] = field(default_factory=list)
     elements: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
     parameters: list[int] = field(default_factory=list)
     root: int = -1
     marks: dict[int, object] = field(default_factory=dict)
@@ -38,7 +37,6 @@ class Program:
         self.operands.append(operands)
         self.sizes_bytes.append(sizes)
         self.elements.append(elements)
-        self.ranks.append(_rank(instruction.shape))
         return len(self.opcodes) - 1
 
     def add_like(self, program: Program, node: int, operands: Sequence[int], opcode: str | None = None) -> int:
@@ -57,14 +55,22 @@ class Program:
                 todo += self.operands[node]
         if all(is_live):
             return self
-        made, place = Program(), dict[int, int]()
-        for node, live in enumerate(is_live):
-            if live:
-                place[node] = made.add_like(self, node, [place[operand] for operand in self.operands[node]])
-        made.marks = {place[node]: mark for node, mark in self.marks.items() if is_live[node]}
-        made.parameters = [place[node] for node in self.parameters]
-        made.root = place[self.root]
-        return made
+        kept = [node for node, live in enumerate(is_live) if live]
+        place = dict(zip(kept, range(len(kept)), strict=True))
+        return Program(
+            opcodes=[self.opcodes[node] for node in kept],
+            instructions=[self.instructions[node] for node in kept],
+            operands=[tuple([place[operand] for operand in self.operands[node]]) for node in kept],
+            sizes_bytes=[self.sizes_bytes[node] for node in kept],
+            elements=[self.elements[node] for node in kept],
+            parameters=[place[node] for node in self.parameters],
+            root=place[self.root],
+            marks={place[node]: mark for node, mark in self.marks.items() if is_live[node]},
+        )
+
+    def rank(self, node: int) -> int:
+        """Number of dimensions of a node's instruction that are larger than one, of the leaf that has most."""
+        return _rank(self.instructions[node].shape)
 
     def users(self) -> list[list[int]]:
         """Nodes that read each node, in program order, each once."""

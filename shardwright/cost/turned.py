@@ -49,9 +49,9 @@ def _turned(program: Program) -> set[int]:
         return node
 
     for node, operands in enumerate(program.operands):
-        if program.opcodes[node] in _KEEPING and program.ranks[node] > 1:
+        if program.opcodes[node] in _KEEPING and program.rank(node) > 1:
             for operand in operands:
-                if program.ranks[operand] > 1 and program.elements[operand] == program.elements[node]:
+                if program.rank(operand) > 1 and program.elements[operand] == program.elements[node]:
                     group[first(operand)] = first(node)
     turned = {first(node) for node in range(len(group)) if _is_transposed_product(program, node)}
     return {node for node in program.parameters if first(node) in turned and first(node) != node}
