@@ -248,6 +248,30 @@ def _is_replicated(sharding: TensorSharding) -> bool:
     return sharding.is_replicated
 
 
+@dataclass(frozen=True, slots=True)
+class _LiesAs:
+    """Accepts one sharding."""
+
+    wanted: TensorSharding
+
+    def __call__(self, sharding: TensorSharding) -> bool:
+        return sharding == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitOver:
+    """Accepts what is split over no axes but these. all_axes: over every one of them; one_dim: and in one dimension."""
+
+    axes: frozenset[str]
+    all_axes: bool = False
+    one_dim: bool = False
+
+    def __call__(self, sharding: TensorSharding) -> bool:
+        if not self.all_axes:
+            return self.axes.issuperset(sharding.axes)
+        return self.axes == set(sharding.axes) and (not self.one_dim or sum(map(bool, sharding.dims)) == 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Strategy:
     """batch_axes: split the batch over these; state_axes: split state over these, `one_dim` together.
@@ -299,17 +323,16 @@ class _Strategy:
         if shape.dimensions[dim] % self.mesh.size(self.expert_axes):
             return _is_replicated
         wanted = TensorSharding(tuple(self.expert_axes if at == dim else () for at in range(shape.rank)))
-        return lambda sharding: sharding == wanted
+        return _LiesAs(wanted)
 
     def state(self, shape: ArrayShape) -> Rule:
         """Split over exactly `state_axes` where a sharding divides; else over no other axis."""
         if not self.state_axes or not shape.rank:
             return _is_replicated
-        axes = set(self.state_axes)
+        axes = frozenset(self.state_axes)
         if shape.rank < self.least_rank or not self._can_split(shape):
-            return lambda sharding: set(sharding.axes) <= axes
-        one_dim = self.one_dim
-        return lambda sharding: set(sharding.axes) == axes and (not one_dim or sum(map(bool, sharding.dims)) == 1)
+            return _SplitOver(axes)
+        return _SplitOver(axes, all_axes=True, one_dim=self.one_dim)
 
     def _can_split(self, shape: ArrayShape) -> bool:
         """Whether all `state_axes` divide one dimension, or (not `one_dim`) some dimensions between them."""

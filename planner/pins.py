@@ -52,7 +52,7 @@ class Requirement:
     """Pins of one value: per dimension, for messages also who asked (`an annotation`, `argument_axes`, …).
 
     may_pad: the value is stored between steps, so that named axes need not divide it.
-    rule: a condition on the whole sharding (of a forced strategy), besides the dimensions'.
+    rule: a condition on the whole sharding (of a forced strategy), besides the dimensions'; equal for equal ones.
     foreign: a sharding over a mesh of the program's own; `on` turns it into pins of dimensions.
     """
 
@@ -80,8 +80,7 @@ class Requirement:
         foreign = None
         if self.foreign is not None:
             foreign = (self.foreign.text, tuple(self.foreign.sizes.items()), tuple(sorted(self.foreign.dims)))
-        rule = None if self.rule is None else id(self.rule)
-        return (self.asked_by, tuple(sorted(self.dims.items())), self.may_pad, rule, foreign)
+        return (self.asked_by, tuple(sorted(self.dims.items())), self.may_pad, self.rule, foreign)
 
     def accepts(self, sharding: TensorSharding, mesh: Mesh) -> bool:
         fits = all(pin.accepts(sharding.dims[dim], mesh) for dim, pin in self.dims.items())

@@ -170,6 +170,17 @@ def test_every_value_with_a_hub_has_readers(name: str) -> None:
     assert set(layout.crossing) <= set(layout.hubs)
 
 
+@pytest.mark.parametrize("force", [None, "zero1"])
+def test_equal_segments_share_strategies_that_are_those_of_each(deep: str, force: str | None) -> None:
+    search = Search(deep, replace(Cluster.local(8), hardware="a100"), PlanOptions(mesh=ONE_AXIS.sizes, force=force))
+    graph = search.chain(ONE_AXIS, search.program.forced(search.options, ONE_AXIS), frozenset()).graph
+    apart = replace(graph, alike={}, _sets={})
+    assert len(graph.alike) > len(graph.flow.nodes) / 2
+    for variable, model in graph.alike.items():
+        assert graph.set_of(variable) is graph.set_of(model)
+        assert graph.set_of(variable).strategies == apart.set_of(variable).strategies
+
+
 def test_equal_edges_of_a_program_share_a_matrix(deep: str) -> None:
     chain = chain_of(deep, TWO_AXES)
     run = chain.runs[0]
