@@ -7,6 +7,8 @@ What an optimization barrier hands on is another value than what it took, so com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.cost.program import Program
 from shardwright.hlo import Computation, Instruction
 
@@ -42,6 +44,29 @@ def without_duplicates(program: Program) -> Program:
     return program.without_dead()
 
 
+class EqualValues:
+    """Which nodes of a computation are equal, however they lie; asked in their order.
+
+    XLA:TPU makes them one before it partitions: what lies otherwise than the first of them is brought from there, be it
+    an iota that each device could make.
+    """
+
+    def __init__(self) -> None:
+        self._signatures = Signatures()
+        self._first: dict[_Key, int] = {}
+        self._merged: list[int] = []
+
+    def first(self, node: int, instruction: Instruction, operands: Sequence[int]) -> int:
+        """The first node that is equal to `node`, which is itself where none before it is."""
+        found = node
+        if instruction.opcode not in _KEPT:
+            read = tuple(self._merged[operand] for operand in operands)
+            key = (instruction.opcode, self._signatures.of_instruction(instruction), read)
+            found = self._first.setdefault(key, node)
+        self._merged.append(found)
+        return found
+
+
 class Signatures:
     """What tells the instructions of one program apart, operands aside."""
 
@@ -51,16 +76,16 @@ class Signatures:
     def of(self, program: Program, node: int) -> object:
         instruction = program.instructions[node]
         if program.opcodes[node] == instruction.opcode:
-            return (*self._instruction(instruction), program.marks.get(node))
+            return (*self.of_instruction(instruction), program.marks.get(node))
         return program.marks.get(node, node)
 
     def hoisted(self, program: Program, node: int) -> object:
         """The same across the bodies of loops, where what a plan or a compiler adds is told apart by its mark alone."""
         instruction = program.instructions[node]
-        said = self._instruction(instruction) if program.opcodes[node] == instruction.opcode else ()
+        said = self.of_instruction(instruction) if program.opcodes[node] == instruction.opcode else ()
         return (*said, program.marks.get(node))
 
-    def _instruction(self, instruction: Instruction) -> _Key:
+    def of_instruction(self, instruction: Instruction) -> _Key:
         said = instruction.attributes.items()
         attributes = [each.text for name, each in said if name not in _COMMENTS and name not in instruction.called]
         called = [self._computation(each) for group in instruction.called.values() for each in group]
@@ -71,7 +96,7 @@ class Signatures:
         if computation not in self._computations:
             place = {instruction: i for i, instruction in enumerate(computation)}
             self._computations[computation] = tuple(
-                (each.opcode, *self._instruction(each), *(place[operand] for operand in each.operands))
+                (each.opcode, *self.of_instruction(each), *(place[operand] for operand in each.operands))
                 for each in computation
             )
         return self._computations[computation]

@@ -23,7 +23,7 @@ from shardwright.cost.dots import (
     orders_to_spread,
     reads_otherwise,
 )
-from shardwright.cost.duplicates import without_duplicates
+from shardwright.cost.duplicates import EqualValues, without_duplicates
 from shardwright.cost.inline import FlatComputation
 from shardwright.cost.inverses import APART, with_inverses
 from shardwright.cost.limits import without_limits
@@ -105,7 +105,12 @@ class _Lowered:
         self.widens = self.compiler.computes_bf16_in_f32 and any(map(_is_bf16, flat.instructions))
 
     def run(self) -> Program:
+        equal = EqualValues() if self.compiler.merges_before_partitioning else None
         for node, instruction in enumerate(self.flat.instructions):
+            first = node if equal is None else equal.first(node, instruction, self.flat.operands[node])
+            if self.results[first] != self.results[node]:
+                self.made.append(self._used_as(first, self.results[node]))
+                continue
             operands = self._operands(node, instruction)
             self.made.append(self._result(instruction, operands, self.results[node]))
             if instruction.opcode == "parameter":

@@ -43,6 +43,7 @@ class Compiler:
         an elementwise instruction that alone reads their result as well.
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
     merges_all_reduces: whether like all-reduces run as one, of whatever size (`cost.combined`).
+    merges_before_partitioning: whether equal values are one before they are laid out (`cost.duplicates`).
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
@@ -76,6 +77,7 @@ class Compiler:
     products_take_in: bool
     products_read_bf16: bool
     merges_all_reduces: bool
+    merges_before_partitioning: bool
     reduces_in_place: bool
     copies_dot_operands: bool
     inverts_divisors: bool

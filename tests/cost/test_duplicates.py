@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.cost import hardware_profile
+from shardwright.cost.inline import inlined
+from shardwright.cost.lowered import Lowering
 from shardwright.cost.program import Program
+from shardwright.hlo import parse
+from shardwright.plans import InstructionPlan, Mesh, TensorSharding
 from tests.cost.one_device import program_of
 
 HEAD = """HloModule hand
@@ -89,3 +94,41 @@ def test_what_reads_duplicates_is_equal_too() -> None:
   d = f32[8,16]{1,0} tanh(c)"""
     found = program(chain, "b, d")
     assert found.opcodes.count("tanh") == 1
+
+
+SPREAD = """HloModule spread
+
+ENTRY main {
+  x = s32[64,64]{1,0} parameter(0)
+  rows = s32[64]{0} iota(), iota_dimension=0
+  first = s32[64,64]{1,0} broadcast(rows), dimensions={0}
+  again = s32[64]{0} iota(), iota_dimension=0
+  second = s32[64,64]{1,0} broadcast(again), dimensions={0}
+  part = s32[64,64]{1,0} add(x, first)
+  ROOT whole = s32[64,64]{1,0} multiply(part, second)
+}
+"""
+
+
+@pytest.mark.parametrize(("profile", "gathered"), [("tpu-v5e", ["broadcast", "add"]), ("cpu", ["add"])])
+def test_equal_values_that_lie_otherwise_are_brought_from_the_first_where_they_are_merged_early(
+    profile: str, gathered: list[str]
+) -> None:
+    split, whole = TensorSharding((("x",), ())), TensorSharding.replicated(2)
+
+    def entry(name: str, operands: list[TensorSharding], result: TensorSharding) -> InstructionPlan:
+        used = tuple((each,) for each in operands)
+        return InstructionPlan(computation="main", name=name, opcode=name, operands=used, result=(result,))
+
+    vector = TensorSharding.replicated(1)
+    plans = {
+        "x": entry("x", [], split),
+        "first": entry("first", [TensorSharding((("x",),))], split),
+        "second": entry("second", [vector], whole),
+        "part": entry("part", [split, split], split),
+        "whole": entry("whole", [whole, whole], whole),
+    }
+    lowering = Lowering(Mesh.of({"x": 2}), plans, hardware_profile(profile))
+    found = lowering.program(inlined(parse(SPREAD).entry))
+    gathers = [node for node, opcode in enumerate(found.opcodes) if opcode == "all-gather"]
+    assert [found.opcodes[found.operands[node][0]] for node in gathers] == gathered
