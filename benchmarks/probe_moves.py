@@ -87,10 +87,10 @@ def shardings(mesh: Mesh, rank: int) -> Iterator[TensorSharding]:
 
 
 def cases(mesh: Mesh, shape: Sequence[int]) -> Iterator[Case]:
-    """All moves of a whole value, and where shards are even all of a matrix product's partial sum that is reduced."""
+    """All moves of a whole value, and of a matrix product's partial sum that is reduced."""
     every = list(shardings(mesh, len(shape)))
     yield from (Case(source, target) for source, target in product(every, repeat=2) if source != target)
-    if len(shape) != 2 or _is_uneven(mesh, shape):
+    if len(shape) != 2:
         return
     names = tuple(mesh.sizes)
     for reduced in sorted({names[i:j] for i in range(len(names)) for j in range(i + 1, len(names) + 1)}):
@@ -146,7 +146,7 @@ def _chain(number: int, case: Case, shape: Sequence[int], mesh: Mesh, whole: Ten
     kind = _tensor(shape)
     lines: list[str] = []
 
-    def constrain(value: str, result: str, lies: TensorSharding, name: str) -> None:
+    def constrain(value: str, result: str, lies: TensorSharding, name: str, kind: str = kind) -> None:
         lines.append(
             f"{result} = sdy.sharding_constraint {value} <@shardwright_mesh, {sharding_text(lies)}> : {kind} {name}"
         )
@@ -154,17 +154,18 @@ def _chain(number: int, case: Case, shape: Sequence[int], mesh: Mesh, whole: Ten
     here = f'loc("case{number}")'
     if source.unreduced:
         left, right = (shape[0], CONTRACTED), (CONTRACTED, shape[1])
-        shared = source.unreduced
-        arguments = [
-            f"%a{number}: {_typed(left, TensorSharding((source.dims[0], shared)))}",
-            f"%b{number}: {_typed(right, TensorSharding((shared, source.dims[1])))}",
-        ]
+        lies = TensorSharding((source.dims[0], source.unreduced)), TensorSharding((source.unreduced, source.dims[1]))
+        arguments = []
+        for name, dimensions, each in zip("ab", (left, right), lies, strict=True):
+            arguments.append(f"%{name}{number}: {_typed(dimensions, whole or each)}")
+            constrain(f"%{name}{number}", f"%{name}s{number}", each, here, _tensor(dimensions))
         types = f"({_tensor(left)}, {_tensor(right)}) -> {kind}"
-        lines.append(f"%m{number} = stablehlo.dot %a{number}, %b{number} : {types} {here}")
+        lines.append(f"%m{number} = stablehlo.dot %as{number}, %bs{number} : {types} {here}")
     else:
         arguments = [f"%a{number}: {_typed(shape, whole or source)}"]
         lines.append(f"%m{number} = stablehlo.sine %a{number} : {kind} {here}")
-    constrain(f"%m{number}", f"%s{number}", source, here)
+    is_marked = source.is_even(shape, mesh)  # Shardy aborts at summands of uneven shards
+    constrain(f"%m{number}", f"%s{number}", source if is_marked else TensorSharding(source.dims), here)
     reached = f"%s{number}"
     for step, lies in enumerate((*steps_to(source, target, tuple(shape), mesh), target)):
         constrain(reached, f"%t{number}_{step}", lies, here)
