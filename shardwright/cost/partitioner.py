@@ -244,9 +244,10 @@ class Resharding:
 
     def _fit_edges(self, held: Tiling, dim: int, rows: int, wanted: int) -> None:
         """What neighbours exchange around an all-to-all, where shards of `rows` rows become ones of `wanted`."""
-        few, row = held.tiles[dim], self._local(held) // self._split(held, dim)
+        few = held.tiles[dim]
         if few == 1 or rows == wanted:
             return
+        row = self._local(held) // self._split(held, dim)
         sent = rows_beside(self.shape[dim], rows, wanted, few)
         if sent is None:
             self._gather(held, with_shared(held, dim))
