@@ -2,8 +2,8 @@
 
 After XLA's WhileLoopInvariantCodeMotion (xla/service/while_loop_invariant_code_motion.cc), the innermost loops first.
 Hoisted values are carried by the loop. They are made as soon as what they are made of is there, whatever runs before
-the loop, and take memory until it ends; what two loops hoist alike is made once. What a loop's body then only hands on,
-and nobody reads behind it, is not carried any more (while_loop_simplifier.cc).
+the loop, and take memory until it ends; what two loops hoist alike, or what runs beside them too, is made once. What a
+loop's body then only hands on, and nobody reads behind it, is not carried any more (while_loop_simplifier.cc).
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class _Hoisting:
         self.made = Program()
         self.place: list[int] = []
         self.signatures = Signatures()
-        self.known: dict[object, int] = {}
+        self.ahead: dict[object, int] = {}  # what is hoisted
+        self.known: dict[object, int] = {}  # what the program makes itself
 
     def run(self) -> Program:
         program, made, place = self.program, self.made, self.place
@@ -140,12 +141,33 @@ class _Hoisting:
             read: Sequence[int] = [place[operand] for operand in operands]
             if node in self.loops:
                 read = self._read_by_loop(node)
-            place.append(self.made.add_like(program, node, read))
-            if node in program.marks:
-                made.marks[place[node]] = program.marks[node]
+            place.append(self._of_program(node, read))
         made.parameters = [place[node] for node in program.parameters]
         made.root = place[program.root]
         return made.without_dead()
+
+    def _of_program(self, node: int, read: Sequence[int]) -> int:
+        """The node of one of the program's own: what was hoisted alike serves for it too, and lives until then; and
+        what is hoisted later is not made again."""
+        program = self.program
+        is_told_apart = program.opcodes[node] == program.instructions[node].opcode or node in program.marks
+        if program.opcodes[node] in _STAYS or not is_told_apart:
+            return self._added(program, node, read)
+        key = self._key(program, node, read)
+        if key in self.ahead:
+            return self.ahead[key]
+        self.known[key] = made = self._added(program, node, read)
+        return made
+
+    def _key(self, program: Program, node: int, read: Sequence[int]) -> object:
+        opcode, sizes = program.opcodes[node], program.sizes_bytes[node]
+        return opcode, tuple(read), sizes, self.signatures.hoisted(program, node)
+
+    def _added(self, program: Program, node: int, read: Sequence[int]) -> int:
+        made = self.made.add_like(program, node, read)
+        if node in program.marks:
+            self.made.marks[made] = program.marks[node]
+        return made
 
     def _read_by_loop(self, node: int) -> list[int]:
         program, loop = self.program, self.loops[node]
@@ -162,12 +184,10 @@ class _Hoisting:
         if body.opcodes[node] == "get-tuple-element" and body.operands[node][0] in body.parameters:
             return elements[instruction.index]
         read = tuple(self._ahead(body, operand, elements) for operand in body.operands[node])
-        key = (body.opcodes[node], read, body.sizes_bytes[node], self.signatures.hoisted(body, node))
-        if key not in self.known:
-            self.known[key] = self.made.add_like(body, node, read)
-            if node in body.marks:
-                self.made.marks[self.known[key]] = body.marks[node]
-        return self.known[key]
+        key = self._key(body, node, read)
+        if key not in self.ahead:
+            self.ahead[key] = self.known[key] if key in self.known else self._added(body, node, read)
+        return self.ahead[key]
 
     def _nothing(self, element: int) -> int:
         """What is carried in the place of what nobody reads."""

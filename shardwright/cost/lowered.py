@@ -418,7 +418,9 @@ class _Lowered:
         if not uneven or any(program.marks.get(made) == along(dim, made) for dim in uneven):
             return node
         size, elements = program.sizes_bytes[node][0], prod(lengths)
-        return program.add("pad", instruction, (node,), (size * elements // program.elements[node],), elements)
+        padded = program.add("pad", instruction, (node,), (size * elements // program.elements[node],), elements)
+        program.marks[padded] = ("padded to", *lengths)
+        return padded
 
     def _joined(self, move: Move, shard: int, edges: int, size: int) -> int:
         """As much as a shard has, of it and its neighbours' edges together."""

@@ -142,6 +142,8 @@ ENTRY main {
 """
 PLAIN = "transpose(w), dimensions={0,1}"
 MADE = "ROOT out = (f32[64,64]{1,0}) tuple(made)"
+MADE_ALIKE = """alike = f32[64,64]{1,0} exponential(b)
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(made, alike)"""
 READ_BEHIND = """behind = f32[64,64]{1,0} get-tuple-element(loop), index=3
   ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(made, behind)"""
 
@@ -160,22 +162,33 @@ def test_what_two_loops_hoist_alike_is_made_once(second: str, expected: list[str
     assert ahead("exponential(w)", second) == expected
 
 
+@pytest.mark.parametrize(
+    ("first", "expected"), [("exponential(w)", ["exponential"]), ("tanh(w)", ["tanh", "exponential"])]
+)
+def test_what_is_made_beside_a_loop_as_it_hoists_it_is_made_once(first: str, expected: list[str]) -> None:
+    assert ahead(first, PLAIN, MADE_ALIKE) == expected
+    before = MADE_ALIKE.replace("exponential(b)", "exponential(a)")  # of something else
+    assert ahead(first, PLAIN, before) == [*expected[:1], "exponential"]
+
+
 @pytest.mark.parametrize(("read", "expected"), [(MADE, []), (READ_BEHIND, ["sine"])])
 def test_what_a_loop_carries_in_vain_is_not_made(read: str, expected: list[str]) -> None:
     assert ahead(PLAIN, PLAIN, read) == expected
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "taken"),
+    ("first", "second", "read", "taken"),
     [
-        ("tanh(w)", "exponential(w)", 49_348),
-        ("exponential(w)", "exponential(w)", 32_964),
-        ("tanh(w)", PLAIN, 32_964),
+        ("tanh(w)", "exponential(w)", MADE, 49_348),
+        ("exponential(w)", "exponential(w)", MADE, 32_964),
+        ("tanh(w)", PLAIN, MADE, 32_964),
+        ("tanh(w)", PLAIN, MADE_ALIKE, 32_964),
+        ("exponential(w)", "exponential(w)", MADE_ALIKE, 16_580),
     ],
 )
-def test_what_a_loop_hoists_is_there_while_an_earlier_one_runs(first: str, second: str, taken: int) -> None:
+def test_what_a_loop_hoists_is_there_while_an_earlier_one_runs(first: str, second: str, read: str, taken: int) -> None:
     """taken: temporaries of the same module compiled by XLA:CPU (jaxlib 0.10.2, `get_compiled_memory_stats`), numbers
     of a few bytes among them."""
-    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", MADE))
+    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
     (found,) = temporaries_bytes([module.entry], (), Mesh(axes=()), hardware_profile("cpu"))
     assert found == pytest.approx(taken, abs=256)
