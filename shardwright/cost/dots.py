@@ -14,6 +14,9 @@ from shardwright.hlo import Instruction
 #: Mark of a dot that `reads_otherwise`.
 REORDERED = ("reordered",)
 
+#: Dimensions in the order that a kernel takes them in, those that become one together.
+DimensionGroups = tuple[tuple[int, ...], ...]
+
 
 class _Side(NamedTuple):
     """One operand of a dot: its dimensions by what they are for, and their lengths on one device."""
@@ -32,7 +35,7 @@ class _Side(NamedTuple):
         """How many of some dimensions have more than one element."""
         return sum(self.lengths[dim] > 1 for dim in dims)
 
-    def change_to(self, order: tuple[tuple[int, ...], ...]) -> str:
+    def change_to(self, order: DimensionGroups) -> str:
         """What brings the dimensions into an order: `transpose`, or `bitcast` where elements stay where they are."""
         dims = [dim for group in order for dim in group if self.lengths[dim] > 1]
         return "bitcast" if dims == sorted(dims) else "transpose"
@@ -46,9 +49,7 @@ def _sides(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Iterator[_Sid
         yield _Side(batch, contracted, free, lengths)
 
 
-def operand_orders(
-    dot: Instruction, shapes: Sequence[tuple[int, ...]]
-) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+def operand_orders(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[str, DimensionGroups]]:
     """What XLA makes of each operand of a dot, of these lengths on one device: `transpose`, `bitcast` where dimensions
     only become one or are taken off, or nothing, and the order it needs them in.
 

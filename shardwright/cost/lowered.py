@@ -17,6 +17,7 @@ from shardwright.cost.combined import reducing
 from shardwright.cost.convolution import batch_groups, convolution_orders
 from shardwright.cost.dots import (
     REORDERED,
+    DimensionGroups,
     adds_nothing_up,
     has_other_dimensions,
     operand_orders,
@@ -145,10 +146,10 @@ class _Lowered:
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
         if instruction.opcode == "dot" and self.compiler.copies_dot_operands and not self._is_multiplied(instruction):
-            for i, (opcode, order) in enumerate(operand_orders(instruction, self._lengths(instruction))):
+            orders = operand_orders(instruction, self._lengths(instruction))
+            for i, (opcode, order) in enumerate(orders):
                 if opcode:
-                    source = self.flat.instructions[operands[i]]
-                    used[i] = self._once((used[i], order), partial(self._like, opcode, source, used[i], mark=order))
+                    used[i] = self._ordered(self.flat.instructions[operands[i]], used[i], opcode, order)
         if instruction.opcode in PRODUCTS and self.compiler.products_read_bf16:
             used = [self._rounded(operand, each) for operand, each in zip(operands, used, strict=True)]
         if instruction.opcode == "divide" and self.compiler.copies_dot_operands and self._had_fewer_dimensions(used[0]):
@@ -160,6 +161,20 @@ class _Lowered:
                     turned = partial(self._like, "transpose", source, used[i], mark=wanted_order)
                     used[i] = self._once((used[i], wanted_order), turned)
         return tuple(used)
+
+    def _ordered(self, source: Instruction, node: int, opcode: str, order: DimensionGroups) -> int:
+        """The node that holds a dot's operand with its dimensions in order: of what is a transposed array already, that
+        array in the order of both, which may be its own (AlgebraicSimplifierVisitor::HandleTranspose)."""
+        program = self.program
+        before = program.instructions[node].get("dimensions")
+        if opcode == "transpose" == program.opcodes[node] and node not in program.marks:
+            order = tuple(tuple(before[dim] for dim in group) for group in order)
+            (node,) = program.operands[node]
+            if _is_natural(sum(order, ())):
+                opcode = "bitcast"
+                while program.opcodes[node] in IDENTITIES and node not in program.marks:  # one bitcast does for all
+                    (node,) = program.operands[node]
+        return self._once((node, order), partial(self._like, opcode, source, node, mark=order))
 
     def _rounded(self, operand: int, node: int) -> int:
         """What a product reads of an element of a tuple: where that is the same in each pass of a loop, it is rounded

@@ -396,6 +396,22 @@ def test_a_shard_is_stored_once_more_with_its_neighbours_edges(service: CompileS
     assert made.memory.temporaries_bytes > 2 * 512 * 511 * 4
 
 
+def test_what_is_transposed_back_is_not_copied(service: CompileService) -> None:
+    """The product of a loss with a transposed table needs it transposed; that of the gradient as it lies."""
+
+    def step(table: jax.Array, x: jax.Array) -> Any:
+        def loss(table: jax.Array, x: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.sin(jnp.einsum("btij,ijv->btv", x, jnp.transpose(table, (1, 2, 0)))))
+
+        return jax.grad(loss, argnums=(0, 1))(table, x)
+
+    text = jax.jit(step, keep_unused=True).lower(array(1024, 2, 64), array(16, 8, 2, 64)).as_text("hlo")
+    made = plan(text, Cluster.local(4), plan_options(force="data", mesh="4"))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
+
+
 def test_a_pools_gradient_stores_indices_in_every_dimension(service: CompileService) -> None:
     """Four arrays of them, as large as what is pooled."""
 
