@@ -129,6 +129,7 @@ class Search(MeshSearch):
     def _whole(self) -> Outcome:
         """What searching everything gives."""
         self._know_a_plan()
+        self.clock.check()
         outcome = kept_promises(relieved(self.outcome()))
         self._hold_against_experts(outcome)
         return outcome

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -183,16 +184,18 @@ def strategies_of(
     """Every different strategy that comes of one choice per mesh axis."""
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
-    seen = set()
+    seen, count = set[Strategy](), 0
     for combination in product(*choices):
         strategy = _strategy(instruction, combination, inputs, results, mesh, may_split)
-        if strategy is None or strategy in seen:
+        if strategy is None:
             continue
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
         if any(assignment.values()) and denied(instruction, assignment, mesh):
             continue
         seen.add(strategy)
-        yield strategy
+        if len(seen) > count:
+            count = len(seen)
+            yield strategy
 
 
 def _strategy(
@@ -205,12 +208,12 @@ def _strategy(
 ) -> Strategy | None:
     """The strategy that the axes' choices make together; None where they do not go together."""
     taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
-    if not all(splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
+    if taken and not all(splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
         return None
     through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
     operands = [_split(leaf, i, [(a, f, f.operands) for a, f in taken]) for i, leaf in enumerate(inputs)]
     outputs = [_split(leaf, i, [(a, f, f.results) for a, f in taken]) for i, leaf in enumerate(results)]
-    if any(dims is None for dims in (*operands, *outputs)):
+    if None in operands or None in outputs:
         return None
     gathered = tuple(axis for axis, factor in taken if factor.reduction == "gather")
     contracted = tuple(axis for axis, factor in taken if factor.contracted and axis not in gathered)
@@ -220,11 +223,13 @@ def _strategy(
         return None  # a maximum over partial sums is none
     unreduced = tuple(axis.name for axis in mesh.axes if axis.name in sums)
     used = tuple(
-        TensorSharding(tuple(dims), tuple(axis for axis, leaves in through if i in leaves))
-        for i, dims in enumerate(operands)
-        if dims is not None
+        [
+            _sharding(tuple(dims), tuple([axis for axis, leaves in through if i in leaves]))
+            for i, dims in enumerate(operands)
+            if dims is not None
+        ]
     )
-    made = tuple(TensorSharding(tuple(dims), unreduced) for dims in outputs if dims is not None)
+    made = tuple([_sharding(tuple(dims), unreduced) for dims in outputs if dims is not None])
     if through and not all(_is_even(*pair, mesh) for pair in ((inputs, used), (results, made))):
         return None
     return Strategy(
@@ -236,6 +241,12 @@ def _strategy(
         gathered=gathered,
         choices=combination,
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def _sharding(dims: tuple[tuple[str, ...], ...], unreduced: tuple[str, ...]) -> TensorSharding:
+    """One object for equal shardings, of which a program has few: to make and to compare them takes longer."""
+    return TensorSharding(dims, unreduced)
 
 
 def _summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:

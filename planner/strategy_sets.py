@@ -197,6 +197,8 @@ class StrategyBuilder:
 
     def _combined_s(self, instruction: Instruction, strategy: Strategy) -> float:
         """Seconds of combining what the devices compute: sums that cannot stay partial, exchanges within the rule."""
+        if not strategy.partial and not strategy.exchanges:
+            return 0.0
         reduced_s = sum(
             self.prices.reshard_s(leaf, source, target)
             for leaf, *stages in zip(instruction.shape.leaves, *stages_of_sum(strategy), strategy.results, strict=True)

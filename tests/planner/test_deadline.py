@@ -49,8 +49,13 @@ def unhurried() -> Plan:
     return plan(STEP, CLUSTER)
 
 
-def test_no_time_at_all_gives_the_plan_that_is_known_at_once(data_parallel: Plan) -> None:
+def test_no_time_at_all_gives_the_plan_that_is_known_at_once(
+    data_parallel: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Search] = []
+    monkeypatch.setattr(Search, "outcome", begun.append)
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1e-9))
+    assert not begun, "what there is no time for"
     assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
     assert found.mesh == data_parallel.mesh
     assert found.cost.lower_bound_s == 0
