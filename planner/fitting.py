@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from shardwright.cost.memory import shard_bytes
-from shardwright.errors import MemoryBudgetError
 from shardwright.planner.budget import Memory, MemoryPrice, Peak, SizeRange
 from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
@@ -24,9 +22,8 @@ from shardwright.planner.descent import descend
 from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.layout import Variable
-from shardwright.planner.memory_words import breakdown, dominating
+from shardwright.planner.memory_words import too_large, too_slow
 from shardwright.planner.mixing import groups_between, mixed, of_one_chain
-from shardwright.report.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from shardwright.planner.found import Found
@@ -52,23 +49,30 @@ MOST_PRICES = 3
 CLOSE_PRICES = 1.05
 MOST_MIXTURES = 4
 
+#: Plans, of those that need least, that one which is known to fit is mixed with where no price gives one that fits.
+MOST_MIXED_WITH_KNOWN = 2
+
 #: Relative gap to which the program is solved at each price; the last one that fits is solved to the end. A plan as
 #: near to the fastest one of all is as good.
 CLOSE = 1e-3
 
-#: What a remedy adds to bytes, so that the three digits that it names are enough.
-_ROUNDED_UP = 1.01
 
-
-def fitted(search: MeshSearch, found: Found, below_s: float = math.inf, within: tuple[SizeRange, ...] = ()) -> Found:
+def fitted(
+    search: MeshSearch,
+    found: Found,
+    below_s: float = math.inf,
+    within: tuple[SizeRange, ...] = (),
+    known: Found | None = None,
+) -> Found:
     """`found`, or the fastest plan that fits.
 
     below_s: a plan that takes as long is no use. within: prices are tried for plans alone that keep to it, as `found`
-    does. Raises MemoryBudgetError where none fits, or none below that.
+    does. known: a plan on the same mesh that fits, of which parts may be taken where no price gives one. Raises
+    MemoryBudgetError where none fits, or none below that.
     """
     if search.needed_bytes(found) <= search.limit_bytes:
         return found
-    return Fitting(search, found, below_s, within).best()
+    return Fitting(search, found, below_s, within, known).best()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +87,19 @@ class _Priced:
 class Fitting:
     """The search for a plan of one chain that fits; of one mesh, where the chain is a neighbourhood on three axes.
 
-    start: its fastest plan. within: what the plans that prices give keep to, as it does. peaks: where bytes have a
-    price: of what plans are predicted to take. any_peaks: the same, of what the unsplit program takes there, which
-    nearly every plan does. tried: what prices gave. promised_s: what those say that a plan that fits takes at least,
-    besides what is made anew for its readers, if what they price is stored in all plans. least_s: the same, and all it
-    computes, of what nearly every plan stores. Where plans are descended to, both are of what is near one: good for
-    giving up, and no bound.
+    start: its fastest plan. within: what the plans that prices give keep to, as it does. known: one that fits. peaks:
+    where bytes have a price: of what plans are predicted to take. any_peaks: the same, of what the unsplit program
+    takes there, which nearly every plan does. tried: what prices gave. promised_s: what those say that a plan that fits
+    takes at least, besides what is made anew for its readers, if what they price is stored in all plans. least_s: the
+    same, and all it computes, of what nearly every plan stores. Where plans are descended to, both are of what is near
+    one: good for giving up, and no bound.
     """
 
     search: MeshSearch
     start: Found
     below_s: float
     within: tuple[SizeRange, ...] = ()
+    known: Found | None = None
     peaks: list[Peak] = field(default_factory=list)
     any_peaks: list[Peak] = field(default_factory=list)
     tried: list[_Priced] = field(default_factory=list)
@@ -115,7 +120,10 @@ class Fitting:
         if exact is not None and (first is None or (is_close and not self._descends)):
             return replace(exact, price=self._bounding(exact))
         if first is None:
-            raise too_large(self.search, self.thriftiest)
+            mixture = self._mixed_with_known()
+            if mixture is None:
+                raise too_large(self.search, self.thriftiest)
+            return mixture
         try:
             best = self._fastest(first)
         except OutOfTimeError:  # in the middle of a price
@@ -189,7 +197,7 @@ class Fitting:
         if self.promised_s + free_s >= self.below_s:  # which other plans need not keep: they may store less
             self.least_s = max(self.least_s, self._promised_of_all_s(chain, price) + free_s)
             if self.least_s >= self.below_s:
-                raise _too_slow(self.start, self.least_s)
+                raise too_slow(self.start, self.least_s)
         known = (each.found for each in self.tried if _is_same(each.found, chain, solved))
         made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes))
         self.tried.append(made)
@@ -280,6 +288,17 @@ class Fitting:
             best = _faster(best, last) if self._fits(last) else best
         return best
 
+    def _mixed_with_known(self) -> Found | None:
+        """A plan that takes parts of the one that is known to fit and of those that nearly do, and is faster; None
+        where there is none."""
+        best = self.known
+        if best is None:
+            return None
+        faster = [each.found for each in self.tried if each.found.cost.step_s < best.cost.step_s]
+        for over in sorted(faster, key=self.search.needed_bytes)[:MOST_MIXED_WITH_KNOWN]:
+            best = self._mixed(over, best)
+        return best if best is not self.known else None
+
     def _mixed(self, over: Found, fits: Found) -> Found:
         """A plan that takes parts of one that does not fit and is faster than one that does; that, if there is none.
 
@@ -344,12 +363,6 @@ def _faster(best: Found, tried: Found) -> Found:
     return tried if tried.cost.step_s < best.cost.step_s else best
 
 
-def _too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
-    return MemoryBudgetError(
-        f"what fits over {found.mesh} takes {bound_s * 1e3:.3g} ms a step or more", where="memory_budget"
-    )
-
-
 def _exactly(search: MeshSearch, found: Found, model: Memory, peaks: Sequence[Peak]) -> Found | None:
     """The fastest plan that fits, or nearly, where the program is small enough to solve whole. Else, or if none was
     found to fit, None."""
@@ -363,34 +376,3 @@ def _exactly(search: MeshSearch, found: Found, model: Memory, peaks: Sequence[Pe
     if best is None:
         return None
     return replace(search.found(found.chain, best, found.notes), price_bound_s=best.rolled_bound)
-
-
-def too_large(search: MeshSearch, least: Found) -> MemoryBudgetError:
-    """What is needed, what dominates, and what would help."""
-    needed, limit = search.needed_bytes(least), search.limit_bytes
-    state = sum(
-        shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
-        for v in least.parameters
-        if v.alias is not None
-    )
-    parts = breakdown(
-        {
-            "state": state,
-            "other arguments and results": least.memory.arguments_bytes - state + least.memory.outputs_bytes,
-            "kept free for what predictions miss": needed - least.memory.peak_bytes,
-        },
-        least.memory.temporaries_bytes,
-    )
-    model = search.memory_model(least.chain.graph.layout.hubs)
-    lines = dominating(model.peak(least.decisions), least.decisions)
-    most = f"; of what the program computes, {lines} take most" if lines else ""
-    again, parts_of_batch = search.recomputation, search.program.micro_batches
-    although = [f"{len(again.instructions)} values are computed again"] if again else []
-    although += [f"the batch is taken in {parts_of_batch} micro-batches"] if parts_of_batch > 1 else []
-    return MemoryBudgetError(
-        f"no plan over {least.mesh} fits {format_bytes(limit)} a device: the least that was found needs "
-        f"{format_bytes(needed)} ({parts}{most}), at {format_seconds(least.cost.step_s)} a step"
-        + (f", though {' and '.join(although)}" if although else ""),
-        where="memory_budget",
-        remedy=f"allow {format_bytes(_ROUNDED_UP * needed)}, make the batch smaller",
-    )

@@ -39,7 +39,7 @@ def fitted_from(search: MeshSearch, found: Found, other: Found, within: tuple[Si
     if other.cost.step_s >= below_s:
         return found
     try:
-        other = fitted(search, other, below_s, within)
+        other = fitted(search, other, below_s, within, found)
     except MemoryBudgetError:
         return found
     if other.cost.step_s >= below_s:

@@ -96,7 +96,7 @@ def test_a_plan_found_at_no_price_is_bounded_by_one() -> None:
 def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the unsplit program peaks there is room for the fastest plan, which peaks elsewhere."""
 
-    def as_it_is(search: Search, found: Found, below_s: float, within: tuple[SizeRange, ...]) -> Found:
+    def as_it_is(search: Search, found: Found, below_s: float, within: tuple[SizeRange, ...], known: Found) -> Found:
         if search.needed_bytes(found) > search.limit_bytes:
             raise MemoryBudgetError("does not fit", where="memory_budget")
         return found

@@ -18,7 +18,7 @@ from shardwright.planner import exact_fit
 from shardwright.planner.assemble import decide
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain
-from shardwright.planner.fitting import DEAR, NEARLY_FREE, RISING, Fitting, _Priced
+from shardwright.planner.fitting import DEAR, NEARLY_FREE, RISING, Fitting, _Priced, fitted
 from shardwright.planner.found import Found
 from shardwright.planner.layout import Variable
 from shardwright.planner.search import Search
@@ -332,3 +332,24 @@ def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long(mon
         Fitting(search, fastest, below_s).best()
     unit = fastest.cost.step_s / fastest.memory.peak_bytes
     assert asked == pytest.approx([part * unit for part in (NEARLY_FREE, DEAR, RISING[0], RISING[1])])
+
+
+def test_where_no_price_fits_a_plan_that_does_is_made_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parts of it and of one that a price gave; without one that is known there is none."""
+    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    search = searched(lower(gpt2(layers=3, batch=32, length=32)))
+    outcome = search.outcome()
+    fast = outcome.plan(outcome.fastest)
+    peak = search.memory_model(fast.chain.graph.layout.hubs).peak_of_buffers(fast.held, fast.decisions)
+    price = MemoryPrice(peaks=((peak, fast.cost.step_s / fast.memory.peak_bytes),))
+    thrifty = search.found(fast.chain, fast.chain.with_price(price).solve(search.time_limit_s()), ())
+    search.limit_bytes = (search.needed_bytes(fast) + search.needed_bytes(thrifty)) // 2
+    monkeypatch.setattr(Fitting, "_first", lambda self: self.tried.append(_Priced(0.0, fast)))
+    with pytest.raises(MemoryBudgetError):
+        fitted(search, fast)
+    made = fitted(search, fast, known=thrifty)
+    assert fast.cost.step_s < made.cost.step_s < thrifty.cost.step_s
+    assert search.needed_bytes(made) <= search.limit_bytes
+    search.limit_bytes = search.needed_bytes(thrifty)
+    with pytest.raises(MemoryBudgetError):
+        fitted(search, fast, known=replace(thrifty, cost=fast.cost))
