@@ -145,7 +145,7 @@ def _scope(search: MeshSearch, chain: Chain) -> str:
         f"on mesh {chain.graph.prices.mesh}, {again}one factor or none per axis and instruction{forced_by}, "
         f"{len(search.flow.nodes)} decisions in {len(chain.instances)} segments of {chain.kind_count} kinds; sums "
         "are reduced before the next product, a value has one layout for its readers besides the one it is made "
-        "in"
+        "in, and each reader that wants another one pays for that itself"
         + (
             f"; {chain.graph.exposed:.0%} of the time that gradients move is priced, the rest is hidden"
             if chain.graph.exposed < 1
