@@ -317,15 +317,18 @@ def free_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = Fa
     stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].rank for use in node.uses}
     free: list[bool] = []
     for node in flow.nodes:
-        free.append(
+        is_free = (
             node.instruction.opcode in _REMADE
             and not node.is_value
             and (with_stored or node.index not in stored)
             and len(node.shapes) == 1
             and node.index not in pinned
-            and all(
-                source < node.index and (free[source] or flow.nodes[source].shapes[leaf].rank == 0)
-                for source, leaf in (use.source for use in node.uses)
-            )
         )
+        if is_free:
+            for use in node.uses:  # most are left at the first
+                source, leaf = use.source
+                if source >= node.index or not (free[source] or flow.nodes[source].shapes[leaf].rank == 0):
+                    is_free = False
+                    break
+        free.append(is_free)
     return free

@@ -162,15 +162,18 @@ def _pull(flow: Dataflow, of: list[int], free: Sequence[bool], is_settled: list[
     place): a bias gradient is a sum over the gradient that the next layer hands on."""
     arguments = set(flow.parameters)
     leads = _leads(flow, of, unknown)
-    read_in: list[set[int]] = [set() for _ in flow.nodes]
+    may_move = [
+        node
+        for i, node in enumerate(flow.nodes)
+        if 0 <= leads[i] < of[i] and not (free[i] or is_settled[i] or i in arguments)
+    ]
+    read_in: dict[int, set[int]] = {use.source[0]: set() for node in may_move for use in node.uses}
     for node in flow.nodes:
         for use in node.uses:
-            read_in[use.source[0]].add(of[node.index])
-    for node in flow.nodes:
-        i = node.index
-        target = leads[i]
-        if free[i] or is_settled[i] or i in arguments or not 0 <= target < of[i]:
-            continue
+            if use.source[0] in read_in:
+                read_in[use.source[0]].add(of[node.index])
+    for node in may_move:
+        i, target = node.index, leads[node.index]
         read = [use.source[0] for use in node.uses if not free[use.source[0]]]
         if all(of[j] <= target or of[j] == unknown or target in read_in[j] for j in read):
             of[i] = target

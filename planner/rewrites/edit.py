@@ -104,17 +104,17 @@ class Names:
 
 def copy_of(instruction: Instruction, operands: Sequence[Instruction], **changes: object) -> Instruction:
     """The instruction with other operands, and other fields where `changes` names them."""
-    made = Instruction(
-        name=instruction.name,
-        opcode=instruction.opcode,
-        shape=instruction.shape,
-        operands=tuple(operands),
-        attributes=dict(instruction.attributes),
-        called=instruction.called,
-        payload=instruction.payload,
-        index=instruction.index,
-        is_root=instruction.is_root,
-        line=instruction.line,
+    made = Instruction(  # by position, for a large program is copied more than once
+        instruction.name,
+        instruction.opcode,
+        instruction.shape,
+        tuple(operands),
+        dict(instruction.attributes),
+        instruction.called,
+        instruction.payload,
+        instruction.index,
+        instruction.is_root,
+        instruction.line,
     )
     for name, value in changes.items():
         setattr(made, name, value)

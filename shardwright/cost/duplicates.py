@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.cost.program import Program
-from shardwright.hlo import Computation, Instruction
+from shardwright.hlo import Computation, Instruction, Shape
 
 #: What XLA does not merge: it has effects, runs other programs, or is there to keep values apart.
 _KEPT = frozenset({
@@ -72,6 +72,8 @@ class Signatures:
 
     def __init__(self) -> None:
         self._computations: dict[Computation, _Key] = {}
+        #: What shapes say, their layouts aside, by their identities: they live as long as they are here.
+        self._shapes: dict[int, tuple[Shape, _Key]] = {}
 
     def of(self, program: Program, node: int) -> object:
         instruction = program.instructions[node]
@@ -86,11 +88,16 @@ class Signatures:
         return (*said, program.marks.get(node))
 
     def of_instruction(self, instruction: Instruction) -> _Key:
-        said = instruction.attributes.items()
-        attributes = [each.text for name, each in said if name not in _COMMENTS and name not in instruction.called]
-        called = [self._computation(each) for group in instruction.called.values() for each in group]
-        shapes = [(leaf.element_type, leaf.dimensions) for leaf in instruction.shape.leaves]
-        return (instruction.payload, instruction.index, *shapes, *attributes, *called)
+        regions, shape = instruction.called, instruction.shape
+        if id(shape) not in self._shapes:
+            self._shapes[id(shape)] = shape, tuple([(leaf.element_type, leaf.dimensions) for leaf in shape.leaves])
+        attributes = [
+            each.text for name, each in instruction.attributes.items() if name not in _COMMENTS and name not in regions
+        ]
+        said = (instruction.payload, instruction.index, self._shapes[id(shape)][1], *attributes)
+        if not regions:
+            return said
+        return (*said, *[self._computation(each) for group in regions.values() for each in group])
 
     def _computation(self, computation: Computation) -> _Key:
         if computation not in self._computations:
