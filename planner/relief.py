@@ -1,14 +1,15 @@
 """Where memory binds: values are computed again, the batch goes through in parts, or both.
 
 The search plans the program as it is first. Where the fastest plan is over the budget, the choices that `recompute`
-offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a
-table. The program as it is, is fitted by a price of memory first (`fitting`): often that costs next to nothing, and an
-entry that takes longer by what it computes again alone is not planned at all, nor is one on meshes where the program as
-it is takes longer than what fits already. Then for each number of micro-batches a bisection, which begins where what is
-saved should be enough, finds the first rung whose fastest plan fits as it is; higher ones only take longer, and those
-below are fitted by a price as long as they nearly fit. Others are fitted by a price, those first that promise most; the
-bound that comes with every price ends that soon where it leads to nothing faster. Entries that promise little are left
-out, so that another one could still be faster: the plan's bound is of its own entry.
+offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a table.
+The program as it is, is fitted by a price of memory first (`fitting`): often that costs next to nothing, and an entry
+that takes longer by what it computes again alone is not planned at all, nor is one on meshes where the program as it
+is takes longer than what fits already. Then for each number of micro-batches a bisection, which begins where what is
+saved should be enough, finds the first rung whose fastest plan fits as it is, or the rung that promises most is fitted
+by a price; higher ones only take longer, and those below are fitted by a price as long as they nearly fit. Others are
+fitted by a price, those first that promise most; the bound that comes with every price ends that soon where it leads
+to nothing faster. Entries that promise little are left out, so that another one could still be faster: the plan's
+bound is of its own entry.
 """
 
 from __future__ import annotations
@@ -283,7 +284,9 @@ class _Table:
         return True
 
     def _bisect(self, number: int) -> None:
-        """Find the first rung whose fastest plan fits as it is, as far as that can be faster than what is known."""
+        """Find the first rung whose fastest plan fits as it is, as far as that can be faster than what is known. Where
+        none does and nothing is known, the most promising one is fitted by a price: what the fastest plan needs does
+        not tell what others do, and more parts of the batch are a search each."""
         low, high = 0, len(self.ladder)
         while low < high and not self.search.is_late():
             rung = self._foretold(number, low, high)
@@ -292,10 +295,14 @@ class _Table:
                 high = rung
             else:
                 low = rung + 1
+        if self.found is None and self.ladder and not self.search.is_late():
+            rungs = [rung for parts, rung in self.tried if parts == number and rung != NOTHING]
+            low = min(rungs, key=lambda rung: self._promise_s(self.tried[number, rung]))
+            if not self._fit_by_price(number, low):
+                return
         while low and not self.search.is_late():  # what nearly fits may take no longer and do so
             low -= 1
-            most = HOPELESS if self.found is None else NEARLY  # a plan that fits tells what else need not be planned
-            if self._is_too_slow(number, low) or _excess(self._at(number, low)) > most:
+            if self._is_too_slow(number, low) or _excess(self._at(number, low)) > NEARLY:
                 break
             if not self._fit_by_price(number, low):
                 break

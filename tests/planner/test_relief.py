@@ -76,14 +76,16 @@ def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     assert made.step_s < slow.step_s * (1 - relief.LEAST_GAIN)
 
 
-def test_a_plan_that_nearly_fits_is_fitted_before_more_parts_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fits tells how many parts need not be planned at all."""
+@pytest.mark.parametrize("excess", [(NEARLY + HOPELESS) / 2, 2 * HOPELESS])
+def test_memory_has_a_price_before_more_parts_are_searched(excess: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits tells how many parts need not be planned at all; what the fastest plan needs does not tell whether any
+    fits."""
     text, way = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), {"mesh": {"data": 4}}
     search = Search(text, replace(Cluster.local(4), hardware="a100"), PlanOptions(**way))
     outcome = search.outcome()
     top = relief._ladder(outcome)[-1]
     least = search.variant(top, 1)
-    search.limit_bytes = round(least.search.needed_bytes(least.plan(least.fastest)) / ((NEARLY + HOPELESS) / 2))
+    search.limit_bytes = round(least.search.needed_bytes(least.plan(least.fastest)) / excess)
     done: list[tuple[str, int]] = []
     fit, variant = Search.fit, Search.variant
 
