@@ -25,7 +25,7 @@ from shardwright.planner.layout import Variable
 from shardwright.planner.passing import Passing
 from shardwright.planner.pbqp import FloatArray, IntArray, Problem, reduce
 from shardwright.planner.segments import Run
-from shardwright.planner.solve import solve
+from shardwright.planner.solve import of_core, of_problem, solve
 
 #: Rounds of messages at most; and how many that gain how little, relatively, end them. `_ROUGH`: where every strategy
 #: on three axes is in the problem and a round is dear.
@@ -63,7 +63,10 @@ def best_alike(chain: Chain) -> SolvedChain:
     at: nearer to the relaxation's optimum than `lower_bound`, and one of all plans where the chain has no runs."""
     problem, variables, states = chain.rolled()
     reduction = reduce(problem, drops_dear=False)
-    bounded = tighten(reduction.core, _CLOSE_ALIKE, chain.graph.clock)
+    begin = of_core(chain.begun(variables, states), reduction)
+    bounded = tighten(reduction.core, _CLOSE_ALIKE, chain.graph.clock, begin)
+    if bounded.end is not None:
+        chain.ended(of_problem(bounded.end, reduction, problem), variables, states)
     found, decided_s = reduction.complete(bounded.states), chain.constant + reduction.constant
     return SolvedChain(
         states=chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()}),

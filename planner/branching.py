@@ -112,14 +112,14 @@ def bounded(parent: Branch, within: tuple[SizeRange, ...], enough_s: float) -> B
     def keeps(tangent: Tangent) -> bool:
         return all(each.over < taken(tangent, each.leaf) <= each.up_to for each in within)
 
-    low = parent.low if keeps(parent.low) else dual.at(parent.low.price)
+    low = parent.low if keeps(parent.low) else dual.at(parent.low.price, parent.low)
     high = parent.high if low.slope > 0 and keeps(parent.high) else None
     if low.slope <= 0:  # the cheaper price leaves room already
-        low, high = dual.at(0.0), low
+        low, high = dual.at(0.0, low), low
     bound_s = max(bound_s, low.bound_s)
     if low.slope <= 0:
         return Branch(bound_s=bound_s, dual=dual, low=low, high=None)
-    begun = high or dual.at(parent.high.price)
+    begun = high or dual.at(parent.high.price, parent.high)
     for made in dual.climb(low, begun, bound_s):
         bound_s = max(bound_s, made.bound_s)
         low, high = (made, high) if made.slope > 0 else (low, made)

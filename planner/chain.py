@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -187,6 +187,11 @@ class Chain:
         made._problems = self._problems
         return made
 
+    def forget_reductions(self) -> None:
+        """Let go of all that was reduced, which is made again if it is asked for: of all strategies on three axes that
+        is hundreds of megabytes."""
+        self._kinds, self._cores, self._joins = {}, [], Joins()
+
     def apart(self) -> Chain:
         """The same chain with no runs: its repeats decide each for itself, and pay what each takes of the memory."""
         made = Chain(
@@ -239,10 +244,12 @@ class Chain:
     def kind_count(self) -> int:
         return len({instance.kind for instance in self.instances})
 
-    def solve(self, time_limit_s: float, close: float = 0.0) -> SolvedChain:
+    def solve(
+        self, time_limit_s: float, close: float = 0.0, known: Mapping[Variable, Strategy] | None = None
+    ) -> SolvedChain:
         """The best states of all variables with runs rolled up, within a relative gap of `close`.
 
-        Raises PlanError where no plan satisfies the pins.
+        known: a plan, which what is found is no worse than. Raises PlanError where no plan satisfies the pins.
         """
         try:
             problem, variables, states = self.rolled()
@@ -253,12 +260,10 @@ class Chain:
             time_limit_s=time_limit_s,
             close=close,
             clock=self.graph.clock,
-            start=self._begun(variables, states),
+            start=self.begun(variables, states, known),
             enough=self.enough_s - self.constant if self.runs else -np.inf,
         )
-        if solution.end is not None:
-            places = {i: [Place(key, among(states[key], self.state_count(key)))] for key, i in variables.items()}
-            self.start = told(solution.end, places)
+        self.ended(solution.end, variables, states)
         chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
         return SolvedChain(
             states=self.unrolled(chosen),
@@ -266,11 +271,33 @@ class Chain:
             rolled_bound=solution.lower_bound + self.constant,
         )
 
-    def _begun(self, variables: Mapping[Key, int], states: Mapping[Key, IntArray]) -> Start[int] | None:
-        """The start, by variables of the rolled program and the states that are left to them."""
-        if self.start is None:
-            return None
-        return told(self.start, {key: [Place(i, states[key])] for key, i in variables.items()})
+    def begun(
+        self,
+        variables: Mapping[Key, int],
+        states: Mapping[Key, IntArray],
+        known: Mapping[Variable, Strategy] | None = None,
+    ) -> Start[int] | None:
+        """The start, by variables of the rolled program and the states that are left to them; with the states of a
+        known plan, as far as they are left."""
+        begun: Start[int] | None = None
+        if self.start is not None:
+            begun = told(self.start, {key: [Place(i, states[key])] for key, i in variables.items()})
+        if known is None:
+            return begun
+        at = {i: np.flatnonzero(states[key] == self._state(key, known)) for key, i in variables.items()}
+        return replace(begun or Start(), states={i: int(place[0]) for i, place in at.items() if len(place)})
+
+    def ended(self, end: Start[int] | None, variables: Mapping[Key, int], states: Mapping[Key, IntArray]) -> None:
+        """Keep where message passing over the rolled program ended, if another one is to learn from it."""
+        if end is not None:
+            places = {i: [Place(key, among(states[key], self.state_count(key)))] for key, i in variables.items()}
+            self.start = told(end, places)
+
+    def _state(self, key: Key, known: Mapping[Variable, Strategy]) -> int:
+        """The state of a key's variable in a plan; -1 where it has none."""
+        variable = self.variable(key)
+        choices, strategy = self.graph.set_of(variable).strategies, known[variable]
+        return choices.index(strategy) if strategy in choices else -1
 
     def variable(self, key: Key) -> Variable:
         """The variable that a key stands for; the one of the first repeat."""

@@ -34,6 +34,7 @@ from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import Bound, Dual, Tangent, least_that_fits, without_budget
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.read_off import descended, fitted_from, read_as_plan
+from shardwright.planner.starts import Start
 
 #: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
 #: closed, where the edges between decisions have so few entries that message passing takes seconds (17 million: 9 s).
@@ -90,6 +91,7 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
 
     chain: one whose repeats decide each for itself.
     """
+    chain.start = Start()
     read, model = best_alike(chain), search.memory_model(chain.graph.layout.hubs)
     found = _bounded(search, found, Bound(read.rolled_bound, chain))
     if found.cost.gap <= BETTER:
@@ -104,7 +106,7 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
     if found.cost.gap <= MOST_OPEN:
         return found
     high: Tangent | None = None
-    for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s))):
+    for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s), low)):
         found = _bounded(search, found, Bound(made.bound_s, made.chain))
         if made.slope <= 0 and found.cost.gap > MOST_OPEN:
             found = descended(search, found, made.chain, made.solved)

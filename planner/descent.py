@@ -15,10 +15,11 @@ from dataclasses import replace
 from itertools import cycle, islice
 
 from shardwright.planner.budget import MemoryPrice
-from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.chain import Chain, Key, SolvedChain
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.segments import Instance, Run
+from shardwright.planner.starts import Start
 from shardwright.planner.strategies import Near, Strategy
 from shardwright.plans import Mesh, TensorSharding
 
@@ -58,8 +59,12 @@ def descend(
     best: tuple[Chain, SolvedChain] | None = None
     idle = 0  # rounds since one that gained
     for name in islice(cycle(axes), most_rounds):
-        near = _around(instances, runs, fine, at, frozenset({name}))
-        solved = near.with_price(price).solve(time_limit_s, close=CLOSE)
+        free = frozenset({name})
+        near = _around(instances, runs, fine, at, free)
+        priced = near.with_price(price)
+        priced.start = _begun(priced, free)
+        solved = priced.solve(time_limit_s, close=CLOSE, known=at)
+        fine.neighbourhoods.ends[free] = priced.graph.near, priced.start
         gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
         idle = 0 if gains else idle + 1
         if gains:
@@ -69,6 +74,17 @@ def descend(
             break
     assert best is not None, "a mesh that refines another one has axes"
     return best
+
+
+def _begun(chain: Chain, free: frozenset[str]) -> Start[Key]:
+    """Where message passing over a neighbourhood begins: where that over the last one with the same free axes ended,
+    between variables to which the same is left."""
+    graph = chain.graph
+    if free not in graph.neighbourhoods.ends:
+        return Start()
+    left, end = graph.neighbourhoods.ends[free]
+    is_same = {key: left.get(v) is graph.near[v] for pair in end.moved for key in pair for v in [chain.variable(key)]}
+    return Start(moved={pair: moved for pair, moved in end.moved.items() if all(is_same[key] for key in pair)})
 
 
 def axis_parts(coarse: Mesh, fine: Mesh) -> dict[str, tuple[str, ...]]:

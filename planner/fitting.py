@@ -16,7 +16,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from shardwright.planner.budget import Memory, MemoryPrice, Peak, SizeRange
-from shardwright.planner.chain import Chain, SolvedChain
+from shardwright.planner.chain import Chain, Key, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import descend
 from shardwright.planner.dual import TIGHT
@@ -24,6 +24,7 @@ from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.layout import Variable
 from shardwright.planner.memory_words import too_large, too_slow
 from shardwright.planner.mixing import groups_between, mixed, of_one_chain
+from shardwright.planner.starts import Start
 
 if TYPE_CHECKING:
     from shardwright.planner.found import Found
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 #: of what has a price: then prices rise from one between them, with the peaks that each plan has instead.
 NEARLY_FREE, DEAR = 8e-3, 32.0
 RISING = (0.5, 1.0, 2.0, 4.0)
+
+#: How many times as many bytes as the last of those saved each further one may save: where that is not enough for a
+#: plan to fit, none is tried.
+MOST_MORE_SAVED = 2.0
 
 #: Peaks that have a price, at most, and of those that bound: the latest.
 MOST_PEAKS, MOST_THAT_BOUND = 8, 3
@@ -106,6 +111,7 @@ class Fitting:
     promised_s: float = 0.0
     best_price: float = 0.0
     least_s: float = 0.0
+    _end: tuple[Chain, Start[Key]] | None = None
     _model: Memory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -208,7 +214,7 @@ class Fitting:
         reached from the cheapest that is known."""
         start, time_limit_s = self.start, self.search.time_limit_s()
         if start.start is None or not self._descends:
-            return start.chain, start.chain.with_price(terms).solve(time_limit_s, close)
+            return start.chain, self._solved(start.chain, terms, close)
         known = min((start, *(each.found for each in self.tried)), key=lambda found: self._costs_s(found, terms))
         axes = [axis.name for axis in start.mesh.axes]
         return descend(
@@ -220,6 +226,14 @@ class Fitting:
             price=terms,
         )
 
+    def _solved(self, chain: Chain, terms: MemoryPrice, close: float) -> SolvedChain:
+        """The cheapest plan of a chain at a price. Message passing begins where it ended at the last one."""
+        priced = chain.with_price(terms)
+        priced.start = self._end[1] if self._end is not None and self._end[0] is chain else Start()
+        solved = priced.solve(self.search.time_limit_s(), close)
+        self._end = chain, priced.start
+        return solved
+
     def _costs_s(self, found: Found, terms: MemoryPrice) -> float:
         """Seconds a step of a plan, with its memory at a price."""
         taken_s = (price * self._model.taken_at(peak, found.decisions) for peak, price in terms.peaks)
@@ -229,7 +243,7 @@ class Fitting:
         """What a price promises of all plans of a chain that store what is live where the unsplit program takes
         most."""
         terms = MemoryPrice.shared(self.held_by_all(), price, self.within)
-        solved = chain.with_price(terms).solve(self.search.time_limit_s(), CLOSE)
+        solved = self._solved(chain, terms, CLOSE)
         return solved.rolled_bound - terms.total * self.search.limit_bytes
 
     def _first(self) -> _Priced | None:
@@ -237,6 +251,7 @@ class Fitting:
         unit = self.start.cost.step_s / self.start.memory.peak_bytes
         first = (NEARLY_FREE, DEAR) if self._excess(self.start) <= HOPELESS else (DEAR,)
         asked: tuple[float, list[Peak]] | None = None
+        risen: list[int] = []
         for part in (*first, *RISING):
             if (part * unit, self.peaks) == asked:  # of which the answer is known
                 continue
@@ -244,8 +259,11 @@ class Fitting:
             made = self._at(part * unit)
             if self._fits(made.found):
                 return made
-            if part in RISING and made.found.cost.step_s >= self.below_s:  # what takes less memory takes longer
-                return None
+            if part in RISING:
+                risen.append(self.search.needed_bytes(made.found))
+                is_too_slow = made.found.cost.step_s >= self.below_s  # what takes less memory takes longer
+                if is_too_slow or not _may_fall_to(self.search.limit_bytes, risen):
+                    return None
             self._add_peak(made.found)
             explains = asked[1] != self.peaks
             if part == DEAR and self._excess(self.thriftiest) > (HOPELESS if explains else NEARLY):
@@ -345,6 +363,15 @@ class Fitting:
 
     def _priced_bytes(self, found: Found) -> float:
         return sum(self._model.taken_at(peak, found.decisions) for peak in self.peaks) / len(self.peaks)
+
+
+def _may_fall_to(limit_bytes: int, risen: Sequence[int]) -> bool:
+    """Whether plans at the rest of the rising prices may need no more than that, by what those at the first of them
+    need."""
+    if len(risen) < 2:
+        return True
+    saved, left = max(risen[-2] - risen[-1], 0), len(RISING) - len(risen)
+    return risen[-1] - MOST_MORE_SAVED * left * saved <= limit_bytes
 
 
 def _with(peaks: list[Peak], peak: Peak, most: int) -> list[Peak]:

@@ -19,6 +19,7 @@ from shardwright.planner.chain import Chain, SolvedChain
 from shardwright.planner.found import Found, Tried
 from shardwright.planner.layout import Layout
 from shardwright.planner.mesh_search import MeshSearch
+from shardwright.planner.starts import Start
 from shardwright.plans import CostSummary
 
 #: What a bound under a price of memory is of: what a compiler stores may hang on how it is split.
@@ -100,10 +101,13 @@ class Dual:
     solve: Callable[[Chain], SolvedChain]
     within: tuple[SizeRange, ...] = ()
 
-    def at(self, price: float) -> Tangent:
-        """The bound at a price of a byte."""
+    def at(self, price: float, near: Tangent | None = None) -> Tangent:
+        """The bound at a price of a byte. near: at another price, where message passing ends much like here."""
         chain = self.chain.with_price(MemoryPrice.shared(self.peaks, price, self.within))
-        return self.tangent(price, chain, self.solve(chain))
+        chain.start = Start() if near is None else near.chain.start
+        made = self.tangent(price, chain, self.solve(chain))
+        chain.forget_reductions()  # tangents of several prices are kept
+        return made
 
     def tangent(self, price: float, chain: Chain, solved: SolvedChain) -> Tangent:
         """The bound at the price that a chain has, as it was solved."""
@@ -131,7 +135,7 @@ class Dual:
             promised_s = low.promises(price) if high.slope < 0 else math.inf
             if promised_s <= bound_s * (1 + CLOSE):
                 return
-            made = self.at(price)
+            made = self.at(price, high)
             bound_s = max(bound_s, made.bound_s)
             yield made
             if made.seconds >= promised_s:
@@ -202,6 +206,7 @@ def bounded_by_price(search: MeshSearch, found: Found) -> Found:
         return chain.solve(search.time_limit_s(), CLOSE)
 
     dual = Dual(search=search, chain=found.chain, peaks=[peak for peak, _ in price.peaks], solve=nearly)
-    low, high = dual.tangent(0.0, found.chain, fastest), dual.at(price.total)
+    low = dual.tangent(0.0, found.chain, fastest)
+    high = dual.at(price.total)
     bounds_s = (each.bound_s for each in dual.climb(low, high, found.price_bound_s))
     return replace(found, price_bound_s=max((found.price_bound_s, *bounds_s)))

@@ -7,22 +7,30 @@ objects here, it finds the strategies, and the problems of whole segments, that 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from shardwright.planner.layout import Variable
 from shardwright.planner.pbqp import Problem
 from shardwright.planner.segments import Instance
+from shardwright.planner.starts import Start
 from shardwright.planner.strategies import Near, Strategy
+
+if TYPE_CHECKING:
+    from shardwright.planner.chain import Key
 
 
 @dataclass(slots=True, eq=False)
 class Neighbourhoods:
     """Of a graph, and of those that differ from it in nothing but what is left to the variables.
 
-    problems: of kinds of segments, memory aside, as chains fill them in.
+    problems: of kinds of segments, memory aside, as chains fill them in. ends: by the axes that are free, what was left
+    to each variable in the last of them, and where message passing ended there (`descent`).
     """
 
     problems: dict[int, Problem] = field(default_factory=dict)
+    ends: dict[frozenset[str], tuple[Mapping[Variable, Near], Start[Key]]] = field(default_factory=dict)
     _nears: dict[Hashable, Near] = field(default_factory=dict)
     _instances: dict[int, Sequence[Instance]] = field(default_factory=dict)
     _kinds: dict[Hashable, int] = field(default_factory=dict)

@@ -58,13 +58,13 @@ def solve(
     """
     try:
         reduction = pbqp.reduce(problem)
-        begin, enough = _of_core(start, reduction), enough - reduction.constant
+        begin, enough = of_core(start, reduction), enough - reduction.constant
         core, end = _solve_core(reduction.core, time_limit_s, close, clock or Clock(), begin, enough)
     except ValueError as error:
         raise contradiction(error) from None
     states = reduction.complete(core.states)
     if end is not None:
-        end = replace(_of_problem(end, reduction, problem), states=dict(enumerate(states.tolist())))
+        end = replace(of_problem(end, reduction, problem), states=dict(enumerate(states.tolist())))
     return Solved(
         states=states,
         value=reduction.constant + core.value,
@@ -73,13 +73,13 @@ def solve(
     )
 
 
-def _of_core(start: Start[int] | None, reduction: Reduction) -> Start[int] | None:
+def of_core(start: Start[int] | None, reduction: Reduction) -> Start[int] | None:
     """What a start for a problem says of its core."""
     pairs = enumerate(zip(reduction.variables, reduction.states, strict=True))
     return None if start is None else told(start, {v: [Place(number, states)] for number, (v, states) in pairs})
 
 
-def _of_problem(start: Start[int], reduction: Reduction, problem: Problem) -> Start[int]:
+def of_problem(start: Start[int], reduction: Reduction, problem: Problem) -> Start[int]:
     """What a start for a problem's core says of the problem."""
     pairs = enumerate(zip(reduction.variables, reduction.states, strict=True))
     return told(start, {number: [Place(v, among(states, len(problem.costs[v])))] for number, (v, states) in pairs})

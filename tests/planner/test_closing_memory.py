@@ -9,17 +9,22 @@ import pytest
 
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner import closing, read_off
+from shardwright.planner import bound, closing, read_off
+from shardwright.planner.assemble import decide
 from shardwright.planner.bound import best_alike
 from shardwright.planner.budget import MemoryPrice, SizeRange
-from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.closing import closed
 from shardwright.planner.descent import descend, lifted
+from shardwright.planner.dual import Bounded
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced
 from shardwright.planner.found import LEAST_GAIN, Found
 from shardwright.planner.memory_bound import OF_WHAT_FITS, Dual, Tangent
+from shardwright.planner.pbqp import Problem
 from shardwright.planner.search import Search
+from shardwright.planner.starts import Start
+from tests.planner.programs import gpt2, lower
 from tests.planner.test_descent import COARSE, EIGHT, FINE, large_program
 
 
@@ -56,7 +61,7 @@ def test_what_is_no_cut_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     high = dual.at(2 * low.reaches(best_s))
     asked = list[float]()
 
-    def poor(self: Dual, price: float) -> Tangent:
+    def poor(self: Dual, price: float, near: Tangent) -> Tangent:
         asked.append(price)
         return low._replace(price=price, bound_s=0.0, seconds=2 * best_s)
 
@@ -119,3 +124,26 @@ def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found(monkey
     made = closed(search, found)
     assert made.cost.step_s < found.cost.step_s * (1 - LEAST_GAIN)
     assert 0 < made.cost.lower_bound_s <= made.cost.step_s
+
+
+def test_what_is_solved_at_another_price_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And tangents keep nothing of how they were solved but that."""
+    begun: list[Start[int]] = []
+    tighten = bound.tighten
+
+    def noting(core: Problem, close: float, clock: Clock, start: Start[int]) -> Bounded:
+        begun.append(start)
+        return tighten(core, close, clock, start)
+
+    monkeypatch.setattr(bound, "tighten", noting)
+    search = Search(lower(gpt2(layers=1, batch=32, length=32)), EIGHT, PlanOptions())
+    chain = search.chain_to_bound(FINE)
+    read = best_alike(chain)
+    peak = search.memory_model(chain.graph.layout.hubs).peak(decide(chain.graph, read.states))
+    dual = Dual(search=search, chain=chain, peaks=[peak], solve=best_alike)
+    low = dual.tangent(0.0, chain, read)
+    first = dual.at(read.value / (low.slope + search.limit_bytes))
+    anew, again = dual.at(1.05 * first.price), dual.at(1.05 * first.price, first)
+    assert [bool(start.moved) for start in begun[-3:]] == [False, False, True]
+    assert again.bound_s == pytest.approx(anew.bound_s, rel=2e-3)
+    assert first.chain._kinds == again.chain._kinds == {}

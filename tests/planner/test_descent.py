@@ -27,11 +27,12 @@ from shardwright.planner.layout import Variable
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import least_that_fits
 from shardwright.planner.mixing import of_one_chain
+from shardwright.planner.passing import Passing
 from shardwright.planner.search import Search
 from shardwright.planner.strategies import Strategy
 from shardwright.planner.strategy_sets import StrategyBuilder
 from shardwright.plans import Mesh
-from tests.planner.programs import lower, mlp
+from tests.planner.programs import gpt2, lower, mlp
 from tests.planner.test_exact import random_program
 
 EIGHT = replace(Cluster.local(8), hardware="a100")
@@ -286,3 +287,34 @@ def test_descents_under_prices_end_near_the_best_plan_that_fits(monkeypatch: pyt
     made = fitted(search, fastest)
     assert search.needed_bytes(made) <= search.limit_bytes
     assert made.cost.step_s <= 1.02 * best_s
+
+
+@pytest.fixture(scope="module")
+def layers() -> Search:
+    return Search(lower(gpt2(layers=2, batch=32, length=32)), EIGHT, PlanOptions())
+
+
+def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -> None:
+    """However roughly it is looked for."""
+    chain = layers.chain(COARSE, Forced(), frozenset())
+    best, rough = chain.solve(20.0), chain.solve(20.0, close=10.0)
+    assert rough.value > 1.1 * best.value, "this step no longer shows what is tested"
+    known = chain.solve(20.0, close=10.0, known=chain.strategies(best.states))
+    assert known.value == pytest.approx(best.value)
+
+
+def test_message_passing_begins_where_it_ended_in_the_last_neighbourhood(
+    layers: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[Passing] = []
+    one_round = Passing.round
+    monkeypatch.setattr(Passing, "round", lambda self: rounds.append(self) or one_round(self))
+    chain = layers.chain(COARSE, Forced(), frozenset())
+    at, axes = lifted(chain, chain.solve(20.0).states, FINE)
+    fine, counts, values = layers.finer(chain, FINE), list[int](), list[float]()
+    for _ in range(2):
+        rounds.clear()
+        values.append(descend(chain, at, fine, axes, time_limit_s=20.0)[1].value)
+        counts.append(len(rounds))
+    assert values[1] == pytest.approx(values[0], rel=1e-3)
+    assert 2 * counts[1] < counts[0]

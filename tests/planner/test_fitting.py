@@ -353,3 +353,30 @@ def test_where_no_price_fits_a_plan_that_does_is_made_faster(monkeypatch: pytest
     search.limit_bytes = search.needed_bytes(thrifty)
     with pytest.raises(MemoryBudgetError):
         fitted(search, fast, known=replace(thrifty, cost=fast.cost))
+
+
+@pytest.mark.parametrize(("saved", "count"), [(0.02, 2), (0.06, 4)])
+def test_prices_rise_no_further_where_each_saves_too_little(
+    saved: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans need a fifth more than there is, and at each price so much less: two more that save twice that are enough,
+    or not."""
+    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    search = searched(STEP)
+    outcome = search.outcome()
+    fastest = outcome.plan(outcome.fastest)
+    asked: list[Found] = []
+
+    def at(fitting: Fitting, price: float, close: float = 0.0) -> _Priced:
+        asked.append(replace(fastest))
+        return _Priced(price, asked[-1])
+
+    def needed(found: Found) -> int:
+        number = next((number for number, each in enumerate(asked) if each is found), 0)
+        return round((1.2 - saved * max(number - 2, 0)) * search.limit_bytes)
+
+    monkeypatch.setattr(Fitting, "_at", at)
+    monkeypatch.setattr(search, "needed_bytes", needed)
+    with pytest.raises(MemoryBudgetError):
+        Fitting(search, fastest, math.inf).best()
+    assert len(asked) == 2 + count
