@@ -79,7 +79,7 @@ def of_one_chain(
     for instance in chain.instances:
         what = instance.kind, tuple(id(sets[variable]) for variable in instance.variables)
         instances.append(replace(instance, kind=kinds.setdefault(what, len(kinds))))
-    graph = replace(chain.graph, near={}, _sets=sets, _least_s={})
+    graph = replace(chain.graph, near={}, alike={}, _sets=sets, _least_s={})
     both = Chain(graph=graph, instances=instances, runs=chain.runs)
     return both, dict.fromkeys(sets, 0), {variable: len(found) - 1 for variable, found in sets.items()}
 
