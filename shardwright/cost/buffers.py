@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from shardwright.cost.combined import combined_all_reduces
 from shardwright.cost.donated import copied_arguments, written_over
 from shardwright.cost.fusion import Kernels, fuse
-from shardwright.cost.hoisting import hoisted
 from shardwright.cost.inline import first_leaf
 from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
 from shardwright.cost.profiles import Compiler
@@ -61,21 +60,18 @@ class Buffers:
                 yield size, starts[buffer], self.ends[buffer]
 
 
-def buffers_of(
-    program: Program, compiler: Compiler, *, is_loop: bool = False, donated: Mapping[int, int] | None = None
-) -> Buffers:
+def buffers_of(program: Program, compiler: Compiler, *, donated: Mapping[int, int] | None = None) -> Buffers:
     """Fuse, schedule and allocate a program as `compiler` does.
 
-    is_loop: it is the body of one. donated: per parameter node, the node whose value is written over it.
+    donated: per parameter node, the node whose value is written over it.
     """
     if compiler.products_read_bf16:
         round_for_products(program)
-    before = hoisted(program, compiler.hoists_loop_invariants) if is_loop else frozenset()
-    kernels = fuse(program, compiler, before)
+    kernels = fuse(program, compiler)
     together = combined_all_reduces(program) if compiler.merges_all_reduces else ()
     order = schedule(program, kernels, compiler.schedule, together)
     in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
-    buffers = allocate(program, kernels, order, before, in_place)
+    buffers = allocate(program, kernels, order, in_place)
     if compiler.schedule == "breadth-first":
         _copy_early(program, buffers)
     if donated and compiler.fills_donated:
@@ -124,12 +120,10 @@ def allocate(
     program: Program,
     kernels: Kernels,
     order: list[Step],
-    before: Collection[int] = (),
     in_place: Collection[str] = IN_PLACE,
 ) -> Buffers:
     """Buffers of a computation whose parameters and results its caller pays for.
 
-    before: nodes whose values are there from the beginning, and stay to the end.
     in_place: opcodes whose results may lie where an operand did, whatever its shape.
     """
     buffers = Buffers(order=order, where=[()] * len(program.opcodes))
@@ -141,12 +135,9 @@ def allocate(
         for source in kernels.reads[node]:
             for buffer in buffers.where[source]:
                 buffers.ends[buffer] = max(buffers.ends[buffer], i)
-    for node in before:
-        for buffer in buffers.where[node]:
-            buffers.starts[buffer], buffers.ends[buffer] = 0, len(order) - 1
     _free_callers_buffers(program, buffers)
     for node, i in position.items():
-        if not kernels.is_view[node] and node not in before and not kernels.is_library[node]:
+        if not kernels.is_view[node] and not kernels.is_library[node]:
             _write_over(program, kernels, buffers, node, i, in_place)
     return buffers
 

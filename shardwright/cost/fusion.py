@@ -45,15 +45,14 @@ class Kernels:
     reads: list[dict[int, bool]]
 
 
-def fuse(program: Program, compiler: Compiler, apart: frozenset[int] = frozenset()) -> Kernels:
-    """Decide what `compiler` stores of a program. apart: nodes that no kernel of their readers can take in."""
-    return _Fusion(program, compiler, apart).run()
+def fuse(program: Program, compiler: Compiler) -> Kernels:
+    """Decide what `compiler` stores of a program."""
+    return _Fusion(program, compiler).run()
 
 
 class _Fusion:
-    def __init__(self, program: Program, compiler: Compiler, apart: frozenset[int]) -> None:
+    def __init__(self, program: Program, compiler: Compiler) -> None:
         self.program = program
-        self.apart = apart
         self.compiler = compiler
         self.users = program.users()
         self.columns = columns(program) if compiler.copies_gathered else frozenset[int]()
@@ -64,7 +63,7 @@ class _Fusion:
         self.home = list(range(count))  # the one kernel that computes it, or _MANY
         self.is_repeated = [False] * count  # whether its kernel reads elements of it more than once
         # Kernels that take in whatever loops compute; what has been taken in by a reduction that does not is closed.
-        self.library = library_kernels(program, apart) if compiler.reduce_takes_in == "library" else [OUTSIDE] * count
+        self.library = library_kernels(program) if compiler.reduce_takes_in == "library" else [OUTSIDE] * count
         self.is_open = [
             opcode in self.loops and not self._is_copying(node) and self.library[node] == OUTSIDE
             for node, opcode in enumerate(program.opcodes)
@@ -91,7 +90,7 @@ class _Fusion:
 
     def _decide(self, node: int) -> None:
         users = self.users[node]
-        if not users or node in self.apart:
+        if not users:
             return
         if self.library[node] != OUTSIDE:
             self.is_taken_in[node] = self.library[node] != node

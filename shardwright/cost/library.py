@@ -11,8 +11,6 @@ Left out: XLA's limit on a kernel's size, reductions over windows, padding, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from shardwright.cost.opcodes import IDENTITIES
 from shardwright.cost.program import Program
 
@@ -35,13 +33,12 @@ _REDUCERS = frozenset({"add", "maximum", "minimum"})
 _FLOATS = frozenset({"bf16", "f32", "f64"})
 
 
-def library_kernels(program: Program, apart: Collection[int] = ()) -> list[int]:
+def library_kernels(program: Program) -> list[int]:
     """Per node, the node whose value the kernel that computes it stores, or OUTSIDE.
 
-    apart: nodes that no kernel of their readers can take in. A product that no reduction's kernel takes in is a
-    kernel by itself: OUTSIDE.
+    A product that no reduction's kernel takes in is a kernel by itself: OUTSIDE.
     """
-    growing = _Growing(program, apart)
+    growing = _Growing(program)
     for node in range(len(program.opcodes) - 1, -1, -1):
         if program.opcodes[node] == "reduce" and growing.last[node] == OUTSIDE and growing.takes(node):
             growing.grow(node)
@@ -49,9 +46,8 @@ def library_kernels(program: Program, apart: Collection[int] = ()) -> list[int]:
 
 
 class _Growing:
-    def __init__(self, program: Program, apart: Collection[int]) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.apart = apart
         self.users = program.users()
         self.last = [OUTSIDE] * len(program.opcodes)
         self.members: dict[int, set[int]] = {}
@@ -74,7 +70,7 @@ class _Growing:
     def takes(self, node: int) -> bool:
         """Whether the library computes an instruction, and is worth calling for it."""
         program, opcode = self.program, self.program.opcodes[node]
-        if node in self.apart or not self._is_float(node):
+        if not self._is_float(node):
             return False
         if opcode == "dot" or opcode in _SHAPING:
             return True

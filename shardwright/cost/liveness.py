@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.buffers import Buffers, buffers_of
-from shardwright.cost.inline import bodies, inlined
+from shardwright.cost.inline import bodies
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.cost.program import Program
+from shardwright.cost.programs import Programs
 from shardwright.cost.readers import Reader, reader_of
 from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
@@ -35,8 +36,8 @@ class Liveness:
     another, a parameter, a result) is not among them.
 
     order: name of the instruction that runs at each position.
-    names / leaves: the instruction and array leaf that each value is; a name stands
-        several times where its computation is called several times.
+    names / leaves: the instruction and array leaf that each value is, of a loop's body where the loop hoists it; a
+        name stands several times where its computation is called several times.
     readers: of each value the instruction that it is a copy for; None if it is none.
     sizes_bytes: of the whole array. starts / ends: first and last position at which it is live.
     bodies: per position of a loop, conditional or call, the computations that run there; what the
@@ -92,14 +93,14 @@ def liveness(module: Module, profile: HardwareProfile | None = None) -> Liveness
 class _Maker:
     def __init__(self, profile: HardwareProfile) -> None:
         self._compiler = profile.compiler
-        self._lowering = Lowering(Mesh(axes=()), {}, profile)
+        self._programs = Programs(Lowering(Mesh(axes=()), {}, profile))
         self._made: dict[tuple[Computation, bool], Liveness] = {}
 
     def of(self, computation: Computation, *, is_loop: bool = False) -> Liveness:
         key = (computation, is_loop)
         if key not in self._made:
-            program = self._lowering.program(inlined(computation))
-            self._made[key] = self._liveness(program, buffers_of(program, self._compiler, is_loop=is_loop))
+            program = self._programs.of(computation, is_loop=is_loop)
+            self._made[key] = self._liveness(program, buffers_of(program, self._compiler))
         return self._made[key]
 
     def _liveness(self, program: Program, buffers: Buffers) -> Liveness:

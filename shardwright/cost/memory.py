@@ -10,12 +10,12 @@ from typing import NamedTuple
 from shardwright.cost.buffers import Buffers, buffers_of
 from shardwright.cost.chip import off_chip
 from shardwright.cost.heap import Interval, heap_bytes, outside, peak_time
-from shardwright.cost.hoisting import Loop, loop_of, with_hoisted
-from shardwright.cost.inline import bodies, inlined
+from shardwright.cost.inline import bodies
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.cost.program import Program
+from shardwright.cost.programs import Programs
 from shardwright.cost.readers import Reader, reader_of
 from shardwright.cost.schedule import Step
 from shardwright.cost.stacks import Order, orders_read, with_copied_stacks
@@ -118,14 +118,12 @@ def _stored_bytes(variable: VariablePlan, mesh: Mesh) -> int:
 
 class _Estimate:
     def __init__(self, mesh: Mesh, plans: dict[str, InstructionPlan], profile: HardwareProfile) -> None:
-        self._lowering = Lowering(mesh, plans, profile)
+        self._programs = Programs(Lowering(mesh, plans, profile))
         self._profile = profile
         #: Per computation, the output leaf that is written over each parameter leaf that is given away.
         self.donated: dict[Computation, dict[int, int]] = {}
         #: Per computation, the output leaves that are stored padded.
         self.padded: dict[Computation, set[int]] = {}
-        self._programs: dict[Computation, Program] = {}
-        self._loops: dict[Computation, Loop] = {}
         self._orders: dict[Computation, dict[int, Order]] = {}
         self._free: dict[Computation, list[Interval]] = {}
         self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
@@ -171,24 +169,13 @@ class _Estimate:
             self._known[key] = self._made(computation, is_loop)
         return self._known[key]
 
-    def _program(self, computation: Computation) -> Program:
-        if computation not in self._programs:
-            made = self._lowering.program(inlined(computation))
-            self._programs[computation] = with_hoisted(made, self._loop)
-        return self._programs[computation]
-
-    def _loop(self, body: Computation) -> Loop:
-        if body not in self._loops:
-            self._loops[body] = loop_of(self._program(body), self._profile.compiler.hoists_loop_invariants)
-        return self._loops[body]
-
     def _orders_read(self, body: Computation) -> dict[int, Order]:
         if body not in self._orders:
-            self._orders[body] = orders_read(self._loop(body).rest, self._orders_read)
+            self._orders[body] = orders_read(self._programs.of(body, is_loop=True), self._orders_read)
         return self._orders[body]
 
     def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
-        program = self._loop(computation).rest if is_loop else self._program(computation)
+        program = self._programs.of(computation, is_loop=is_loop)
         if self._profile.compiler.copies_gathered:
             program = with_copied_stacks(program, self._orders_read)
         if self.padded.get(computation):

@@ -6,6 +6,7 @@ import pytest
 
 from shardwright.cost import hardware_profile
 from shardwright.cost.hoisting import hoisted, loop_of, with_hoisted
+from shardwright.cost.liveness import liveness
 from shardwright.cost.memory import temporaries_bytes
 from shardwright.hlo import Module, parse
 from shardwright.plans import Mesh
@@ -192,3 +193,16 @@ def test_what_a_loop_hoists_is_there_while_an_earlier_one_runs(first: str, secon
     module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
     (found,) = temporaries_bytes([module.entry], (), Mesh(axes=()), hardware_profile("cpu"))
     assert found == pytest.approx(taken, abs=256)
+
+
+def test_rows_of_the_search_count_it_once_from_where_it_is_made() -> None:
+    """While both loops run, and in the body of neither."""
+    made = "exponential(w)"
+    module = parse(TWO_LOOPS.replace("FIRST", made).replace("SECOND", made).replace("READ", MADE))
+    found = liveness(module, hardware_profile("cpu"))
+    (value,) = (i for i, name in enumerate(found.names) if "weight" in name)
+    loops = [position for position, _ in found.bodies]
+    assert found.starts[value] < min(loops) < max(loops) <= found.ends[value]
+    bodies = [body for _, found_there in found.bodies for body in found_there]
+    assert len(bodies) == 2
+    assert not any("weight" in name for body in bodies for name in body.names)

@@ -105,10 +105,3 @@ def test_what_is_small_is_no_library_kernel() -> None:
 )
 def test_a_kernel_takes_in_the_reduction_before_it_and_what_the_library_computes(other: str, taken: set[str]) -> None:
     assert kernels(ROW.replace("OTHER", other), 512) == {"sums": taken}
-
-
-def test_what_must_stay_apart_is_in_no_kernel() -> None:
-    program = program_of(ROW.replace("OTHER", "exponential").replace("S]", "512]").replace("[S,", "[512,"))
-    (other,) = (node for node, each in enumerate(program.instructions) if each.name == "other")
-    assert library_kernels(program)[other] != OUTSIDE
-    assert library_kernels(program, {other})[other] == OUTSIDE
