@@ -2,9 +2,10 @@
 
 A search on one machine finds few of the layouts that it knows. Here each seed draws a mesh of one to three axes, the
 speed of the links, and where the axes split some of a step's arguments; the search plans the rest around them, and the
-plan is proven as in `check_truth`. The same seed draws the same case. Exit code 1 where a proof does not hold.
+plan is proven as in `check_truth`. Of the model `random` each seed draws the step, too (`random_steps`). The same seed
+draws the same case. Exit code 1 where a proof does not hold.
 
-    python -m benchmarks.fuzz_truth [--models mlp,gpt2] [--cluster 8] [--seeds 0:20] [--explain]
+    python -m benchmarks.fuzz_truth [--models mlp,gpt2,random] [--cluster 8] [--seeds 0:20] [--uneven 0.5] [--explain]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.check_truth import SMALL, cluster_named
+from benchmarks.random_steps import random_step
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, ShardwrightError
@@ -36,6 +38,9 @@ MOST_PART = 0.5
 WHOLE = 0.2
 UNEVEN = 0.1
 
+#: The model of which each seed is another step.
+RANDOM = "random"
+
 Dims = tuple[tuple[str, ...], ...]
 
 
@@ -49,21 +54,26 @@ def meshes(devices: int) -> Iterator[tuple[int, ...]]:
             yield from ((first, second, rest // second) for second in range(2, rest) if rest % second == 0)
 
 
-def drawn(rng: random.Random, arguments: Sequence[tuple[int, ...]], devices: int) -> PlanOptions:
-    """Options with a mesh, and axes of a few of `arguments`, which are given by their dimensions."""
+def drawn(
+    rng: random.Random, arguments: Sequence[tuple[int, ...]], devices: int, uneven: float = UNEVEN
+) -> PlanOptions:
+    """Options with a mesh, and axes of a few of `arguments`, which are given by their dimensions.
+
+    uneven: chance that an axis may split a dimension that it does not divide.
+    """
     mesh = dict(zip(DEFAULT_AXES, rng.choice(list(meshes(devices))), strict=False))
     splittable = [number for number, shape in enumerate(arguments) if shape]
     chosen = rng.sample(splittable, rng.randint(1, max(1, int(MOST_PART * len(splittable)))))
-    axes = {number: _drawn_dims(rng, arguments[number], mesh) for number in sorted(chosen)}
+    axes = {number: _drawn_dims(rng, arguments[number], mesh, uneven) for number in sorted(chosen)}
     return PlanOptions(mesh=mesh, argument_axes=axes, stages=1)
 
 
-def _drawn_dims(rng: random.Random, shape: tuple[int, ...], mesh: Mapping[str, int]) -> Dims:
+def _drawn_dims(rng: random.Random, shape: tuple[int, ...], mesh: Mapping[str, int], uneven: float) -> Dims:
     """Each axis on one dimension that it divides, seldom on another, or on none."""
     dims: list[tuple[str, ...]] = [()] * len(shape)
     left = list(shape)
     for axis, size in mesh.items():
-        fits = divides_or_pays if rng.random() < UNEVEN else divides
+        fits = divides_or_pays if rng.random() < uneven else divides
         fitting = [dim for dim, length in enumerate(left) if fits(length, [size])]
         if fitting and rng.random() > WHOLE:
             dim = rng.choice(fitting)
@@ -79,9 +89,13 @@ def drawn_cluster(rng: random.Random, cluster: Cluster) -> Cluster:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SMALL), help="(default: %(default)s)")
+    parser.add_argument("--models", default=",".join(SMALL), help=f"also {RANDOM} (default: %(default)s)")
     parser.add_argument("--cluster", default="8", help="as of check_truth (default: %(default)s)")
     parser.add_argument("--seeds", default="0:10", help="of each model, first:last (default: %(default)s)")
+    parser.add_argument(
+        "--uneven", type=float, default=UNEVEN,
+        help="chance that an axis may split what it does not divide (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--explain", action="store_true", help="print the proofs that do not hold")
     options = parser.parse_args()
     cluster = cluster_named(options.cluster)
@@ -89,10 +103,12 @@ def main() -> int:
     held = refused = failed = 0
     with CompileService(cluster.device_count) as service:
         for model in options.models.split(","):
-            text = SMALL[model]()
+            text = "" if model == RANDOM else SMALL[model]()
             for seed in seeds:
-                said, proof = judged(service, text, cluster, random.Random(f"{model} {seed}"))
-                print(f"{model} {seed} {said}", flush=True)
+                rng = random.Random(f"{model} {seed}")
+                words, step = random_step(rng) if model == RANDOM else ("", text)
+                said, proof = judged(service, step, cluster, rng, options.uneven)
+                print(" ".join(filter(None, (model, str(seed), words, said))), flush=True)
                 held += proof is not None and proof.holds
                 refused += proof is None and said.startswith("refused")
                 failed += not (proof.holds if proof else said.startswith("refused"))
@@ -102,10 +118,12 @@ def main() -> int:
     return int(failed > 0)
 
 
-def judged(service: CompileService, text: str, cluster: Cluster, rng: random.Random) -> tuple[str, Proof | None]:
+def judged(
+    service: CompileService, text: str, cluster: Cluster, rng: random.Random, uneven: float
+) -> tuple[str, Proof | None]:
     """One case in words, and its proof where there is a plan."""
     shapes = [leaf.dimensions for each in parse(text).entry.parameters for leaf in each.shape.leaves]
-    options = drawn(rng, shapes, cluster.device_count)
+    options = drawn(rng, shapes, cluster.device_count, uneven)
     asked = f"{dict(options.mesh or {})} {dict(options.argument_axes)}"
     try:
         made = plan(text, drawn_cluster(rng, cluster), options)
