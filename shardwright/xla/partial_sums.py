@@ -18,8 +18,8 @@ def steps_of_sum(
     operation: Any, entry: InstructionPlan, lies: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """How a result that is summed where it is made lies on its way: as summands, where its operands
-    are partial already or only some of the axes scatter it, and as the whole sum, where it ends scattered.
-    Summands have even shards: Shardy aborts at others."""
+    are partial already, XLA would reduce over one axis after the other or only some of the axes scatter it, and as
+    the whole sum, where it ends scattered. Summands have even shards: Shardy aborts at others."""
     if not entry.partial:
         return ()
     whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
@@ -29,10 +29,24 @@ def steps_of_sum(
     if rest and whole.dims != lies.dims and is_even and not _reduces_at_once(operation, entry):
         # Scattered over some axes first: XLA would reduce whole arrays over all.
         return (_marked(whole, {*entry.partial, *lies.unreduced}, mesh), _marked(lies, {*rest, *lies.unreduced}, mesh))
-    steps = [_marked(whole, {*handed_on, *lies.unreduced}, mesh)] if handed_on else []
+    held = set(entry.partial) if is_even and _reduces_apart(operation, entry) else handed_on
+    steps = [_marked(whole, {*held, *lies.unreduced}, mesh)] if held else []
     if whole != lies:
         steps.append(whole)
     return tuple(steps)
+
+
+def _reduces_apart(operation: Any, entry: InstructionPlan) -> bool:
+    """Whether XLA reduces over one dimension of several that are summed after the other (`AllReduceAlongShardingDims`),
+    where one all-reduce over all of their axes moves less."""
+    kind = operation.operation.name
+    if kind == "stablehlo.reduce":
+        first = next(iter(operation.regions[0].blocks[0].operations))
+        if len(operation.results) > 1 or first.operation.name != "stablehlo.add":
+            return False
+    elif kind not in ("stablehlo.dot", "stablehlo.dot_general"):
+        return False
+    return sum(not set(entry.partial).isdisjoint(dim) for dim in _uses(entry)[0].dims) > 1
 
 
 def _reduces_at_once(operation: Any, entry: InstructionPlan) -> bool:

@@ -228,7 +228,7 @@ def test_a_linear_instruction_reduces_its_result(result: Any, kind: str) -> None
     [
         ((None, None), (None, "x"), [("reduce-scatter", 4)]),
         (("y", None), ("y", "x"), [("reduce-scatter", 4)]),
-        (("y", None), ("x", "y"), [("collective-permute", 8), ("reduce-scatter", 4)]),
+        (("y", None), ("x", "y"), [("collective-permute", 6), ("reduce-scatter", 4)]),
         (("y", None), (None, None), [("all-gather", 2), ("all-reduce", 4)]),
     ],
 )
@@ -245,6 +245,36 @@ def test_a_use_reduces_and_moves(made: Dims, used: Dims, expected: list[tuple[st
     (out,), observed = run_planned(planned, X, W)
     np.testing.assert_allclose(out, np.tanh(X @ W), rtol=1e-4, atol=1e-5)
     assert kinds(observed) == expected
+
+
+BOTH: dict[int, Dims] = {0: ("x", "y", None), 1: ("x", "y", None)}
+
+
+def weighed(a: Any, b: Any) -> Any:
+    """(8, 16, 32), (8, 16, 24) -> (32, 24)"""
+    return jnp.einsum("abm,abn->mn", a, b)
+
+
+@pytest.mark.parametrize("program", [weighed, lambda a, b: (a + 0).sum((0, 1))], ids=["product", "sum"])
+def test_a_sum_over_two_dimensions_is_one_all_reduce(program: Any) -> None:
+    """XLA reduces over one after the other."""
+    arguments = normal(8, 16, 32), normal(8, 16, 24)
+    planned = propagated(lower(program, *arguments), {"x": 4, "y": 2}, BOTH, {})
+    (out,), observed = run_planned(planned, *arguments)
+    np.testing.assert_allclose(out, program(*arguments), rtol=1e-4, atol=1e-4)
+    assert kinds(observed) == [("all-reduce", 8)]
+
+
+def test_a_maximum_over_two_dimensions_has_no_mark() -> None:
+    """A mark says that summands are left."""
+    numbers = normal(8, 16, 32)
+    text = lower(lambda a: a.max((0, 1)), numbers)
+    (reduced,) = named(text, "reduce")
+    made = entry(reduced, [sharding(("x", "y", None)), sharding(())], sharding((None,)), ("x", "y"))
+    planned = plan(text, {"x": 4, "y": 2}, {0: ("x", "y", None)}, {}, [made])
+    (out,), observed = run_planned(planned, numbers)
+    np.testing.assert_allclose(out, numbers.max((0, 1)))
+    assert kinds(observed) == [("all-reduce", 2), ("all-reduce", 4)]
 
 
 def test_a_sum_ends_in_uneven_shards() -> None:
