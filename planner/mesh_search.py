@@ -71,7 +71,7 @@ class MeshSearch:
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
-        self.program = Program(hlo, options)
+        self.program = Program(hlo, options, self.profile)
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0

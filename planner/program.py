@@ -30,6 +30,7 @@ from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pins import Requirement
 from shardwright.planner.recompute import Recomputation, rematerialized
+from shardwright.planner.remade import dear_nodes
 from shardwright.planner.rewrites.apart import reduced_apart
 from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
 from shardwright.planner.rewrites.lookups import own_rows
@@ -50,10 +51,13 @@ class Program:
     pins: requirements by node. twins: nodes that compute again what another one does, and which.
     said: how the program's own arguments and outputs lie, where it says so.
     state: nodes of arguments kept between steps; arriving: of all others. rules: of its instructions.
+    profile: of a device, by which what takes long to make anew for each reader is told; None: nothing does.
     """
 
-    def __init__(self, hlo: str | Module | Source, options: PlanOptions) -> None:
-        self.options = options
+    def __init__(
+        self, hlo: str | Module | Source, options: PlanOptions, profile: HardwareProfile | None = None
+    ) -> None:
+        self.options, self.profile = options, profile
         source = Source(hlo) if isinstance(hlo, str) else hlo
         self.original = source if isinstance(source, Module) else source.module
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
@@ -106,6 +110,7 @@ class Program:
         self.twins = _nodes_of(self.flow, twins)
         self._liveness: Liveness | None = None
         self._kernels: Kernels | None = None
+        self._dear: frozenset[int] | None = None
         self._structures: dict[Hashable, Structure] = {}
         self._gradients: frozenset[Leaf] | None = None
         self._batch_dims: Mapping[int, int] | None = None
@@ -137,6 +142,13 @@ class Program:
             self._kernels = find_kernels(self.flow)
         return self._kernels
 
+    def free_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:
+        """Per node, whether each reader gets it made anew, in the sharding that it wants. As `layout.free_nodes`, but
+        for what takes too long for that."""
+        if self._dear is None:
+            self._dear = dear_nodes(self.flow, self.profile) if self.profile is not None else frozenset()
+        return free_nodes(self.flow, self._dear.union(pinned), with_stored=with_stored)
+
     def forced(self, options: PlanOptions, mesh: Mesh) -> Forced:
         """What the strategy of `options` asks on one mesh. Raises as `planner.force.forced` does."""
         if options.force is None:
@@ -149,7 +161,7 @@ class Program:
 
     def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> Ties:
         """Which dimensions go together where the nodes of `requirements` may not choose freely."""
-        free = tuple(free_nodes(self.flow, requirements, with_stored=True))
+        free = tuple(self.free_nodes(requirements, with_stored=True))
         if free not in self._ties:
             self._ties[free] = Ties(self.flow, free, self.rules)
         return self._ties[free]
@@ -179,7 +191,7 @@ class Structure:
 
     def __init__(self, program: Program, pinned: Mapping[int, Hashable], extra: Mapping[int, Hashable]) -> None:
         flow = program.flow
-        self.free = free_nodes(flow, pinned)
+        self.free = program.free_nodes(pinned)
         self.segments = find_segments(flow, self.free, program.state, program.twins)
         keys = dict.fromkeys(program.arriving, ("arriving",))
         for node, what in extra.items():
