@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.hlo import Instruction
 from shardwright.planner.causes import is_backward
-from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf
+from shardwright.planner.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
 from shardwright.planner.scopes import span, telling_depth
@@ -50,10 +50,11 @@ class Decisions:
         node, i = leaf
         return self.lies[node][i]
 
-    def source(self, leaf: Leaf, used: TensorSharding) -> TensorSharding:
-        """How an array leaf lies where a reader that uses it as `used` takes it from."""
-        lies = self.result(leaf)
-        return served_from(lies, self.shared[leaf], used) if leaf in self.shared else lies
+    def source(self, node: Node, use: Use, used: TensorSharding) -> TensorSharding:
+        """How what a node reads lies where the node, which uses it as `used`, takes it from."""
+        lies = self.result(use.source)
+        is_apart = (node.index, use.source) in self.graph.layout.direct
+        return served_from(lies, self.shared[use.source], used) if use.source in self.shared and not is_apart else lies
 
 
 def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
@@ -108,9 +109,9 @@ def _shared(
     """Hubs that a value is brought to before a reader takes it from there to a layout of its own.
 
     Where no reader does, the move to the hub is one that its readers share anyway. What loops hand on has no place for
-    a second layout.
+    a second layout but behind them.
     """
-    arguments = set(graph.flow.parameters)
+    layout, arguments = graph.layout, set(graph.flow.parameters)
     found: dict[Leaf, TensorSharding] = {}
     for node in graph.flow.nodes:
         for use in node.uses:
@@ -119,7 +120,9 @@ def _shared(
                 continue
             index, leaf = use.source
             made = graph.flow.nodes[index]
-            if made.is_value and index not in arguments and made.instruction.opcode in _CARRYING:
+            is_behind = use.source in layout.apart and (node.index, use.source) not in layout.direct
+            is_carried = made.is_value and index not in arguments and made.instruction.opcode in _CARRYING
+            if is_carried and not is_behind:
                 continue
             used = strategies[node.index].operands[use.position]
             if used not in (lies[index][leaf], hub) and not used.unreduced and hub != lies[index][leaf]:
@@ -222,17 +225,29 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
         result=result,
         partial=partial,
         reason=reason,
-        shared=_shared_result(decisions, instruction, made),
+        shared=_shared_result(decisions, computation, instruction, made),
     )
 
 
-def _shared_result(decisions: Decisions, instruction: Instruction, made: Sequence[Leaf]) -> ValueSharding:
+def _shared_result(
+    decisions: Decisions, computation: str, instruction: Instruction, made: Sequence[Leaf]
+) -> ValueSharding:
     """Second layouts of what an instruction makes."""
     if decisions.shared.keys().isdisjoint(made):
         return ()
-    if decisions.graph.flow.nodes[made[0][0]].instruction is not instruction:
+    if not _hands_out(decisions.graph, computation, instruction, made):
         return ()
     return tuple(decisions.shared.get(leaf, decisions.result(leaf)) for leaf in made)
+
+
+def _hands_out(graph: Graph, computation: str, instruction: Instruction, made: Sequence[Leaf]) -> bool:
+    """Whether readers find second layouts at an instruction: where values are made; of what a loop carries at the loop
+    and at its elements behind it."""
+    loops = {graph.layout.apart[leaf] for leaf in made if leaf in graph.layout.apart}
+    if not loops:
+        return graph.flow.nodes[made[0][0]].instruction is instruction
+    is_inside = any(computation in computations_of(loop) for loop in loops)
+    return instruction in loops or (instruction.opcode == "get-tuple-element" and not is_inside)
 
 
 def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.hlo import Instruction
 from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.kernels import Kernels
 from shardwright.planner.known_rules import KnownRules
@@ -47,7 +48,7 @@ class Layout:
     is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
-    apart: hubs of what a loop carries, for readers behind the loop. direct: readers inside it, and what they read.
+    apart: hubs of what a loop carries, for readers behind it: the loop. direct: readers inside it, and what they read.
     handed_on: values that all their readers take as they are made, partial sums too. only_use: of values without a hub
     that one node reads, which, and at which of its operand leaves.
     whole: hubs that lie reduced, because what is made anew for each reader reads them.
@@ -64,7 +65,7 @@ class Layout:
     ways: tuple[tuple[frozenset[int], ...], ...]
     hubs: Mapping[Leaf, float]
     crossing: Mapping[Leaf, tuple[int, ...]]
-    apart: frozenset[Leaf]
+    apart: Mapping[Leaf, Instruction]
     direct: frozenset[tuple[int, Leaf]]
     handed_on: frozenset[Leaf]
     only_use: Mapping[Leaf, tuple[int, int]]
@@ -216,12 +217,12 @@ def _is_partial(node: Node, way: frozenset[int], can: Sequence[bool]) -> bool:
 
 def _behind_loops(
     flow: Dataflow, segments: Segments, uses: Mapping[Leaf, Sequence[tuple[Node, Use]]], whole: Container[Leaf]
-) -> tuple[frozenset[Leaf], frozenset[tuple[int, Leaf]]]:
-    """What loops carry and several nodes read behind them, and every reader inside of such a value.
+) -> tuple[Mapping[Leaf, Instruction], frozenset[tuple[int, Leaf]]]:
+    """What loops carry and several nodes read behind them, with the loop, and every reader inside of such a value.
 
     Not where a reader inside is of another segment, or takes the value as it lies.
     """
-    apart: set[Leaf] = set()
+    apart: dict[Leaf, Instruction] = {}
     direct: set[tuple[int, Leaf]] = set()
     for loop, carried in flow.leaves.items():
         if loop.opcode != "while":
@@ -233,9 +234,9 @@ def _behind_loops(
             if leaf in whole or len(found) - len(within) < 2 or any(use.hard for _, use in found):
                 continue
             if all(segments.of[node.index] == segments.of[leaf[0]] for node in within):
-                apart.add(leaf)
+                apart[leaf] = loop
                 direct.update((node.index, leaf) for node in within)
-    return frozenset(apart), frozenset(direct)
+    return apart, frozenset(direct)
 
 
 def _can_be_partial(

@@ -43,7 +43,7 @@ class _Ledger:
         if lies is target:
             return
         is_inside = node.computation in self.carried.get(use.source, ())
-        source = self.decisions.source(use.source, target)
+        source = self.decisions.source(node, use, target)
         for before, after in ((lies, source), (source, target)):
             moves = self._moves(use.source, before, after) if before != after else ()
             if not moves:
