@@ -135,7 +135,7 @@ class Dual:
             promised_s = low.promises(price) if high.slope < 0 else math.inf
             if promised_s <= bound_s * (1 + CLOSE):
                 return
-            made = self.at(price, high)
+            made = self.at(price)
             bound_s = max(bound_s, made.bound_s)
             yield made
             if made.seconds >= promised_s:

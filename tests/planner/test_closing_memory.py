@@ -61,7 +61,7 @@ def test_what_is_no_cut_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     high = dual.at(2 * low.reaches(best_s))
     asked = list[float]()
 
-    def poor(self: Dual, price: float, near: Tangent) -> Tangent:
+    def poor(self: Dual, price: float) -> Tangent:
         asked.append(price)
         return low._replace(price=price, bound_s=0.0, seconds=2 * best_s)
 
