@@ -18,9 +18,9 @@ from shardwright.planner.prices import FloatArray, IntArray, Prices
 from shardwright.planner.strategies import Near
 from shardwright.planner.strategy_sets import StrategyBuilder, StrategySet
 
-#: Where a value that fills memory with little is stored, the smaller of equal layouts is chosen, by this part of the
-#: time that writing it takes.
-_FILLING = 1e-3
+#: Where a value that fills memory with little is stored, or one that a loop has added up, the smaller of equal layouts
+#: is chosen, by this part of the time that writing it takes.
+_STORING = 1e-3
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -129,6 +129,9 @@ class Graph:
             for leaf in range(len(node.shapes)):
                 if (index, leaf) in self.layout.hubs:
                     problem.add_edge(mine, position[index, leaf], self.spread_matrix((index, leaf)))
+                if (index, leaf) in self.layout.apart:
+                    hub = position[index, leaf]
+                    problem.costs[hub] = problem.costs[hub] + self._stored_s((index, leaf))
             for use in node.uses:
                 if not self.is_free[use.source[0]]:
                     problem.add_edge(position[self.layout.source(node, use)], mine, self.use_matrix(node, use))
@@ -145,7 +148,7 @@ class Graph:
             costs = costs + self.preference.added_s(found)
         if node.instruction.opcode in FILLED and not node.is_value:  # stored, though computed at no price
             made = [strategy.results[0] for strategy in found.strategies]
-            costs = costs + node.weight * _FILLING * self.prices.writing_s(node.shapes[0], made)
+            costs = costs + node.weight * _STORING * self.prices.writing_s(node.shapes[0], made)
         if node.index in self.arriving:
             costs = costs + [self.prices.arrival_s(node.shapes[0], each.results[0]) for each in found.strategies]
         for use in node.uses:  # what is made anew can be a partial sum only if it is zero
@@ -153,6 +156,11 @@ class Graph:
                 partial = np.array([bool(each.operands[use.position].unreduced) for each in found.strategies])
                 costs = np.where(partial, np.inf, costs)
         return costs
+
+    def _stored_s(self, hub: Leaf) -> FloatArray:
+        """What tells apart equally fast layouts of what a loop has added up: the smaller is chosen."""
+        lies = [strategy.results[0] for strategy in self.set_of(hub).strategies]
+        return _STORING * self.prices.writing_s(self.flow.nodes[hub[0]].shapes[hub[1]], lies)
 
     def spread_matrix(self, hub: Leaf) -> FloatArray:
         """Seconds of bringing a value from how it is made (rows) to how its hub lies."""

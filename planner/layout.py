@@ -81,7 +81,8 @@ class Layout:
         if leaf >= 0:
             may_be_partial = self.can_be_partial[index] and variable not in self.whole
             crosses = variable in self.crossing
-            return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, self.kernels.is_fused[index])
+            is_apart, is_fused = variable in self.apart, self.kernels.is_fused[index]
+            return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, is_apart, is_fused)
         uses = [  # of values made anew: whether they are zero
             (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
         ]

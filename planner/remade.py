@@ -19,7 +19,7 @@ _NODES = 2500
 
 
 def dear_nodes(flow: Dataflow, profile: HardwareProfile) -> frozenset[int]:
-    """The nodes that could be made anew for each reader and are not to be."""
+    """The nodes that could be made anew for each reader and are not to be; no scalars, which lie in one way only."""
     if len(flow.nodes) > _NODES:
         return frozenset()
     times = {node.index: _whole_s(node, profile) for node in flow.nodes if not node.is_value}
@@ -27,7 +27,9 @@ def dear_nodes(flow: Dataflow, profile: HardwareProfile) -> frozenset[int]:
     whole_s = sum(times.values())
     if sum(times[index] for index in free) <= _MOST * whole_s:
         return frozenset()
-    return frozenset(index for index in free if times[index] > _MOST_EACH * whole_s)
+    return frozenset(
+        index for index in free if flow.nodes[index].shapes[0].rank and times[index] > _MOST_EACH * whole_s
+    )
 
 
 def _whole_s(node: Node, profile: HardwareProfile) -> float:
