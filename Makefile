@@ -138,6 +138,10 @@ probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which colle
 verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (20 minutes).
 	@$(BIN)/python -m benchmarks.check_truth --explain
 
+.PHONY: check-small-steps
+check-small-steps: $(VENV)/.stamp-dev ## Plan, prove and compute 18 small steps of many kinds beside single-device JAX (3 minutes).
+	@$(BIN)/python -m benchmarks.check_small_steps
+
 .PHONY: fuzz-truth
 fuzz-truth: $(VENV)/.stamp-dev ## The same for random layouts of random arguments (an hour).
 	@$(BIN)/python -m benchmarks.fuzz_truth --explain

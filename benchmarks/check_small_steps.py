@@ -1,0 +1,76 @@
+"""Small training steps of many kinds on 8 CPU devices: each plan's gap, its proof, and its numbers beside `jax.jit`'s.
+
+    python -m benchmarks.check_small_steps                     # all 18 (3 minutes)
+    python -m benchmarks.check_small_steps --steps policy,ctc --devices 6
+
+A gap of more than 1 %, a proof that does not hold, or a result that is further from single-device JAX's than a
+hundredth of its norm (two steps compute in half precision) ends the run with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import shardwright as sw
+from benchmarks.small_steps import SMALL_STEPS
+from benchmarks.small_steps.made import Step
+
+GAP_BAR = 0.01
+NUMBERS_BAR = 0.01
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", default=",".join(SMALL_STEPS), help="(default: all)")
+    parser.add_argument("--devices", type=int, default=8, help="CPU devices (default: %(default)s)")
+    arguments = parser.parse_args()
+    table = Table("step", "mesh", "gap", "planned in CPU s", "proof", "numbers apart")
+    missed = 0
+    with sw.connect(devices=arguments.devices) as session:
+        for name in arguments.steps.split(","):
+            row, is_met = checked(SMALL_STEPS[name](), session, arguments.devices)
+            table.add_row(name, *row)
+            missed += not is_met
+    Console(width=100).print(table)
+    return int(missed > 0)
+
+
+def checked(step: Step, session: sw.Session, devices: int) -> tuple[list[str], bool]:
+    """A row of the table, and whether every bar is met."""
+    began = time.process_time()
+    plan = sw.plan(sw.lower(step.function, *step.arguments).as_text(), devices, cache=False)
+    planned_s = time.process_time() - began
+    proof, far = (
+        plan.prove(),
+        distance(jax.jit(step.function)(*step.arguments), session.parallelize(step.function)(*step.arguments)),
+    )
+    row = [
+        str(plan.mesh),
+        f"{plan.cost.gap:.2%}",
+        f"{planned_s:.1f}",
+        "holds" if proof.holds else "differs",
+        f"{far:.1e}",
+    ]
+    return row, plan.cost.gap <= GAP_BAR and proof.holds and far <= NUMBERS_BAR
+
+
+def distance(wanted: Any, found: Any) -> float:
+    """How far apart two trees of arrays are, as a part of the norm: of the tensor where it is largest."""
+    pairs = zip(map(np.asarray, jax.tree.leaves(wanted)), map(np.asarray, jax.tree.leaves(found)), strict=True)
+    return max(_apart(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs if a.dtype.kind == "f")
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / (np.linalg.norm(a) or 1.0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""Small training steps of many kinds, with arrays: each is planned, proven and computed beside `jax.jit`.
+
+`python -m benchmarks.check_small_steps` runs them.
+"""
+
+from __future__ import annotations
+
+from benchmarks.small_steps.networks import NETWORKS
+from benchmarks.small_steps.solvers import SOLVERS
+
+SMALL_STEPS = {**NETWORKS, **SOLVERS}
