@@ -37,13 +37,13 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardwright.cost import compute_time_s
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.descent import descend
 from shardwright.planner.earlier import EarlierPlan
 from shardwright.planner.found import LEAST_GAIN, Found, Outcome, Tried
 from shardwright.planner.hiding import kept_promises
+from shardwright.planner.kernels import whole_s
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.meshes import meshes_to_search, refines
 from shardwright.planner.messages import Messages, outline_of
@@ -258,16 +258,11 @@ def price_of(search: Search, found: Found) -> Price:
 def work_s(search: Search) -> float:
     """Seconds of all instructions of the program as it is, divided by the devices: what a step takes of each if nothing
     is computed twice."""
-    program, total = search.program, 0.0
-    ends = program.kernels.ends
-    for node in program.flow.nodes:
-        if not node.is_value:
-            operands = [leaf.dimensions for operand in node.instruction.operands for leaf in operand.shape.leaves]
-            results = [leaf.dimensions for leaf in node.instruction.shape.leaves]
-            total += node.weight * compute_time_s(
-                node.instruction, operands, results, search.profile, ends_kernel=ends[node.index]
-            )
-    return total / search.cluster.device_count
+    program, ends = search.program, search.program.kernels.ends
+    total_s = sum(
+        whole_s(node, search.profile, ends_kernel=ends[node.index]) for node in program.flow.nodes if not node.is_value
+    )
+    return total_s / search.cluster.device_count
 
 
 def _is_explained(trail: Trail, now: Price, *, descends: bool) -> bool:

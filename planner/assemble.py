@@ -53,8 +53,9 @@ class Decisions:
     def source(self, node: Node, use: Use, used: TensorSharding) -> TensorSharding:
         """How what a node reads lies where the node, which uses it as `used`, takes it from."""
         lies = self.result(use.source)
-        is_apart = (node.index, use.source) in self.graph.layout.direct
-        return served_from(lies, self.shared[use.source], used) if use.source in self.shared and not is_apart else lies
+        if use.source not in self.shared or (node.index, use.source) in self.graph.layout.direct:
+            return lies
+        return served_from(lies, self.shared[use.source], used)
 
 
 def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.cost import is_free
+from shardwright.cost import HardwareProfile, compute_time_s, is_free
 from shardwright.cost.opcodes import EXPENSIVE, LOOPS
 from shardwright.planner.dataflow import Dataflow, Node
 
@@ -66,3 +66,11 @@ def _is_view(node: Node) -> bool:
     if node.is_value:
         return node.instruction.opcode == "custom-call"
     return is_free(node.instruction)
+
+
+def whole_s(node: Node, profile: HardwareProfile, *, ends_kernel: bool = False) -> float:
+    """Seconds a step in which one device computes all of a node's value. ends_kernel: see `cost.compute_time_s`."""
+    instruction = node.instruction
+    operands = [leaf.dimensions for operand in instruction.operands for leaf in operand.shape.leaves]
+    results = [leaf.dimensions for leaf in instruction.shape.leaves]
+    return node.weight * compute_time_s(instruction, operands, results, profile, ends_kernel=ends_kernel)

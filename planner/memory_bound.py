@@ -206,7 +206,6 @@ def bounded_by_price(search: MeshSearch, found: Found) -> Found:
         return chain.solve(search.time_limit_s(), CLOSE)
 
     dual = Dual(search=search, chain=found.chain, peaks=[peak for peak, _ in price.peaks], solve=nearly)
-    low = dual.tangent(0.0, found.chain, fastest)
-    high = dual.at(price.total)
+    low, high = dual.tangent(0.0, found.chain, fastest), dual.at(price.total)
     bounds_s = (each.bound_s for each in dual.climb(low, high, found.price_bound_s))
     return replace(found, price_bound_s=max((found.price_bound_s, *bounds_s)))

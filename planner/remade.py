@@ -7,8 +7,9 @@ like any other.
 
 from __future__ import annotations
 
-from shardwright.cost import HardwareProfile, compute_time_s
-from shardwright.planner.dataflow import Dataflow, Node
+from shardwright.cost import HardwareProfile
+from shardwright.planner.dataflow import Dataflow
+from shardwright.planner.kernels import whole_s
 from shardwright.planner.layout import free_nodes
 
 #: Part of the program's computing that what is made anew may take altogether, and one instruction of it.
@@ -22,19 +23,11 @@ def dear_nodes(flow: Dataflow, profile: HardwareProfile) -> frozenset[int]:
     """The nodes that could be made anew for each reader and are not to be; no scalars, which lie in one way only."""
     if len(flow.nodes) > _NODES:
         return frozenset()
-    times = {node.index: _whole_s(node, profile) for node in flow.nodes if not node.is_value}
+    times = {node.index: whole_s(node, profile) for node in flow.nodes if not node.is_value}
     free = {index for index, is_free in enumerate(free_nodes(flow, ())) if is_free}
-    whole_s = sum(times.values())
-    if sum(times[index] for index in free) <= _MOST * whole_s:
+    total_s = sum(times.values())
+    if sum(times[index] for index in free) <= _MOST * total_s:
         return frozenset()
     return frozenset(
-        index for index in free if flow.nodes[index].shapes[0].rank and times[index] > _MOST_EACH * whole_s
+        index for index in free if flow.nodes[index].shapes[0].rank and times[index] > _MOST_EACH * total_s
     )
-
-
-def _whole_s(node: Node, profile: HardwareProfile) -> float:
-    """Seconds a step that one device computes all of a node's value."""
-    instruction = node.instruction
-    operands = [leaf.dimensions for operand in instruction.operands for leaf in operand.shape.leaves]
-    results = [leaf.dimensions for leaf in instruction.shape.leaves]
-    return node.weight * compute_time_s(instruction, operands, results, profile)
