@@ -40,7 +40,8 @@ def main() -> None:
     results = Results(path=arguments.json, commit=commit(), how=how)
     chosen = [entry for entry in (UNSEEN if arguments.unseen else entries()) if _is_chosen(entry, arguments)]
     for entry in chosen:
-        missing = [budget for budget in _budgets(entry, arguments) if not results.has(entry, budget)]
+        budgets = chosen_budgets(entry, arguments.budgets, arguments.with_expert)
+        missing = [budget for budget in budgets if not results.has(entry, budget)]
         for outcome in run_entry(entry, missing, how):
             results.add(outcome)
     outcomes = results.of(chosen, arguments.budgets)
@@ -65,7 +66,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", type=float, nargs="+", metavar="PART", help="parts of data parallelism's memory")
     parser.add_argument("--deadline", type=float, help="seconds for each search")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds until a plan or program counts as failed")
-    parser.add_argument("--with-expert", action="store_true", help="only budgets that an expert fits")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--with-expert", dest="with_expert", action="store_const", const=True, help="only budgets that an expert fits"
+    )
+    which.add_argument(
+        "--without-expert", dest="with_expert", action="store_const", const=False, help="only budgets that none fits"
+    )
     parser.add_argument(
         "--compiler", metavar="PROFILE", default="cpu", help="whose compiler memory is predicted for (cpu: the judge's)"
     )
@@ -84,12 +91,17 @@ def _is_chosen(entry: Entry, arguments: argparse.Namespace) -> bool:
     return entry.name in QUICK if arguments.quick else True
 
 
-def _budgets(entry: Entry, arguments: argparse.Namespace) -> list[float]:
-    if not arguments.with_expert or not frozen.path_of(entry).exists():
-        return list(arguments.budgets)
+def chosen_budgets(entry: Entry, budgets: Sequence[float], with_expert: bool | None) -> list[float]:
+    """Of the budgets, parts of what data parallelism takes, those that an expert fits, or none; None: all of them.
+
+    So are all of a case that has no frozen experts.
+    """
+    if with_expert is None or not frozen.path_of(entry).exists():
+        return list(budgets)
     experts = frozen.read(entry)
     whole = experts["data"]["memory_bytes"]
-    return [b for b in arguments.budgets if frozen.best_that_fits(experts, round(b * whole), entry.machine)]
+    fitting = (frozen.best_that_fits(experts, round(budget * whole), entry.machine) for budget in budgets)
+    return [b for b, best in zip(budgets, fitting, strict=True) if (best is not None) == with_expert]
 
 
 def run_entry(entry: Entry, budgets: Sequence[float], how: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

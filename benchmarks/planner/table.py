@@ -1,4 +1,4 @@
-"""The outcomes of some runs as one Markdown table, for docs/benchmarks.md.
+"""The outcomes of some runs as one Markdown table, for docs/benchmarks/plans.md.
 
     python -m benchmarks.planner.table build/bench-planner.json
 

@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.planner.planned import lower, plan  # noqa: E402
 from benchmarks.planner.report import summary  # noqa: E402
 from benchmarks.planner.results import Results, read_outcomes  # noqa: E402
+from benchmarks.planner.run import chosen_budgets  # noqa: E402
 from benchmarks.planner.suite import Entry  # noqa: E402
 from benchmarks.planner.table import markdown  # noqa: E402
 
@@ -90,3 +91,11 @@ def test_memory_is_predicted_for_the_compiler_that_is_named():
     own, a100, cpu = (plan(text, entry, {"mesh": "8"}, limit_s=300, compiler=name) for name in (None, "a100", "cpu"))
     assert own["predicted_memory_bytes"] == a100["predicted_memory_bytes"] != cpu["predicted_memory_bytes"]
     assert own["predicted_step_s"] == a100["predicted_step_s"] == cpu["predicted_step_s"], "prices stay the machine's"
+
+
+def test_budgets_are_told_apart_by_whether_an_expert_fits():
+    parts = [1.0, 0.5, 0.25]
+    assert chosen_budgets(GPT2, parts, with_expert=True) == [1.0]
+    assert chosen_budgets(GPT2, parts, with_expert=False) == [0.5, 0.25]
+    assert chosen_budgets(GPT2, parts, with_expert=None) == parts
+    assert chosen_budgets(DLRM, parts, with_expert=False) == []
