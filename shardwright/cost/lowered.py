@@ -391,7 +391,8 @@ class _Lowered:
         (shape,), (source,), (target,) = leaves, have, wanted
         moves = reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh)
         for number, move in enumerate(moves):
-            kind = self.lowering.profile.reduce_scatter_runs_as if move.kind == "reduce-scatter" else move.kind
+            is_split = move.kind == "reduce-scatter" and not self.compiler.creates_reduce_scatters
+            kind = "all-reduce" if is_split else move.kind
             size = move.payload_bytes // (move.group_size if kind == "reduce-scatter" else 1)
             elements = size * 8 // ELEMENT_BITS[shape.element_type]
             wide = self.widens and _is_bf16(instruction)

@@ -43,6 +43,8 @@ class Compiler:
         an elementwise instruction that alone reads their result as well.
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
     merges_all_reduces: whether like all-reduces run as one, of whatever size (`cost.combined`).
+    creates_reduce_scatters: whether an all-reduce of which each device keeps a slice becomes a reduce-scatter, which
+        stores that slice only.
     merges_before_partitioning: whether equal values are one before they are laid out (`cost.duplicates`).
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
@@ -77,6 +79,7 @@ class Compiler:
     products_take_in: bool
     products_read_bf16: bool
     merges_all_reduces: bool
+    creates_reduce_scatters: bool
     merges_before_partitioning: bool
     reduces_in_place: bool
     copies_dot_operands: bool
@@ -121,7 +124,7 @@ class HardwareProfile:
     intra_node / inter_node: one device's link to the others of its node / to other nodes.
     collective_efficiency: part of a link's bandwidth that collectives attain.
     reduce_scatter_runs_as: the kind of collective whose time a reduce-scatter takes: its own, or an
-        all-reduce's where the compiler makes it one and lets each device keep a slice.
+        all-reduce's where devices run one and keep a slice (what is stored then: `Compiler.creates_reduce_scatters`).
     latency_counts: what a collective pays a link's latency for: each of its `ring-steps`, or each
         of the `members` of a group, where devices are threads that wait for one another.
     overlap: part of the time of gradient synchronisation that runs beside compute and costs no step time,

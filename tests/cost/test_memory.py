@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from shardwright.client.annotate import annotate, annotations_kept
 from shardwright.cluster import Cluster
-from shardwright.cost import hardware_profile, memory, required_bytes
+from shardwright.cost import HardwareProfile, hardware_profile, memory, required_bytes
 from shardwright.hlo import parse
 from shardwright.options import plan_options
 from shardwright.planner import plan
@@ -266,7 +267,7 @@ def test_a_product_reads_columns_that_were_gathered_from_a_copy() -> None:
     assert summary.temporaries_bytes == 2 * 64 * 32 * 4
 
 
-def partial_plan(profile: str, result: TensorSharding) -> MemorySummary:
+def partial_plan(profile: HardwareProfile, result: TensorSharding) -> MemorySummary:
     """A product whose sums over the axis end as `result`, in which what follows lies too."""
 
     def entry(name: str, opcode: str, operands: list[TensorSharding], result: TensorSharding) -> InstructionPlan:
@@ -294,7 +295,7 @@ def partial_plan(profile: str, result: TensorSharding) -> MemorySummary:
         [variable(0, x, COLUMNS, None), variable(1, w, ROWS, None)],
         [variable(0, module.entry.root.shape, result, None)],
         Mesh.of({"x": 8}),
-        hardware_profile(profile),
+        profile,
     )
 
 
@@ -303,12 +304,20 @@ def partial_plan(profile: str, result: TensorSharding) -> MemorySummary:
     [("tpu-v5p", 64 * 16 * 4 * 9 // 8), ("cpu", 64 * 16 * 4 * 2)],  # XLA:CPU reduces everything, then slices
 )
 def test_a_reduce_scatter_takes_the_whole_result_first(profile: str, expected: int) -> None:
-    assert partial_plan(profile, ROWS).temporaries_bytes == expected
+    assert partial_plan(hardware_profile(profile), ROWS).temporaries_bytes == expected
+
+
+def test_the_compiler_says_what_a_reduce_scatter_stores_whatever_time_it_takes() -> None:
+    """Plans for GPUs that XLA:CPU judges (benchmarks/planner) are predicted with its compiler."""
+    cpu = hardware_profile("cpu")
+    timed_as_gpu = replace(cpu, reduce_scatter_runs_as="reduce-scatter")
+    assert partial_plan(timed_as_gpu, ROWS).temporaries_bytes == 64 * 16 * 4 * 2
 
 
 @pytest.mark.parametrize(("profile", "expected"), [("tpu-v5p", 64 * 16 * 4), ("cpu", 64 * 16 * 4 * 2)])
 def test_what_is_reduced_in_place_is_stored_once(profile: str, expected: int) -> None:
-    assert partial_plan(profile, TensorSharding.replicated(2)).temporaries_bytes == expected
+    whole = TensorSharding.replicated(2)
+    assert partial_plan(hardware_profile(profile), whole).temporaries_bytes == expected
 
 
 NESTED = """HloModule nested, entry_computation_layout={(f32[1024]{0})->f32[1024]{0}}
