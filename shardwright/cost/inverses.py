@@ -1,8 +1,10 @@
 """Quotients by a spread divisor: XLA:CPU's AlgebraicSimplifier multiplies by the inverse, and spreads that.
 
 `x / broadcast(s)` becomes `x * broadcast(1 / s)` where that broadcast alone reads its operand (algebraic_simplifier.cc,
-jaxlib 0.10.2). Of several quotients by one broadcast, the first is rewritten; from then on the inverse reads `s` too.
-So the forward and the backward pass of a softmax spread apart what they need, and neither is stored.
+jaxlib 0.10.2). Of several quotients by one broadcast, the first in post-order is rewritten; from then on the inverse
+reads `s` too. So the forward and the backward pass of a softmax spread apart what they need, and neither is stored.
+Where the forward pass is computed again, the backward pass's quotient may come first: gradients of queries and keys
+ahead of those of values.
 """
 
 from __future__ import annotations
@@ -35,17 +37,24 @@ def with_inverses(program: Program) -> Program:
 
 
 def _inverted(program: Program) -> dict[int, int]:
-    """The quotients that become products, and the broadcast that each divides by."""
+    """The quotients that become products, and the broadcast that each divides by.
+
+    What is spread apart later is still one broadcast with the others of its operand.
+    """
     users = program.users()
     found: dict[int, int] = {}
     taken: set[int] = set()
-    for node, opcode in enumerate(program.opcodes):
-        if opcode != "divide" or not _is_float(program, node):
+    for node in program.post_order():
+        if program.opcodes[node] != "divide" or not _is_float(program, node):
             continue
         spread = program.operands[node][1]
-        if program.opcodes[spread] == "broadcast" and spread not in taken and _reads_alone(program, users, spread):
+        if program.opcodes[spread] != "broadcast" or not _reads_alone(program, users, spread):
+            continue
+        (source,) = program.operands[spread]
+        is_apart = program.marks.get(spread) == APART
+        if is_apart or not taken & {spread, source}:
             found[node] = spread
-            taken.add(spread)
+            taken.add(source if is_apart else spread)
     return found
 
 

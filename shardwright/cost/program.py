@@ -68,6 +68,22 @@ class Program:
             marks={place[node]: mark for node, mark in self.marks.items() if is_live[node]},
         )
 
+    def post_order(self) -> list[int]:
+        """The nodes that the root is made of, each behind its operands, the first operand's first: as XLA's passes come
+        to a computation's instructions (HloInstruction::Accept in xla/hlo/ir/hlo_instruction.cc)."""
+        order: list[int] = []
+        is_entered = [False] * len(self.opcodes)
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            if node < 0:  # all its operands are there
+                order.append(~node)
+            elif not is_entered[node]:
+                is_entered[node] = True
+                todo.append(~node)
+                todo += reversed(self.operands[node])
+        return order
+
     def rank(self, node: int) -> int:
         """Number of dimensions of a node's instruction that are larger than one, of the leaf that has most."""
         return _rank(self.instructions[node].shape)

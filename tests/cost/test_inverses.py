@@ -38,9 +38,9 @@ TWO_QUOTIENTS = "  first = f32[8,16]{1,0} divide(x, spread)\n  second = f32[8,16
 ROOT = "  ROOT out = (f32[8,16]{1,0}, f32[8,16]{1,0}) tuple(first, second)\n}\n"
 
 
-def products(*lines: str) -> list[str]:
+def products(*lines: str, root: str = ROOT) -> list[str]:
     """The quotients that are products."""
-    program = program_of("".join((HEAD, *lines, ROOT)))
+    program = program_of("".join((HEAD, *lines, root)))
     return [
         instruction.name
         for opcode, instruction in zip(program.opcodes, program.instructions, strict=True)
@@ -56,6 +56,11 @@ def test_a_quotient_by_what_nobody_else_reads_is_a_product(divisor: str) -> None
 @pytest.mark.parametrize("divisor", [PLAIN, SPELLED, BACK])
 def test_of_two_quotients_the_first_is_one(divisor: str) -> None:
     assert products(divisor, TWO_QUOTIENTS) == ["first"]
+
+
+@pytest.mark.parametrize("divisor", [PLAIN, SPELLED, BACK])
+def test_the_first_is_the_one_that_the_results_need_first(divisor: str) -> None:
+    assert products(divisor, TWO_QUOTIENTS, root=ROOT.replace("(first, second)", "(second, first)")) == ["second"]
 
 
 @pytest.mark.parametrize(("divisor", "expected"), [(PLAIN, []), (BACK, []), (SPELLED, ["first"])])
