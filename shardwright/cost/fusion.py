@@ -271,7 +271,7 @@ class _Fusion:
 
     def _is_copied_for(self, node: int, operand: int) -> bool:
         """Whether a node reads a copy of what others read in another layout."""
-        return node in self.columns and not self.columns.issuperset(self.users[operand])
+        return node in self.columns and operand not in self.columns
 
     def _keeps_shape(self, node: int) -> bool:
         """Whether a node is an identity, other than one that brings a product's dimensions into another order."""
