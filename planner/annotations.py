@@ -82,7 +82,7 @@ def collect(
 def refuse_manual(module: Module) -> None:
     """Raises UnsupportedProgramError for computations that the program writes for one device (`shard_map`)."""
     for instruction in module.instructions():
-        target = instruction.get("custom_call_target")
+        target = instruction.get("custom_call_target") if instruction.opcode == "custom-call" else None
         if target in MANUAL_TARGETS:
             raise UnsupportedProgramError(
                 f"the program holds computations written for one device ({target}; shard_map or the like)",

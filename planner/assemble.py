@@ -79,7 +79,8 @@ def _lies(
 ) -> tuple[tuple[TensorSharding, ...], ...]:
     """Per node how its array leaves lie: as made, but for sums that no reader takes as partial ones: reduced."""
     apart = graph.layout.apart
-    has_sums = {id(strategy): any(made.unreduced for made in strategy.results) for strategy in strategies}
+    different = {id(strategy): strategy for strategy in strategies}  # few: equal instructions share theirs
+    has_sums = {key: any(made.unreduced for made in strategy.results) for key, strategy in different.items()}
     is_sum = [has_sums[id(strategy)] for strategy in strategies]
     wanted = {leaf: lies for leaf, lies in hubs.items() if leaf not in apart}
     for node in graph.flow.nodes:
@@ -201,7 +202,8 @@ def instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]:
 def _instruction_plan(decisions: Decisions, computation: str, instruction: Instruction) -> InstructionPlan:
     flow, graph = decisions.graph.flow, decisions.graph
     made, lies = flow.leaves[instruction], decisions.lies
-    result = tuple([lies[node][leaf] for node, leaf in made])
+    is_alone = len(made) == 1 and len(lies[made[0][0]]) == 1
+    result = lies[made[0][0]] if is_alone else tuple([lies[node][leaf] for node, leaf in made])
     partial: tuple[str, ...] = ()
     reason = ""
     used: Sequence[TensorSharding]
@@ -209,7 +211,7 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
         used = [lies[node][leaf] for node, leaf in flow.entering[instruction]]
     elif instruction.opcode in BARRIERS:
         used = result
-    elif instruction in flow.leaving and instruction.opcode == "tuple":
+    elif instruction.opcode == "tuple" and instruction in flow.leaving:
         used = result = tuple([lies[node][leaf] for node, leaf in flow.leaving[instruction]])
     elif made and flow.nodes[made[0][0]].instruction is instruction and instruction.opcode != "parameter":
         strategy = decisions.strategies[made[0][0]]
@@ -234,7 +236,7 @@ def _shared_result(
     decisions: Decisions, computation: str, instruction: Instruction, made: Sequence[Leaf]
 ) -> ValueSharding:
     """Second layouts of what an instruction makes."""
-    if decisions.shared.keys().isdisjoint(made):
+    if not decisions.shared or decisions.shared.keys().isdisjoint(made):
         return ()
     if not _hands_out(decisions.graph, computation, instruction, made):
         return ()

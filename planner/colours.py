@@ -49,7 +49,7 @@ class Ties:
             self._first.append([])
             for shape in node.shapes:
                 self._first[-1].append(count)
-                count += shape.rank
+                count += len(shape.dimensions)
         self._above = list(range(count))  # a forest: towards what stands for all that is tied together
         #: By the identity of a rule, which equal instructions share, and which lives as long as it is here.
         tied_by: dict[int, tuple[OpRule, tuple[_Tied, ...]]] = {}
@@ -90,15 +90,20 @@ class Ties:
     def dims(self, seeds: Iterable[tuple[int, int]]) -> list[NodeDims]:
         """Dimensions tied to `seeds`, (node, dimension) pairs of first leaves, per node and leaf of its result."""
         wanted = {self.find(self.of((node, 0), dim)) for node, dim in seeds}
-        found = [self.find(number) in wanted for number in range(len(self._above))]
+        found: list[bool] = []
+        for number, above in enumerate(self._above):  # which comes before it
+            found.append(number in wanted if above == number else found[above])
+        sets: dict[tuple[bool, ...], frozenset[int]] = {}  # few, for many leaves
+
+        def dims_from(first: int, rank: int) -> frozenset[int]:
+            is_wanted = tuple(found[first : first + rank])
+            if is_wanted not in sets:
+                sets[is_wanted] = frozenset([dim for dim in range(rank) if is_wanted[dim]])
+            return sets[is_wanted]
+
         return [
-            tuple(
-                [
-                    frozenset([dim for dim, is_wanted in enumerate(found[first : first + shape.rank]) if is_wanted])
-                    for first, shape in zip(self._first[node.index], node.shapes, strict=True)
-                ]
-            )
-            for node in self._nodes
+            tuple([dims_from(first, len(shape.dimensions)) for first, shape in zip(firsts, node.shapes, strict=True)])
+            for firsts, node in zip(self._first, self._nodes, strict=True)
         ]
 
     def of(self, leaf: Leaf, dim: int) -> int:
@@ -113,6 +118,12 @@ class Ties:
         return number
 
     def tie(self, a: int, b: int) -> None:
-        a, b = self.find(a), self.find(b)
-        if a != b:
-            self._above[max(a, b)] = min(a, b)
+        above = self._above
+        while above[a] != a:  # as `find`, whose calls would take longer than what they do
+            above[a] = a = above[above[a]]
+        while above[b] != b:
+            above[b] = b = above[above[b]]
+        if a < b:
+            above[b] = a
+        else:
+            above[a] = b

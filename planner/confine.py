@@ -198,4 +198,4 @@ def _feeding(flow: Dataflow, dims: Sequence[NodeDims], state_outputs: Sequence[i
 
 
 def _is_scalar(node: Node) -> bool:
-    return not any(shape.rank for shape in node.shapes)
+    return not any(shape.dimensions for shape in node.shapes)

@@ -73,7 +73,8 @@ class Graph:
 
     def reason(self, index: int) -> str:
         """Why there is nothing to choose for a node; else empty."""
-        if self.is_free[index] and not self.builder.rules.of_number(self.layout.signatures[index]).reason:
+        number = self.layout.signatures[index]
+        if number < 0 or not self.builder.rules.of_number(number).reason:
             return ""  # and all the ways to make it need not be known
         return self.set_of((index, -1)).reason
 
@@ -107,8 +108,9 @@ class Graph:
         if free not in self._least_s:
             least: dict[int, float] = {}
             total = 0.0
+            is_free = self.is_free
             for node in self.flow.nodes:
-                if not node.is_value and self.is_free[node.index] == free:
+                if not node.is_value and is_free[node.index] == free:
                     self.clock.check()
                     found = self.set_of((node.index, -1))
                     if id(found) not in least:
@@ -119,22 +121,23 @@ class Graph:
 
     def problem(self, nodes: Sequence[int], variables: Sequence[Variable]) -> Problem:
         """Costs of `nodes`: seconds a step of computing, and of moves between them and the hubs they touch."""
+        layout, all_nodes = self.layout, self.flow.nodes
         position = {variable: i for i, variable in enumerate(variables)}
         problem = Problem(costs=[np.zeros(len(self.set_of(variable))) for variable in variables])
         for index in nodes:
             self.clock.check()
-            node = self.flow.nodes[index]
+            node = all_nodes[index]
             mine = position[index, -1]
             problem.costs[mine] = problem.costs[mine] + self._own_costs(node)
             for leaf in range(len(node.shapes)):
-                if (index, leaf) in self.layout.hubs:
+                if (index, leaf) in layout.hubs:
                     problem.add_edge(mine, position[index, leaf], self.spread_matrix((index, leaf)))
-                if (index, leaf) in self.layout.apart:
+                if (index, leaf) in layout.apart:
                     hub = position[index, leaf]
                     problem.costs[hub] = problem.costs[hub] + self._stored_s((index, leaf))
             for use in node.uses:
-                if not self.is_free[use.source[0]]:
-                    problem.add_edge(position[self.layout.source(node, use)], mine, self.use_matrix(node, use))
+                if not layout.is_free[use.source[0]]:
+                    problem.add_edge(position[layout.source(node, use)], mine, self.use_matrix(node, use))
         return problem
 
     def _weight(self, node: Node) -> float:
@@ -151,8 +154,9 @@ class Graph:
             costs = costs + node.weight * _STORING * self.prices.writing_s(node.shapes[0], made)
         if node.index in self.arriving:
             costs = costs + [self.prices.arrival_s(node.shapes[0], each.results[0]) for each in found.strategies]
+        is_free = self.is_free
         for use in node.uses:  # what is made anew can be a partial sum only if it is zero
-            if self.is_free[use.source[0]] and not self.layout.can_be_partial[use.source[0]]:
+            if is_free[use.source[0]] and not self.layout.can_be_partial[use.source[0]]:
                 partial = np.array([bool(each.operands[use.position].unreduced) for each in found.strategies])
                 costs = np.where(partial, np.inf, costs)
         return costs

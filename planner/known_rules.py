@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from shardwright.hlo import Instruction
 from shardwright.planner.rules import OpRule, rule_of
-from shardwright.planner.signatures import signature
+from shardwright.planner.signatures import identity, signature
 
 
 class KnownRules:
@@ -19,15 +19,24 @@ class KnownRules:
         self._numbers: dict[Hashable, int] = others._numbers if others else {}
         self._rules: list[OpRule] = others._rules if others else []
         self._number_of: dict[Instruction, int] = {}
+        #: By the identities of what instructions are made of, which these keep alive; most that are equal share it.
+        self._number_by_identity: dict[Hashable, int] = {}
 
     def number(self, instruction: Instruction) -> int:
         """The number of the instruction's signature."""
         found = self._number_of.get(instruction)
         if found is None:
-            found = self._numbers.setdefault(signature(instruction), len(self._rules))
-            if found == len(self._rules):
-                self._rules.append(rule_of(instruction))
+            parts = identity(instruction)
+            found = self._number_by_identity.get(parts)
+            if found is None:
+                found = self._number_by_identity[parts] = self._new_number(instruction)
             self._number_of[instruction] = found
+        return found
+
+    def _new_number(self, instruction: Instruction) -> int:
+        found = self._numbers.setdefault(signature(instruction), len(self._rules))
+        if found == len(self._rules):
+            self._rules.append(rule_of(instruction))
         return found
 
     def of_number(self, number: int) -> OpRule:

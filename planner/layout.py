@@ -316,7 +316,7 @@ def free_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = Fa
     Not what a loop carries or the program returns: that is stored once. with_stored: that too, as it is made of
     nothing that is split.
     """
-    stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].rank for use in node.uses}
+    stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].dimensions for use in node.uses}
     free: list[bool] = []
     for node in flow.nodes:
         is_free = (
@@ -329,7 +329,7 @@ def free_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = Fa
         if is_free:
             for use in node.uses:  # most are left at the first
                 source, leaf = use.source
-                if source >= node.index or not (free[source] or flow.nodes[source].shapes[leaf].rank == 0):
+                if source >= node.index or not (free[source] or not flow.nodes[source].shapes[leaf].dimensions):
                     is_free = False
                     break
         free.append(is_free)

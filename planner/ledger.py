@@ -172,15 +172,14 @@ def communication(decisions: Decisions) -> Communication:
 
 def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
     ledger = _Ledger(decisions=decisions)
-    flow = decisions.graph.flow
+    flow, is_free = decisions.graph.flow, decisions.graph.is_free
     for node in flow.nodes:
         if node.weight == 0 and not node.is_value:
             continue
         strategy = decisions.strategies[node.index]
         for use in node.uses:
-            if decisions.graph.is_free[use.source[0]]:  # made anew for each reader
-                continue
-            ledger.add_use(node, use, causes)
+            if not is_free[use.source[0]]:  # made anew for each reader
+                ledger.add_use(node, use, causes)
         for each in strategy.exchanges:
             ledger.add_exchange(node, each, causes.exchange(node, each.kind) if causes else "")
         if node.is_value:

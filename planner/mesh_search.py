@@ -250,16 +250,16 @@ class MeshSearch:
         if force.roles is not None:
             confinement = force.confinement(self.flow, self.program.ties(requirements))
         in_place = with_views(self.flow, in_place)
-        extra: dict[int, Hashable] = dict.fromkeys(in_place, "in place")
+        extra: dict[int, tuple[Hashable, ...]] = dict.fromkeys(in_place, ("in place",))
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
         if overlap:
             beside = self.program.gradients
             behind = nodes_behind(self.flow, beside) if self.hidden_share < 1 else behind
-            extra |= {node: (extra.get(node), "beside") for node in nodes_at(self.flow, beside)}
-            extra |= {node: (extra.get(node), "behind") for node in sorted(behind)}
+            extra |= {node: (*extra.get(node, ()), "beside") for node in nodes_at(self.flow, beside)}
+            extra |= {node: (*extra.get(node, ()), "behind") for node in sorted(behind)}
         if confinement is not None:
             for node in self.flow.nodes:
-                extra[node.index] = (extra.get(node.index), *confinement.key(node))
+                extra[node.index] = (*extra.get(node.index, ()), *confinement.key(node))
         structure = self.program.structure(requirements, extra)
         graph = Graph(
             layout=structure.layout,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,10 +81,12 @@ class _Fold:
     def best(self, chosen: IntArray) -> int:
         """The original number of its best state, once its neighbours have theirs. Asked for once, where a table for
         all of their states would take as long as folding."""
+        if len(self.states) == 1:
+            return int(self.states[0])
         total = self.cost
         for w, states, matrix in zip(self.neighbours[::-1], self.neighbour_states[::-1], self.edges[::-1], strict=True):
-            total = matrix[:, np.searchsorted(states, chosen[w])] + total
-        return int(self.states[np.argmin(total)])
+            total = matrix[:, states.searchsorted(chosen[w])] + total
+        return int(self.states[total.argmin()])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,7 +227,7 @@ class _Reducer:
         self.near[a][b], self.near[b][a] = matrix, matrix.T
 
     def _record(self, v: int, neighbours: tuple[int, ...], constant: float) -> None:
-        if not np.isfinite(constant):
+        if not isfinite(constant):
             raise ValueError("no assignment is finite")
         self.constant += constant
         self.folds.append(

@@ -112,6 +112,7 @@ class Program:
         self._kernels: Kernels | None = None
         self._dear: frozenset[int] | None = None
         self._structures: dict[Hashable, Structure] = {}
+        self._numbers: dict[Hashable, int] = {}  # of what `structure` is told of nodes
         self._gradients: frozenset[Leaf] | None = None
         self._batch_dims: Mapping[int, int] | None = None
         self._ties: dict[tuple[bool, ...], Ties] = {}
@@ -172,10 +173,12 @@ class Program:
         extra: keys of further nodes that differ from others of their kind, equal where they do not.
         """
         pinned = {node: tuple(each.key for each in found) for node, found in requirements.items()}
-        key = (tuple(sorted(pinned.items())), tuple(sorted(extra.items())) if extra else ())
+        numbers = self._numbers  # few, for many nodes: what compares and hashes them is quick
+        marks = {node: numbers.setdefault(what, len(numbers)) for node, what in extra.items()}
+        key = (tuple(sorted(pinned.items())), tuple(sorted(marks.items())))
         found = self._structures.get(key)
         if found is None:
-            found = self._structures[key] = Structure(self, pinned, extra)
+            found = self._structures[key] = Structure(self, pinned, marks)
         return found
 
     def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> Memory:
@@ -193,9 +196,9 @@ class Structure:
         flow = program.flow
         self.free = program.free_nodes(pinned)
         self.segments = find_segments(flow, self.free, program.state, program.twins)
-        keys = dict.fromkeys(program.arriving, ("arriving",))
-        for node, what in extra.items():
-            keys[node] = (*keys.get(node, ()), what)
+        keys: dict[int, Hashable] = dict(extra)
+        for node in program.arriving:
+            keys[node] = ("arriving", extra.get(node))
         self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys, program.kernels, program.rules)
         self.instances: tuple[Instance, ...] = instances_of(
             flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe

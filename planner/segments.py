@@ -334,7 +334,9 @@ def _structure(
         parts.append(describe(variable))
         if leaf < 0:
             for use in flow.nodes[node].uses:
-                source = position.get(use.source, position.get((use.source[0], -1), -1))
+                source = position.get(use.source)
+                if source is None:
+                    source = position.get((use.source[0], -1), -1)
                 parts.append((source, use.source[1], use.position, use.weight, use.hard))
         else:
             parts.append((position[node, -1], leaf))

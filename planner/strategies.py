@@ -211,8 +211,10 @@ def _strategy(
     if taken and not all(splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
         return None
     through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
-    operands = [_split(leaf, i, [(a, f, f.operands) for a, f in taken]) for i, leaf in enumerate(inputs)]
-    outputs = [_split(leaf, i, [(a, f, f.results) for a, f in taken]) for i, leaf in enumerate(results)]
+    of_operands = [(axis, factor.name, factor.operands) for axis, factor in taken]
+    operands = [_split(leaf, i, of_operands) for i, leaf in enumerate(inputs)]
+    of_results = [(axis, factor.name, factor.results) for axis, factor in taken]
+    outputs = [_split(leaf, i, of_results) for i, leaf in enumerate(results)]
     if None in operands or None in outputs:
         return None
     gathered = tuple(axis for axis, factor in taken if factor.reduction == "gather")
@@ -234,7 +236,7 @@ def _strategy(
         return None
     return Strategy(
         operands=used,
-        exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(taken, results, made, mesh)),
+        exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(taken, results, made, mesh)) if taken else (),
         results=made,
         partial=contracted,
         summed_first=_summed_first(taken),
@@ -323,16 +325,19 @@ def _gathers(
 
 
 def _split(
-    leaf: ArrayShape, position: int, taken: list[tuple[str, Factor, tuple[int | None, ...]]]
+    leaf: ArrayShape, position: int, taken: list[tuple[str, str, tuple[int | None, ...]]]
 ) -> list[tuple[str, ...]] | None:
-    """Axes per dimension of one array leaf; None where two factors meet on one dimension."""
-    dims: list[tuple[str, ...]] = [()] * leaf.rank
+    """Axes per dimension of one array leaf; None where two factors meet on one dimension.
+
+    taken: axes with their factor's name and the dimension that it splits of each leaf.
+    """
+    dims: list[tuple[str, ...]] = [()] * len(leaf.dimensions)
     owner: dict[int, str] = {}
-    for axis, factor, splits in taken:
+    for axis, name, splits in taken:
         dim = splits[position]
         if dim is None:
             continue
-        if owner.setdefault(dim, factor.name) != factor.name:
+        if owner.setdefault(dim, name) != name:
             return None
         dims[dim] = (*dims[dim], axis)
     return dims

@@ -68,6 +68,7 @@ def child() -> None:
         _predict_memory_for("cpu")
     source = Source(Path(job["hlo"]).read_text())
     assert source.module, "parsed ahead of what is timed"
+    cluster = Cluster.from_json(job["cluster"])
     started_s = time.process_time()
 
     def first(_: Search, found: Found) -> NoReturn:
@@ -76,7 +77,7 @@ def child() -> None:
 
     Search.offer = first  # type: ignore[assignment,method-assign]
     options = PlanOptions(deadline_s=600.0, memory_budget=job["memory_budget"])
-    plan(source, Cluster.from_json(job["cluster"]), options)
+    plan(source, cluster, options)
 
 
 if __name__ == "__main__":

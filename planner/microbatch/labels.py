@@ -24,6 +24,9 @@ BRANCHES = ("branch_computations", "true_computation", "false_computation")
 #: Work that is no side computation: never done for the whole batch ahead of the micro-batches.
 HEAVY = frozenset({"dot", "convolution", "ragged-dot"})
 
+#: Types of the operands' kinds where all are there before the first micro-batch, or made after the last.
+_FINISHED = frozenset({Whole, Done})
+
 _NEVER_EARLY = HEAVY | {"while", "call", "conditional", "custom-call", "fft", "cholesky", "triangular-solve", "sort"}
 
 
@@ -234,6 +237,8 @@ class _Region:
     # ---- what computes -----------------------------------------------------------
     def _computed(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
         labels = self.labels
+        if DONE in kinds and _FINISHED.issuperset(map(type, kinds)):  # most of an optimizer
+            return self._once(instruction, kinds)
         found = (
             self._labeller.readings.of(instruction, kinds, adds_whole=self._adds_whole) if DONE not in kinds else None
         )
@@ -303,23 +308,20 @@ class _Region:
     def _once(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
         """Made after the last micro-batch. In conflict where that needs parts of the batch beside what is done."""
         labels = self.labels
-        if self._is_conflict(instruction, kinds):
+        if Along in map(type, kinds):  # parts of the batch have to be put together for it
+            labels.collecting.add(instruction)
+        if instruction in labels.collecting and self._is_conflict(instruction, kinds):
             labels.conflicts.append(instruction)
         if DONE not in kinds:
             labels.done[instruction] = None
-        if self._reads_parts(instruction) or self._reads_collected(instruction):
-            labels.collecting.add(instruction)
         return (DONE,) * len(instruction.shape.leaves)
 
     def _is_conflict(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> bool:
+        """Of what puts parts of the batch together, or reads what was put together."""
         if instruction.opcode in HEAVY or instruction.opcode == "while":
-            return self._reads_parts(instruction) or self._reads_collected(instruction)
+            return True
         model = any(operand not in self.labels.cheap and self._is_part(operand) for operand in instruction.operands)
         return model and any(isinstance(kind, Done | Term) for kind in kinds)
-
-    def _reads_parts(self, instruction: Instruction) -> bool:
-        """Whether parts of the batch would have to be put together for it."""
-        return any(self._is_part(operand) for operand in instruction.operands)
 
     def _reads_collected(self, instruction: Instruction) -> bool:
         return not self.labels.collecting.isdisjoint(instruction.operands)

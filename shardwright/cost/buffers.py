@@ -131,10 +131,12 @@ def allocate(
     for node, is_kept in enumerate(kernels.is_kept):
         if is_kept:
             _place(program, kernels, buffers, node, position[node])
+    where, ends = buffers.where, buffers.ends
     for node, i in position.items():
         for source in kernels.reads[node]:
-            for buffer in buffers.where[source]:
-                buffers.ends[buffer] = max(buffers.ends[buffer], i)
+            for buffer in where[source]:
+                if ends[buffer] < i:
+                    ends[buffer] = i
     _free_callers_buffers(program, buffers)
     for node, i in position.items():
         if not kernels.is_view[node] and not kernels.is_library[node]:
@@ -198,14 +200,13 @@ def _reusable(
     opcode = program.opcodes[node]
     if opcode not in in_place and opcode not in _WRITES_OVER:
         return
+    starts, ends = buffers.starts, buffers.ends
     for source, aligned in kernels.reads[node].items():
-        if opcode == "while" and source != program.operands[node][0]:
-            continue  # hoisted: every pass reads it
-        if opcode not in in_place and not (aligned and _is_alike(program, kernels, node, source)):
-            continue
-        for buffer in buffers.where[source]:
-            if buffers.ends[buffer] == position and buffers.starts[buffer] < position:
-                yield buffer
+        dying = [each for each in buffers.where[source] if ends[each] == position and starts[each] < position]
+        if not dying or (opcode == "while" and source != program.operands[node][0]):
+            continue  # what a loop has hoisted is read in every pass
+        if opcode in in_place or (aligned and _is_alike(program, kernels, node, source)):
+            yield from dying
 
 
 def _is_alike(program: Program, kernels: Kernels, node: int, source: int) -> bool:

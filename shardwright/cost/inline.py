@@ -66,7 +66,7 @@ def _without_unread(flat: FlatComputation) -> FlatComputation:
         if is_read:
             renumbered[node] = len(kept.instructions)
             kept.instructions.append(flat.instructions[node])
-            kept.operands.append(tuple(renumbered[operand] for operand in flat.operands[node]))
+            kept.operands.append(tuple([renumbered[operand] for operand in flat.operands[node]]))
     kept.parameters = [renumbered[node] for node in flat.parameters]
     kept.root = renumbered[flat.root]
     return kept
@@ -78,7 +78,7 @@ def _expand(computation: Computation, arguments: Sequence[int] | None, flat: Fla
         if instruction.opcode == "parameter" and arguments is not None:
             made[instruction] = arguments[instruction.index]
             continue
-        operands = tuple(made[operand] for operand in instruction.operands)
+        operands = tuple([made[operand] for operand in instruction.operands])
         if instruction.opcode == "get-tuple-element":
             (source,) = operands
             if flat.instructions[source].opcode == "tuple":

@@ -8,6 +8,7 @@ from shardwright.hlo import Instruction, parse
 from shardwright.planner import known_rules
 from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.rules import OpRule, rule_of
+from shardwright.planner.signatures import signature
 
 
 def _program(width: int) -> list[Instruction]:
@@ -48,6 +49,27 @@ def test_equal_instructions_share_a_number_and_a_rule(asked: list[str]) -> None:
     assert rules(last) == rule_of(last)
     assert rules.number(last) != rules.number(one)
     assert asked == ["one", "last"]
+
+
+def test_equal_instructions_of_other_objects_share_them_too(asked: list[str]) -> None:
+    (one, *_), (alike, *_) = _program(32), _program(32)
+    rules = KnownRules()
+    assert rules.number(one) == rules.number(alike)
+    assert asked == ["one"]
+
+
+def test_signatures_are_made_once_for_equal_instructions_of_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counting(instruction: Instruction) -> object:
+        made.append(instruction.name)
+        return signature(instruction)
+
+    monkeypatch.setattr(known_rules, "signature", counting)
+    rules = KnownRules()
+    for each in _program(32):
+        rules.number(each)
+    assert made == ["one", "last"]
 
 
 def test_a_program_much_like_another_is_numbered_as_it_was(asked: list[str]) -> None:

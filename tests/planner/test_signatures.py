@@ -8,7 +8,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import Instruction, parse
 from shardwright.planner import plan
-from shardwright.planner.signatures import signature
+from shardwright.planner.signatures import identity, signature
 from shardwright.plans import Plan
 
 
@@ -56,12 +56,14 @@ SUM = "ROOT s.{a} = f32[] add({a}, {b})"
 def test_regions_are_told_apart_by_what_they_compute(other: str) -> None:
     one, two = _pair(SUM, other)
     assert signature(one) != signature(two)
+    assert identity(one) != identity(two)
 
 
 def test_literals_of_regions_count() -> None:
     scaled = "c.{a} = f32[] constant(%d)\n  m.{a} = f32[] multiply(c.{a}, {b})\n  ROOT s.{a} = f32[] add({a}, m.{a})"
     one, two = _pair(scaled % 1, scaled % 2)
     assert signature(one) != signature(two)
+    assert identity(one) != identity(two)
 
 
 def test_names_of_regions_do_not_count() -> None:
@@ -82,6 +84,7 @@ ENTRY main {
 """
     left, right = (i for i in parse(text).entry if i.opcode == "subtract")
     assert signature(left) != signature(right)
+    assert identity(left) != identity(right)
 
 
 def test_the_batch_that_a_library_call_declares_counts() -> None:
@@ -95,6 +98,21 @@ ENTRY main {
 """
     one, two = (i for i in parse(text).entry if i.opcode == "custom-call")
     assert signature(one) != signature(two)
+    assert identity(one) != identity(two)
+
+
+def test_equal_instructions_of_one_text_are_made_of_the_same() -> None:
+    text = """HloModule m
+
+ENTRY main {
+  x = f32[8,4] parameter(0)
+  one = f32[4,8] transpose(x), dimensions={1,0}, metadata={op_name="one"}
+  other = f32[4,8] transpose(x), dimensions={1,0}, metadata={op_name="other"}
+  ROOT both = (f32[4,8], f32[4,8]) tuple(one, other)
+}
+"""
+    one, other = (i for i in parse(text).entry if i.opcode == "transpose")
+    assert identity(one) == identity(other)
 
 
 @pytest.mark.parametrize("order", [1, -1])
