@@ -399,7 +399,12 @@ class _Lowered:
             if wide:
                 node = self._like("convert", instruction, node, 2)
             shard = node
-            node = self.program.add(kind, instruction, (node,), (2 * size if wide else size,), elements)
+            sent: tuple[int, ...] = (node,)
+            if kind == "all-to-all" and self.compiler.splits_all_to_alls:
+                sent = self._pieces(instruction, node, move.group_size)
+            node = self.program.add(kind, instruction, sent, (2 * size if wide else size,), elements)
+            if len(sent) > 1:
+                node = self._like("concatenate", instruction, node, mark=("of pieces", node))
             if kind == "all-gather" and number == 0 and (dim := _changed(source, target)[-1]):
                 self.program.marks[node] = along(dim, node)  # of several, the last one is gathered first
             if kind == "all-reduce":
@@ -437,6 +442,14 @@ class _Lowered:
         padded = program.add("pad", instruction, (node,), (size * elements // program.elements[node],), elements)
         program.marks[padded] = ("padded to", *lengths)
         return padded
+
+    def _pieces(self, instruction: Instruction, node: int, count: int) -> tuple[int, ...]:
+        """What each device of a group is sent of a value."""
+        program = self.program
+        sizes, elements = tuple(size // count for size in program.sizes_bytes[node]), program.elements[node] // count
+        pieces = [program.add("slice", instruction, (node,), sizes, elements) for _ in range(count)]
+        program.marks.update({piece: ("piece", piece) for piece in pieces})
+        return tuple(pieces)
 
     def _joined(self, move: Move, shard: int, edges: int, size: int) -> int:
         """As much as a shard has, of it and its neighbours' edges together."""

@@ -46,6 +46,8 @@ class Compiler:
     creates_reduce_scatters: whether an all-reduce of which each device keeps a slice becomes a reduce-scatter, which
         stores that slice only.
     merges_before_partitioning: whether equal values are one before they are laid out (`cost.duplicates`).
+    splits_all_to_alls: whether an all-to-all sends pieces that kernels cut out before it, and what it receives is put
+        together behind it.
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
@@ -81,6 +83,7 @@ class Compiler:
     merges_all_reduces: bool
     creates_reduce_scatters: bool
     merges_before_partitioning: bool
+    splits_all_to_alls: bool
     reduces_in_place: bool
     copies_dot_operands: bool
     inverts_divisors: bool

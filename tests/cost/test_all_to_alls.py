@@ -1,0 +1,49 @@
+"""What XLA:CPU stores around an all-to-all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.cluster import Cluster
+from shardwright.cost import hardware_profile, memory
+from shardwright.hlo import parse
+from shardwright.options import plan_options
+from shardwright.planner import plan
+from shardwright.xla import CompileService
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[CompileService]:
+    with CompileService(4) as service:
+        yield service
+
+
+def test_pieces_are_cut_out_before_it_and_put_together_behind_it(service: CompileService) -> None:
+    """Rows stay for a later reader; beside them lie first what is sent and what comes, then that and the columns."""
+
+    def step(a: jax.Array) -> jax.Array:
+        rows = jax.lax.sort(annotate(a, {0: "x", 1: None}), dimension=1)
+        columns = jax.lax.sort(annotate(rows, {0: None, 1: "x"}), dimension=0)
+        return annotate(jnp.sum(jnp.sin(rows + jnp.sum(columns)), axis=1), {0: "x"})
+
+    with annotations_kept():
+        argument = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
+        text = jax.jit(step, keep_unused=True).lower(argument).as_text("hlo")
+    made = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert "all-to-all" in {collective.kind for collective in made.collectives}
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.001)
+
+    cpu = hardware_profile("cpu")
+    in_one = replace(cpu, compiler=replace(cpu.compiler, splits_all_to_alls=False))
+    module = parse(made.require_hlo())
+    whole = memory(module, made.instructions, made.parameters, made.outputs, made.mesh, in_one)
+    shard_bytes = 1024 * 512 // 4 * 4
+    assert made.memory.temporaries_bytes - whole.temporaries_bytes == pytest.approx(shard_bytes, rel=0.001)
