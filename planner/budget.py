@@ -254,9 +254,13 @@ class Memory:
         return _bytes(shape, made, decisions.graph.prices.mesh)
 
     def _made(self, leaf: Leaf, decisions: Decisions) -> int:
-        """Bytes of a value as a plan has it lie for its readers."""
-        shape = self.flow.nodes[leaf[0]].shapes[leaf[1]]
-        return _bytes(shape, decisions.result(leaf), decisions.graph.prices.mesh)
+        """Bytes of a value as a plan has it lie for its readers; of what is made anew, for the one that pays for it
+        (`Layout.pays_for`): each has its own, and what all of them could share may be many times as large."""
+        shape, lies = self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf)
+        payer = decisions.graph.layout.last_read.get(leaf)
+        if payer is not None:
+            lies = decisions.strategies[payer[0]].operands[payer[1]]
+        return _bytes(shape, lies, decisions.graph.prices.mesh)
 
     def _operand(self, reader: Reader | None) -> Operand | None:
         """What a copy is made for, if it is for an instruction of arrays that chooses its strategy."""

@@ -18,11 +18,12 @@ from shardwright.planner import exact_fit
 from shardwright.planner.assemble import decide
 from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.chain import Chain
+from shardwright.planner.dataflow import Use
 from shardwright.planner.fitting import DEAR, NEARLY_FREE, RISING, Fitting, _Priced, fitted
 from shardwright.planner.found import Found
 from shardwright.planner.layout import Variable
 from shardwright.planner.search import Search
-from shardwright.planner.state_bytes import brought_bytes
+from shardwright.planner.state_bytes import anew_bytes, brought_bytes
 from tests.planner.programs import gpt2, lower, mlp, scan
 from tests.planner.test_mixing import seconds
 
@@ -127,6 +128,28 @@ def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
         priced = found.chain.with_price(MemoryPrice(peaks=((peak, 1.0),)))
         assert seconds(priced, states) - seconds(found.chain, states) == pytest.approx(taken, rel=1e-6)
         tried += taken > 0
+    assert tried
+
+
+def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
+    """Each reader has its own, however else the others read it: nothing is stored that all of them could share."""
+    search = searched(STEP)
+    outcome = search.outcome()
+    found = outcome.plan(outcome.fastest)
+    graph = found.chain.graph
+    model, states = search.memory_model(graph.layout.hubs), dict(found.solved.states)
+    tried = 0
+    for leaf, (payer, position) in graph.layout.last_read.items():
+        others = [(n, use) for n in graph.flow.nodes for use in n.uses if use.source == leaf and n.index != payer]
+        others = [(node, use) for node, use in others if not graph.is_free[node.index]]
+        bytes_of = anew_bytes(graph, payer, Use(leaf, position, 1.0, 1))
+        for node, use in others:  # as large as they can be
+            states[node.index, -1] = int(np.argmax(anew_bytes(graph, node.index, use)))
+        states[payer, -1] = int(np.argmin(bytes_of))
+        peak = replace(NOTHING, values={leaf: 1})
+        taken = model.taken_at(peak, decide(graph, states))
+        assert taken == bytes_of.min()
+        tried += any(anew_bytes(graph, node.index, use).max() > taken for node, use in others)
     assert tried
 
 
