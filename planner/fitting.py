@@ -23,7 +23,7 @@ from shardwright.planner.dual import TIGHT
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.layout import Variable
 from shardwright.planner.memory_words import too_large, too_slow
-from shardwright.planner.mixing import groups_between, mixed, of_one_chain
+from shardwright.planner.mixing import mixed, of_one_chain
 from shardwright.planner.starts import Start
 
 if TYPE_CHECKING:
@@ -49,13 +49,10 @@ MOST_PEAKS, MOST_THAT_BOUND = 8, 3
 NEARLY, HOPELESS = 1.25, 1.6
 
 #: Prices that are tried once a plan fits, at most, and the ratio of two at which they are close enough; and mixtures of
-#: two plans that are tried then.
+#: all plans that are tried then.
 MOST_PRICES = 3
 CLOSE_PRICES = 1.05
-MOST_MIXTURES = 4
-
-#: Plans, of those that need least, that one which is known to fit is mixed with where no price gives one that fits.
-MOST_MIXED_WITH_KNOWN = 2
+MOST_MIXTURES = 6
 
 #: Relative gap to which the program is solved at each price; the last one that fits is solved to the end. A plan as
 #: near to the fastest one of all is as good.
@@ -166,10 +163,6 @@ class Fitting:
     def thriftiest(self) -> Found:
         """Of all plans that were looked at, the one that needs least."""
         return min((self.start, *(each.found for each in self.tried)), key=self.search.needed_bytes)
-
-    def _thriftiest_that_fits(self) -> Found:
-        """Of the plans that prices gave and that fit, the one that needs least."""
-        return min((each.found for each in self.tried if self._fits(each.found)), key=self.search.needed_bytes)
 
     def _fastest_that_fits(self) -> Found:
         """Of the plans that prices gave and that fit, the fastest."""
@@ -294,10 +287,7 @@ class Fitting:
             else:
                 over = made
                 self._add_peak(made.found)
-        thriftiest = self._thriftiest_that_fits()  # of what it does to save more, parts may be cheap
-        for fast in (over.found, self.start):
-            mixed = self._mixed(fast, best)
-            best = mixed if best is thriftiest else _faster(mixed, self._mixed(fast, thriftiest))
+        best = self._mixed([self.start, *(each.found for each in self.tried)], best)
         solved = fits.found.solved
         if not (self.search.is_large or self._descends) and solved.value - solved.rolled_bound > TIGHT * abs(
             solved.value
@@ -313,38 +303,41 @@ class Fitting:
         if best is None:
             return None
         faster = [each.found for each in self.tried if each.found.cost.step_s < best.cost.step_s]
-        for over in sorted(faster, key=self.search.needed_bytes)[:MOST_MIXED_WITH_KNOWN]:
-            best = self._mixed(over, best)
-        return best if best is not self.known else None
+        mixture = self._mixed(faster, best)
+        return mixture if mixture is not best else None
 
-    def _mixed(self, over: Found, fits: Found) -> Found:
-        """A plan that takes parts of one that does not fit and is faster than one that does; that, if there is none.
+    def _mixed(self, plans: Sequence[Found], best: Found) -> Found:
+        """The fastest plan that fits of those that do what some plan does, variable by variable; `best`, which fits, if
+        there is none faster.
 
-        What a mixture takes where it peaks bounds the next one, which has as much less room as the last had too little,
-        or more as it had too much: what is between buffers is not counted.
+        What plans take where they peak bounds a mixture, as far as those that fit keep to it. A mixture may peak
+        elsewhere: where it does not fit it is mixed with the best one, and its own peak bounds that.
         """
-        search, limit = self.search, self.search.limit_bytes
-        chain, first, second = of_one_chain((over.chain, over.solved.states), (fits.chain, fits.solved.states))
-        peaks: list[tuple[Peak, float]] = []  # with what a plan must have there besides what is counted
-        newest, beyond, best, known = [over, fits], 0, fits, [second]
+        search, model = self.search, self._model
+        known = list({id(plan): plan for plan in (best, *plans)}.values())
+        if min(plan.cost.step_s for plan in known) >= best.cost.step_s:
+            return best
+        chain, of_plans = of_one_chain([(plan.chain, plan.solved.states) for plan in known])
+        fitting = [plan for plan in known if self._fits(plan)]
+
+        def room(plan: Found) -> tuple[Peak, float]:
+            """Where a plan takes most, and what a mixture may take there besides the best one."""
+            peak = model.peak_of_buffers(plan.held, plan.decisions)
+            counted = search.limit_bytes - search.needed_bytes(plan) + model.taken_at(peak, plan.decisions)
+            taken = [model.taken_at(peak, each.decisions) for each in fitting]
+            return peak, max(counted, *taken) - taken[0]
+
+        rooms, parts, tried = [room(plan) for plan in known], of_plans, list(of_plans)
         for _ in range(MOST_MIXTURES):
-            if over.cost.step_s >= best.cost.step_s or search.is_late():
+            states = None if search.is_late() else mixed(chain, parts, rooms, search.time_limit_s())
+            if states is None or states in tried:
                 break
-            for each in newest:
-                peak = self._model.peak_of_buffers(each.held, each.decisions)
-                rest = search.needed_bytes(each) - self._model.taken_at(peak, each.decisions)
-                peaks.append((peak, rest))
-            groups = groups_between(chain, first, second, [peak for peak, _ in peaks])
-            room = [limit - beyond - rest - self._model.taken_at(peak, over.decisions) for peak, rest in peaks]
-            states = mixed(first, second, groups, room)
-            if states is None or states in known:
-                break
-            known.append(states)
             made = search.found(chain, SolvedChain(states=states, value=math.inf, rolled_bound=0.0), self.start.notes)
             if self._fits(made):
-                best = _faster(best, made)
-            newest = [made]
-            beyond += search.needed_bytes(made) - limit
+                return _faster(best, made)
+            tried.append(states)
+            rooms.append(room(made))
+            parts = [of_plans[0], states]
         return best
 
     def _between(self, over: _Priced, fits: _Priced, halves: bool) -> float | None:

@@ -1,15 +1,19 @@
-"""Between a fast plan that needs too much memory and a slower one that fits: parts of the one, parts of the other.
+"""Between fast plans that need too much memory and slower ones that fit: parts of all of them.
 
-Where two plans of one chain differ, the variables that differ fall into groups that no move connects: what stands
-between two groups is the same in both plans. So each group can be taken from either plan, whatever the others
-do, and what that changes adds up: seconds, and bytes at every peak. Which groups come from which plan is then a
-knapsack problem with few rows, an integer program of a group each. A price of memory cannot tell such plans apart: it
-finds those that are cheapest at some price, and between two of them there may be many that are not.
+A price of memory finds the plans that are cheapest at some price, and between two of them there may be many that are
+not. So the plans that prices gave are merged: each variable may do what it does in any of them, and which of that it
+does is an integer program, with the bytes at the peaks that are known as rows (Construct, Merge, Solve & Adapt: Blum,
+Pinacho, López-Ibáñez and Lozano, 2016; of two parents it is the optimized crossover of Aggarwal, Orlin and Tai, 1997).
+It is small: most variables do the same in all plans, and of the others those that take no memory at a peak are mostly
+folded away without loss (`pbqp.reduce`).
+
+Each repeat of a run decides for itself. Where that is too large a program, repeats that do the same in every plan
+decide alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,199 +21,180 @@ import numpy as np
 from shardwright.errors import PlanError
 from shardwright.planner import ilp
 from shardwright.planner.budget import Peak
-from shardwright.planner.carried import argument_of
 from shardwright.planner.chain import Chain
-from shardwright.planner.graph import Graph
 from shardwright.planner.layout import Variable
-from shardwright.planner.pbqp import Problem
-from shardwright.planner.state_bytes import (
-    brought_bytes,
-    carried_bytes,
-    copy_bytes,
-    decided_bytes,
-    kept_bytes,
-    read_bytes,
-)
+from shardwright.planner.memory_rows import terms
+from shardwright.planner.pbqp import FloatArray, IntArray, Problem, picked, reduce
 from shardwright.planner.strategy_sets import StrategySet
 
 States = Mapping[Variable, int]
 
-#: Relative gap to which the knapsack is solved, and the groups of the largest one: what saves least is left as it is
-#: in the plan that fits.
-CLOSE = 1e-3
-MOST_GROUPS = 400
-
-#: Seconds the knapsack may take; it takes milliseconds.
-_TIME_LIMIT_S = 20.0
+#: Relative gap to which the integer program is solved, and the entries of the edges of the largest one (6,000 take half
+#: a second, 8,000 with rows that are tight six).
+CLOSE = 3e-3
+MOST_ENTRIES = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Variables that two plans decide otherwise, and what taking them from the second plan instead of the first adds.
-
-    bytes_at: at each of some peaks.
-    """
-
-    variables: tuple[Variable, ...]
-    seconds: float
-    bytes_at: tuple[float, ...]
-
-
-def of_one_chain(
-    first: tuple[Chain, States], second: tuple[Chain, States]
-) -> tuple[Chain, dict[Variable, int], dict[Variable, int]]:
-    """Two plans on one mesh as plans of one chain: of theirs, or where each was descended to by itself, of one that has
-    nothing but what the two decide."""
-    (chain, states), (other, other_states) = first, second
-    if chain.graph is other.graph:
-        return chain, dict(states), dict(other_states)
-    assert chain.graph.prices is other.graph.prices, "both chains number layouts alike"
-    made: dict[tuple[int, int, int, int], StrategySet] = {}  # equal pairs share one set
+def of_one_chain(plans: Sequence[tuple[Chain, States]]) -> tuple[Chain, list[dict[Variable, int]]]:
+    """Plans on one mesh as plans of one chain: of theirs, or where each was descended to by itself, of one that has
+    nothing but what they decide."""
+    chain = plans[0][0]
+    if all(other.graph is chain.graph for other, _ in plans):
+        return chain, [dict(states) for _, states in plans]
+    assert all(other.graph.prices is chain.graph.prices for other, _ in plans), "all chains number layouts alike"
+    made: dict[Hashable, tuple[StrategySet, list[int]]] = {}  # variables that decide alike share one set
     sets: dict[Variable, StrategySet] = {}
-    for variable, state in states.items():
-        mine, others, number = chain.graph.set_of(variable), other.graph.set_of(variable), other_states[variable]
-        key = id(mine), state, id(others), number
+    joined = [dict[Variable, int]() for _ in plans]
+    for variable in plans[0][1]:
+        decided = [(other.graph.set_of(variable), states[variable]) for other, states in plans]
+        key = tuple((id(found), state) for found, state in decided)
         if key not in made:
-            made[key] = mine.only([state])
-            if mine.strategies[state] != others.strategies[number]:
-                made[key] = made[key].joined(others.only([number]))
-        sets[variable] = made[key]
+            made[key] = _joined(decided)
+        sets[variable], numbers = made[key]
+        for states, number in zip(joined, numbers, strict=True):
+            states[variable] = number
     kinds: dict[tuple[int, tuple[int, ...]], int] = {}
     instances = []
     for instance in chain.instances:
         what = instance.kind, tuple(id(sets[variable]) for variable in instance.variables)
         instances.append(replace(instance, kind=kinds.setdefault(what, len(kinds))))
     graph = replace(chain.graph, near={}, alike={}, _sets=sets, _least_s={})
-    both = Chain(graph=graph, instances=instances, runs=chain.runs)
-    return both, dict.fromkeys(sets, 0), {variable: len(found) - 1 for variable, found in sets.items()}
+    return Chain(graph=graph, instances=instances, runs=chain.runs), joined
 
 
-def groups_between(chain: Chain, first: States, second: States, peaks: Sequence[Peak]) -> list[Group]:
-    """The groups in which two plans of a chain differ, in the program's order."""
-    different = [variable for variable in first if first[variable] != second[variable]]
-    number = {variable: i for i, variable in enumerate(different)}
-    parent = list(range(len(different)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    seconds = [0.0] * len(different)
-    for segment, instance in enumerate(chain.instances):
-        mine = [number.get(variable) for variable in instance.variables]
-        if all(i is None for i in mine):
-            continue
-        problem = chain.problem(segment)
-        was = [first[variable] for variable in instance.variables]
-        will = [second[variable] for variable in instance.variables]
-        for v, i in enumerate(mine):
-            if i is not None:
-                seconds[i] += float(problem.costs[v][will[v]] - problem.costs[v][was[v]])
-        for (v, w), matrix in problem.edges.items():
-            i, j = mine[v], mine[w]
-            if i is not None and j is not None:
-                parent[max(root(i), root(j))] = min(root(i), root(j))
-            touched = i if i is not None else j
-            if touched is not None:
-                seconds[touched] += float(matrix[will[v], will[w]] - matrix[was[v], was[w]])
-    members: dict[int, list[int]] = {}
-    for i in range(len(different)):
-        members.setdefault(root(i), []).append(i)
-    taken = [_bytes_at(chain.graph, peak, different, first, second) for peak in peaks]
-    return [
-        Group(
-            variables=tuple(different[i] for i in group),
-            seconds=sum(seconds[i] for i in group),
-            bytes_at=tuple(sum(at[i] for i in group) for at in taken),
-        )
-        for group in members.values()
-    ]
+def _joined(decided: Sequence[tuple[StrategySet, int]]) -> tuple[StrategySet, list[int]]:
+    """A set of the strategies that are decided for, each once, and where each of those is in it."""
+    (first, state), *others = decided
+    found, numbers = first.only([state]), [0]
+    for each, state in others:
+        strategy = each.strategies[state]
+        if strategy not in found.strategies:
+            found = found.joined(each.only([state]))
+        numbers.append(found.strategies.index(strategy))
+    return found, numbers
 
 
-def _bytes_at(graph: Graph, peak: Peak, variables: Sequence[Variable], first: States, second: States) -> list[float]:
-    """What each of some variables adds to a peak, its copies with whoever decides them."""
-    number = {variable: i for i, variable in enumerate(variables)}
-    taken = [0.0] * len(variables)
-    for i, (node, leaf) in enumerate(variables):
-        decided = decided_bytes(graph, peak, node) if leaf < 0 else None
-        if decided is not None:
-            taken[i] += float(decided[second[node, -1]] - decided[first[node, -1]])
-        for each in range(len(graph.flow.nodes[node].shapes)) if leaf < 0 else (leaf,):
-            times = peak.times_copy((node, each))
-            if times and (node, each) in first and (leaf >= 0 or (node, each) not in number):
-                copied = copy_bytes(graph, (node, each))
-                was, will = first[node, -1], second[node, -1]
-                taken[i] += times * float(copied[will, second[node, each]] - copied[was, first[node, each]])
-    for made in sorted(peak.reduced):
-        kept = kept_bytes(graph, made) if (made[0], -1) in first else None
-        decider = None if kept is None else number.get((made[0], -1), number.get(kept[0]))
-        if kept is not None and decider is not None:
-            before, after = (float(kept[1][states[made[0], -1], states[kept[0]]]) for states in (first, second))
-            taken[decider] += peak.times_value(made) * (after - before)
-    for reader in graph.flow.nodes:
-        for use in reader.uses:
-            times = peak.times_read(use.source)
-            if not times or graph.is_free[use.source[0]] or (reader.index, -1) not in first:
+def mixed(
+    chain: Chain,
+    plans: Sequence[States],
+    room: Sequence[tuple[Peak, float]],
+    time_limit_s: float,
+    most_entries: int = MOST_ENTRIES,
+) -> dict[Variable, int] | None:
+    """The fastest plan of which each variable does what it does in one of `plans`; None where none has room, or the
+    program is too large.
+
+    room: peaks, and the bytes that it may take at each of them besides what the first plan takes there.
+    """
+    for is_alike in (False, True):
+        merged = _Merged.of(chain, plans, is_alike=is_alike)
+        rows = [merged.row(peak, beside) for peak, beside in room]
+        if any(row.limit < 0 for row in rows):
+            return None
+        chosen = _solved(merged.problem, [row for row in rows if _may_bind(row)], time_limit_s, most_entries)
+        if chosen is not None:
+            return merged.states(chosen)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Merged:
+    """The choice between what some plans of a chain do.
+
+    base: states of the first plan. choices: of each variable that does not do the same in all plans, which variable of
+    the problem stands for it. left: of each of those, the states that it has in some plan.
+    """
+
+    chain: Chain
+    base: States
+    choices: dict[Variable, int]
+    left: list[IntArray]
+    problem: Problem
+
+    @classmethod
+    def of(cls, chain: Chain, plans: Sequence[States], *, is_alike: bool) -> _Merged:
+        """is_alike: repeats of a run that do the same in every plan have one variable."""
+        choices: dict[Variable, int] = {}
+        left: list[IntArray] = []
+        numbers: dict[Hashable, int] = {}
+        for variable in plans[0]:
+            pattern = tuple(states[variable] for states in plans)
+            if min(pattern) == max(pattern):
                 continue
-            source = graph.layout.source(reader, use)
-            decider = number.get((reader.index, -1), number.get(source))
-            if decider is not None:
-                read = read_bytes(graph, reader, use)
-                was, will = (each[source] for each in (first, second))
-                mine, other = first[reader.index, -1], second[reader.index, -1]
-                taken[decider] += times * float(read[will, other] - read[was, mine])
-    for node, position in sorted(peak.brought):
-        reader = graph.flow.nodes[node]
-        source = graph.layout.source(reader, reader.uses[position])
-        decider = number.get((node, -1), number.get(source))
-        if decider is not None:
-            brought = brought_bytes(graph, (node, position))
-            before, after = (float(brought[states[source], states[node, -1]]) for states in (first, second))
-            taken[decider] += peak.times_brought((node, position)) * (after - before)
-    for reading in sorted(peak.carried):
-        user, argument = (reading[0], -1), (argument_of(graph.flow, reading), -1)
-        decider = number.get(user, number.get(argument))
-        if decider is not None:
-            carried = carried_bytes(graph, reading)
-            before, after = (float(carried[states[argument], states[user]]) for states in (first, second))
-            taken[decider] += peak.times_carried(reading) * (after - before)
-    return taken
+            alike = chain.key_of(variable), id(chain.graph.set_of(variable)), pattern
+            number = choices[variable] = numbers.setdefault(alike if is_alike else variable, len(numbers))
+            if number == len(left):
+                left.append(np.unique(pattern))
+        made = cls(chain=chain, base=plans[0], choices=choices, left=left, problem=_none_of(left))
+        for segment, instance in enumerate(chain.instances):
+            if any(variable in choices for variable in instance.variables):
+                problem = chain.problem(segment)
+                for variable, cost in zip(instance.variables, problem.costs, strict=True):
+                    made._add(made.problem, (variable,), cost)
+                for (v, w), matrix in problem.edges.items():
+                    made._add(made.problem, (instance.variables[v], instance.variables[w]), matrix)
+        return made
+
+    def _add(self, total: Problem, variables: tuple[Variable, ...], array: FloatArray) -> None:
+        """Add what one variable decides, or two do together, as far as there is a choice."""
+        kept = [self._kept(variable) for variable in variables]
+        numbers = [self.choices.get(variable) for variable in variables]
+        chosen = [number for number in numbers if number is not None]
+        if len(chosen) == 2:
+            total.add_edge(chosen[0], chosen[1], picked(array, kept[0], kept[1]))
+        elif chosen:
+            total.costs[chosen[0]] = total.costs[chosen[0]] + array[np.ix_(*kept)].ravel()
+
+    def _kept(self, variable: Variable) -> IntArray:
+        number = self.choices.get(variable)
+        return self.left[number] if number is not None else np.array([self.base[variable]])
+
+    def row(self, peak: Peak, room: float) -> ilp.Row:
+        """What a mixture takes at a peak; room: besides the first plan."""
+        total, limit = _none_of(self.left), room
+        for variables, array in terms(self.chain.graph, peak, self.choices):
+            self._add(total, variables, array)
+            limit += float(array[tuple(self.base[variable] for variable in variables)])
+        least = [float(cost.min()) for cost in total.costs]
+        return ilp.Row(
+            coefficients={v: cost - least[v] for v, cost in enumerate(total.costs) if np.ptp(cost)},
+            pairs={edge: matrix for edge, matrix in total.edges.items() if matrix.any()},
+            limit=limit - sum(least),
+        )
+
+    def states(self, chosen: IntArray) -> dict[Variable, int]:
+        """The plan that the states of the problem's variables are."""
+        decided = {variable: int(self.left[number][chosen[number]]) for variable, number in self.choices.items()}
+        return {**self.base, **decided}
 
 
-def mixed(first: States, second: States, groups: Sequence[Group], room: Sequence[float]) -> dict[Variable, int] | None:
-    """The fastest of the plans that take each group from the first plan or from the second and need no more than
-    `room` besides the first at each peak; None where none does."""
-    ranked = sorted(range(len(groups)), key=lambda i: (-abs(groups[i].seconds), i))[:MOST_GROUPS]
-    chosen = [groups[i] for i in sorted(ranked)]
-    kept = set(ranked)
-    states = dict(first)
-    left = list(room)
-    for i, group in enumerate(groups):
-        if i not in kept:
-            states.update((variable, second[variable]) for variable in group.variables)
-            left = [a - b for a, b in zip(left, group.bytes_at, strict=True)]
-    spared = [-sum(min(group.bytes_at[k], 0.0) for group in chosen) for k in range(len(left))]
-    if any(limit + most < 0 for limit, most in zip(left, spared, strict=True)):
+def _none_of(left: Sequence[IntArray]) -> Problem:
+    return Problem(costs=[np.zeros(len(states)) for states in left])
+
+
+def _may_bind(row: ilp.Row) -> bool:
+    """Whether some sum is over a row's limit."""
+    return sum(float(a.max()) for a in (*row.coefficients.values(), *row.pairs.values())) > row.limit
+
+
+def _solved(problem: Problem, rows: Sequence[ilp.Row], time_limit_s: float, most_entries: int) -> IntArray | None:
+    """The best states that keep to the rows; None where there are none, or the program is too large."""
+    counted = {v for row in rows for v in (*row.coefficients, *(end for pair in row.pairs for end in pair))}
+    reduction = reduce(problem, sorted(counted))
+    core, place = reduction.core, {v: i for i, v in enumerate(reduction.variables)}
+    if sum(matrix.size for matrix in core.edges.values()) > most_entries:
         return None
-    costs = np.array([group.seconds for group in chosen])
-    problem = Problem(costs=[np.array([max(-cost, 0.0), max(cost, 0.0)]) for cost in costs])
-    rows = [
-        _row([group.bytes_at[k] for group in chosen], limit + most)
-        for k, (limit, most) in enumerate(zip(left, spared, strict=True))
+    states = {v: reduction.states[place[v]] for v in counted}
+    of_core = [
+        ilp.Row(
+            coefficients={place[v]: a[states[v]] for v, a in row.coefficients.items()},
+            pairs={(place[v], place[w]): picked(a, states[v], states[w]) for (v, w), a in row.pairs.items()},
+            limit=max(row.limit, 1.0),
+        )
+        for row in rows
     ]
     try:
-        solution = ilp.solve(problem, time_limit_s=_TIME_LIMIT_S, gap=CLOSE, rows=rows)
+        solution = ilp.solve(core, time_limit_s=time_limit_s, gap=CLOSE, rows=of_core)
     except PlanError:
         return None
-    for group, take_second in zip(chosen, solution.states.tolist(), strict=True):
-        if take_second:
-            states.update((variable, second[variable]) for variable in group.variables)
-    return states
-
-
-def _row(bytes_of: Sequence[float], limit: float) -> ilp.Row:
-    """Bytes that groups take beyond the plan of which each is where it takes least."""
-    coefficients = {i: np.array([max(-each, 0.0), max(each, 0.0)]) for i, each in enumerate(bytes_of) if each}
-    return ilp.Row(coefficients=coefficients, limit=max(limit, 1.0))
+    return reduction.complete(solution.states)

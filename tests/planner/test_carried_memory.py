@@ -16,12 +16,11 @@ from shardwright.planner.budget import MemoryPrice, Peak
 from shardwright.planner.carried import argument_of, readings
 from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.found import Found
-from shardwright.planner.mixing import groups_between
 from shardwright.planner.program import Program
 from shardwright.planner.search import Search
 from tests.planner.programs import gpt2, lower, mlp
 from tests.planner.test_fitting import CLUSTER, NOTHING, ONE_WAY
-from tests.planner.test_mixing import seconds, taking
+from tests.planner.test_mixing import difference, seconds
 
 #: Taken in parts, a loop carries the weights for all of them.
 STEP = lower(gpt2(layers=2, batch=32, length=32))
@@ -99,16 +98,17 @@ def test_what_a_loop_carries_otherwise_has_a_price() -> None:
         assert charged == pytest.approx(bytes_of, rel=1e-6, abs=1e-6)
 
 
-def test_what_loops_carry_otherwise_are_bytes_of_the_group_that_decides_them() -> None:
+def test_what_loops_carry_otherwise_are_terms_of_both_who_decide_it() -> None:
     search, gathering, thrifty = both_ways(STEP)
     peak, graph = carried_at(search, gathering), gathering.chain.graph
     model = search.memory_model(graph.layout.hubs)
     first, second = gathering.solved.states, thrifty.solved.states
-    groups = groups_between(gathering.chain, first, second, [peak])
-    for taken in (groups, groups[:1], groups[::2]):
-        mixture = decide(graph, taking(first, second, taken))
-        differs = model.taken_at(peak, mixture) - model.taken_at(peak, gathering.decisions)
-        assert sum(group.bytes_at[0] for group in taken) == pytest.approx(differs, rel=1e-6, abs=1e-6)
+    different = [variable for variable in first if first[variable] != second[variable]]
+    for taken in (different, different[:1], different[::2]):
+        states = {**first, **{variable: second[variable] for variable in taken}}
+        differs = model.taken_at(peak, decide(graph, states)) - model.taken_at(peak, gathering.decisions)
+        of_terms = difference(gathering.chain, peak, set(taken), first, states)
+        assert of_terms == pytest.approx(differs, rel=1e-6, abs=1e-6)
 
 
 def test_what_loops_carry_otherwise_is_in_rows_of_the_exact_program() -> None:

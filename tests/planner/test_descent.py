@@ -258,7 +258,7 @@ def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -
     near, solved = descend(coarse, at, graph, axes, time_limit_s=20.0)
     peak = search.memory_model(graph.layout.hubs).peak(search.found(near, solved, ()).decisions)
     others = descend(coarse, at, graph, axes, time_limit_s=20.0, price=MemoryPrice(peaks=((peak, 1e-9),)))
-    both, _, second = of_one_chain((near, solved.states), (others[0], others[1].states))
+    both, (_, second) = of_one_chain([(near, solved.states), (others[0], others[1].states)])
     made = search.found(both, SolvedChain(states=second, value=math.inf, rolled_bound=0.0), ())
     made = replace(made, start=start, price_bound_s=made.cost.step_s)  # as nothing near the fastest one fits
     bound_s = lower_bound(search.chain_to_bound(FINE), 20.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -276,27 +276,34 @@ def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
     assert not weights & model.peak(found.decisions).copies
 
 
-def test_parts_of_the_thriftiest_plan_are_tried_in_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama 1B on 16 devices at a quarter of the memory: 343.8 instead of 353.3 ms, for parts of it are cheap."""
+def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BERT on 8 devices at a quarter of the memory: 20.44 instead of 20.84 ms."""
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
-    fits: list[tuple[Found, Found]] = []
+    plans: list[tuple[list[Found], Found, Found]] = []
     mixed = Fitting._mixed
 
-    def noting(fitting: Fitting, over: Found, saving: Found) -> Found:
-        fits.append((over, saving))
-        return mixed(fitting, over, saving)
+    def noting(fitting: Fitting, others: Sequence[Found], best: Found) -> Found:
+        plans.append((list(others), best, mixed(fitting, others, best)))
+        return plans[-1][2]
 
     monkeypatch.setattr(Fitting, "_mixed", noting)
     search = Search(STEP, replace(CLUSTER, hardware="a100"), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
     outcome = search.outcome()
     fastest = outcome.plan(outcome.fastest)
-    search.limit_bytes = search.needed_bytes(fastest) * 3 // 4
+    search.limit_bytes = search.needed_bytes(fastest) * 7 // 10
     fitting = Fitting(search, fastest, math.inf)
-    fitting.best()
-    least = min((each.found for each in fitting.tried if fitting._fits(each.found)), key=search.needed_bytes)
-    assert {search.needed_bytes(over) > search.limit_bytes for over, _ in fits} == {True}
-    assert any(over is fastest and saving is least for over, saving in fits)
-    assert len({id(saving) for _, saving in fits}) > 1
+    best = fitting.best()
+    ((others, at_prices, mixture),) = plans
+    of_prices = [each.found for each in fitting.tried][: len(others) - 1]
+    assert [id(plan) for plan in others] == [id(plan) for plan in (fastest, *of_prices)]
+    assert len(others) > 3
+    assert search.needed_bytes(mixture) <= search.limit_bytes
+    assert mixture.cost.step_s < 0.999 * at_prices.cost.step_s
+    assert best.cost.step_s == mixture.cost.step_s
+    decided = {
+        variable: {plan.solved.states[variable] for plan in (*others, at_prices)} for variable in mixture.solved.states
+    }
+    assert all(state in decided[variable] for variable, state in mixture.solved.states.items())
 
 
 def test_a_plan_is_worked_out_once() -> None:
