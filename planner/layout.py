@@ -169,8 +169,11 @@ def lay_out(
     crossing: dict[Leaf, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
     apart, direct = _behind_loops(flow, segments, uses, whole)
+    special = {*whole, *apart}
     for leaf in sorted({*whole, *uses}):
         found = uses.get(leaf, [])
+        if len(found) == 1 and segments.of[found[0][0].index] == segments.of[leaf[0]] and leaf not in special:
+            continue  # most: one reader beside it
         if leaf in apart:
             found = [(node, use) for node, use in found if (node.index, leaf) not in direct]
         if leaf in hard:

@@ -9,7 +9,7 @@ class is split or none of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -169,14 +169,21 @@ class _Graph:
         return any(value in self._of_entry for value, _, _ in found.dims)
 
     def cut_dims(self) -> Iterator[Dim]:
-        """Dimensions that one instruction cuts into at most `MOST_PIECES` pieces."""
-        for computation in planned_computations(self.module):
+        """Dimensions that one instruction cuts into at most `MOST_PIECES` pieces.
+
+        Not into more pieces than a piece has elements: no class that such a cut goes through is split. It counts where
+        a reshape may merge it with others, that is where one merges anything of its size.
+        """
+        planned = planned_computations(self.module)
+        merged = _merged_sizes(planned)
+        for computation in planned:
             for instruction in computation:
                 if instruction.opcode not in ("slice", "pad", "concatenate"):
                     continue
                 for dim, offsets in self.links(instruction).cuts.items():
                     size = self.size(dim)
-                    if size and 1 < size // gcd(size, *offsets) <= MOST_PIECES:
+                    block = gcd(size, *offsets)
+                    if block and 1 < size // block <= (MOST_PIECES if size in merged else min(MOST_PIECES, block)):
                         yield dim
 
     def links(self, instruction: Instruction) -> Links:
@@ -211,6 +218,24 @@ class _Graph:
             found.block = gcd(found.block, *seen.cuts.get(dim, ()))
             found.merged += [(part, whole) for part, whole in seen.merged if part == dim]
             yield from seen.ties.get(dim, ())
+
+
+def _merged_sizes(computations: Iterable[Computation]) -> set[int]:
+    """Sizes of the major-most of dimensions that a reshape merges, or makes of one."""
+    reshapes = {
+        (instruction.operands[0].shape.leaves[0].dimensions, instruction.shape.leaves[0].dimensions)
+        for computation in computations
+        for instruction in computation.instructions
+        if instruction.opcode == "reshape"
+    }
+    found: set[int] = set()
+    for source, target in reshapes:
+        for left, right in reshape_groups(source, target):
+            if len(left) == 1 < len(right):
+                found.add(target[right[0]])
+            elif len(right) == 1 < len(left):
+                found.add(source[left[0]])
+    return found
 
 
 def planned_computations(module: Module) -> list[Computation]:

@@ -11,8 +11,9 @@ import pytest
 
 from shardwright.config import ANNOTATION_TARGET, PlanOptions
 from shardwright.errors import PlanError
-from shardwright.hlo import Module, parse
-from shardwright.planner.rewrites import Required, Rewritten, rewrite, rewrite_for
+from shardwright.hlo import Instruction, Module, parse
+from shardwright.planner.rewrites import Required, Rewritten, classes, rewrite, rewrite_for
+from shardwright.planner.rewrites.links import Links, links
 from shardwright.xla import private
 from tests.planner.programs import lower, mlp
 from tests.planner.rewrites.rewrite_programs import REWRITTEN, run
@@ -52,6 +53,34 @@ def test_fused_weights_are_split_and_compute_the_same(name: str) -> None:
     views = list(made.parameters.values())
     assert {view: views.count(view) for view in views} == VIEWS[name]
     assert_same(module, made, [np.asarray(leaf) for leaf in jax.tree.leaves(program[1])])
+
+
+def _first_and_last(x: jax.Array) -> jax.Array:
+    """Single elements of the second dimension, one for itself each."""
+    return x[:, 0] * 2.0 + x[:, 3]
+
+
+def test_what_is_cut_into_single_elements_splits_what_a_reshape_merges_it_into() -> None:
+    module = lowered(lambda x, w: _first_and_last((x @ w).reshape(8, 4, 8)), jnp.ones((8, 16)), jnp.ones((16, 32)))
+    made = rewrite(module)
+    assert dict(made.parameters) == {1: (16, 4, 8)}
+    arguments = [
+        np.arange(size, dtype=np.float32).reshape(shape) / size for size, shape in ((128, (8, 16)), (512, (16, 32)))
+    ]
+    assert_same(module, made, arguments)
+
+
+def test_what_is_cut_into_single_elements_is_not_followed_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[str] = []
+
+    def noting(instruction: Instruction) -> Links:
+        followed.append(instruction.opcode)
+        return links(instruction)
+
+    monkeypatch.setattr(classes, "links", noting)
+    module = lowered(lambda x: _first_and_last(jnp.sin(x)), jnp.ones((8, 4, 8)))
+    assert rewrite(module).module is module
+    assert set(followed) == {"slice"}
 
 
 def test_instructions_keep_names_metadata_and_tables() -> None:
