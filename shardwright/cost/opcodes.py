@@ -33,6 +33,9 @@ PRODUCTS = frozenset({"dot", "convolution"})
 #: The operand's elements in the same order: a view where the operand is stored, else part of the kernel that makes it.
 IDENTITIES = frozenset({"bitcast", "reshape", "domain", "copy-done", "set-dimension-size"})
 
+#: Part of the first operand.
+SLICES = frozenset({"dynamic-slice", "slice"})
+
 #: The result is (part of) the operands' own memory.
 TUPLE_VIEWS = frozenset({
     "tuple", "get-tuple-element", "opt-barrier", "optimization-barrier", "add-dependency", "after-all",

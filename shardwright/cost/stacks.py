@@ -6,6 +6,9 @@ weights. That is the loop's argument, and where it is the program's, too, whose 
 layers of it, from the beginning to the end of the last loop that reads it so. Dimensions of one element count:
 rows of `[1, rows, columns]` are not the slowest, and of a stack they lie inside the layers.
 
+What else of a parameter is cut and gathered behind a loop (a variable's new value) has a reshape of it lie so, too
+(`columns`), and the loop that carries that reshape carries a copy in its own order.
+
 That ends where a slice loses its dimension of one element before it is gathered. Left out: stacks that the program
 makes itself, which XLA may store in that order at once.
 """
@@ -14,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from shardwright.cost.columns import ALONG, columns
 from shardwright.cost.hoisting import body_of, carried, loops_of
-from shardwright.cost.opcodes import ELEMENTWISE
+from shardwright.cost.opcodes import ELEMENTWISE, IDENTITIES, SLICES
 from shardwright.cost.program import Program
 from shardwright.hlo import Computation
 from shardwright.hlo.shapes import TupleShape
@@ -28,14 +32,13 @@ Orders = Mapping[int, Order]
 
 _Of = Callable[[Computation], Orders]
 
-#: What hands an order on to its first operand, or to all that are as large.
-_SLICES = frozenset({"dynamic-slice", "slice"})
+#: What hands an order on to all operands that are as large; slices do to what they are cut out of.
 _SAME = ELEMENTWISE | {"bitcast", "copy"}
 
 
 def along(dim: int, node: int) -> tuple[object, ...]:
     """The mark of a node that gathers one dimension, other than the first: no other node is equal to it."""
-    return ("along", dim, node)
+    return (ALONG, dim, node)
 
 
 def orders_read(program: Program, of_body: _Of) -> dict[int, Order]:
@@ -60,11 +63,13 @@ def orders_read(program: Program, of_body: _Of) -> dict[int, Order]:
 
 
 def with_copied_stacks(program: Program, of_body: _Of) -> Program:
-    """The same program with copies of those of its parameters that loops read in another order."""
+    """The same program with copies of those of its parameters that loops read in another order than they lie in."""
     copied: dict[int, dict[int, tuple[int, Order]]] = {}
     for loop, index, element, order in _carried(program, of_body):
         if program.opcodes[_shown(program, element)] == "parameter":  # as it is, or converted ahead of the loop
             copied.setdefault(loop, {})[index] = (element, order)
+    for loop, index, element in _views_gathered(program):
+        copied.setdefault(loop, {}).setdefault(index, (element, ()))
     if not copied:
         return program
     made, place, copies = Program(), list[int](), dict[tuple[int, Order], int]()
@@ -89,7 +94,7 @@ def with_copied_stacks(program: Program, of_body: _Of) -> Program:
 def _gathered(program: Program) -> Iterator[tuple[int, Order]]:
     """What is gathered along another dimension than its first, in the order that the collective wants."""
     for node, mark in program.marks.items():
-        if isinstance(mark, tuple) and mark[:1] == ("along",):
+        if isinstance(mark, tuple) and mark[:1] == (ALONG,):
             (operand,) = program.operands[node]
             rank = program.instructions[node].shape.leaves[0].rank
             yield operand, (mark[1], *(dim for dim in range(rank) if dim != mark[1]))
@@ -103,10 +108,19 @@ def _carried(program: Program, of_body: _Of) -> Iterator[tuple[int, int, int, Or
             yield node, index, elements[index], order
 
 
+def _views_gathered(program: Program) -> Iterator[tuple[int, int, int]]:
+    """(loop, position, node) of what loops carry of reshaped parameters that lie as a later all-gather wants them."""
+    lying = {node for node in columns(program) if program.opcodes[node] in IDENTITIES}
+    for loop in loops_of(program) if lying else ():
+        for index, element in enumerate(carried(program, loop)):
+            if element in lying and program.opcodes[_shown(program, element)] == "parameter":
+                yield loop, index, element
+
+
 def _sources(program: Program, node: int, order: Order) -> Iterator[tuple[int, Order]]:
     """What a node is made of, in the orders that this one's makes it have."""
     operands = program.operands[node]
-    if program.opcodes[node] in _SLICES:
+    if program.opcodes[node] in SLICES:
         yield operands[0], order
     elif program.opcodes[node] in _SAME:
         yield from ((each, order) for each in operands if program.elements[each] == program.elements[node])
@@ -120,7 +134,7 @@ def _element_count(body: Program) -> int:
 
 
 def _shown(program: Program, node: int) -> int:
-    while program.opcodes[node] in ("bitcast", "convert"):
+    while program.opcodes[node] in IDENTITIES | {"convert"}:
         (node,) = program.operands[node]
     return node
 

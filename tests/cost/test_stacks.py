@@ -64,3 +64,24 @@ def test_a_stack_that_lies_whole_stays(service: CompileService) -> None:
     assert program.memory is not None
     assert program.memory.temporary_bytes < STACK
     assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+
+
+def test_a_loop_carries_a_copy_of_a_view_that_is_gathered_otherwise_behind_it(service: CompileService) -> None:
+    """The variable's new value is computed by columns of the view, and gathered."""
+
+    def step(weight: jax.Array, x: jax.Array) -> jax.Array:
+        view = weight.reshape(WIDTH, 3, 2 * WIDTH)
+
+        def layer(_: jax.Array, h: jax.Array) -> jax.Array:
+            return annotate(jnp.tanh(h @ view.reshape(WIDTH, 6 * WIDTH))[:, :WIDTH], {0: "x", 1: None})
+
+        y = jax.lax.fori_loop(0, LAYERS, layer, x)
+        return annotate(annotate(view, COLUMNS) - jnp.sum(y), WHOLE)
+
+    shapes = jax.ShapeDtypeStruct((WIDTH, 6 * WIDTH), "f4"), jax.ShapeDtypeStruct((8 * BATCH, WIDTH), "f4")
+    with annotations_kept():
+        text = jax.jit(step, keep_unused=True).lower(*shapes).as_text("hlo")
+    made = plan(text, Cluster.local(4), PlanOptions(mesh={"x": 4}, argument_axes={0: ((), ())}, stages=1))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
