@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.cost.inverses import APART, with_inverses
+from shardwright.cost.program import Program
 from tests.cost.one_device import program_of
 
 HEAD = """HloModule quotients
@@ -61,6 +63,26 @@ def test_of_two_quotients_the_first_is_one(divisor: str) -> None:
 @pytest.mark.parametrize("divisor", [PLAIN, SPELLED, BACK])
 def test_the_first_is_the_one_that_the_results_need_first(divisor: str) -> None:
     assert products(divisor, TWO_QUOTIENTS, root=ROOT.replace("(first, second)", "(second, first)")) == ["second"]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("first, second", {"first", "second"}), ("second, first", {"second"})])
+def test_what_is_spread_apart_later_is_one_divisor_with_the_others_until_then(order: str, expected: set[str]) -> None:
+    """As XLA:CPU leaves an attention of one sequence a device that is computed again (GPT-2 1.5B, jaxlib 0.10.2)."""
+    plain = program_of("".join((HEAD, SPELLED, TWO_QUOTIENTS, ROOT.replace("(first, second)", f"({order})"))), "a100")
+    apart, place = Program(), list[int]()
+    for node, (opcode, instruction) in enumerate(zip(plain.opcodes, plain.instructions, strict=True)):
+        operands = [place[each] for each in plain.operands[node]]
+        if instruction.name == "second":
+            spread = plain.operands[node][1]
+            operands[1] = apart.add_like(plain, spread, [place[each] for each in plain.operands[spread]])
+            apart.marks[operands[1]] = APART
+        place.append(apart.add_like(plain, node, operands, opcode))
+    apart.root = place[plain.root]
+    inverted = with_inverses(apart)
+    names = {
+        each.name for each, opcode in zip(inverted.instructions, inverted.opcodes, strict=True) if opcode == "multiply"
+    }
+    assert names == expected
 
 
 @pytest.mark.parametrize(("divisor", "expected"), [(PLAIN, []), (BACK, []), (SPELLED, ["first"])])
