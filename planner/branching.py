@@ -27,6 +27,9 @@ from shardwright.planner.state_bytes import value_bytes
 #: Branches that are divided in two, at most.
 MOST_DIVIDED = 4
 
+#: Branches in which a plan is looked for in vain, one after the other, before all others are only bounded.
+MOST_IN_VAIN = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
@@ -48,7 +51,7 @@ def branched(search: MeshSearch, found: Found, root: Branch, most_open: float) -
     root: all plans. most_open: the gap that a plan may have.
     """
     assert not root.dual.chain.runs, "what one repeat takes is no branch of what all of them take"
-    branches = [root]
+    branches, in_vain = [root], 0
     for _ in range(MOST_DIVIDED):
         widest = min(branches, key=lambda branch: branch.bound_s)
         ranges = divided(widest)
@@ -58,8 +61,10 @@ def branched(search: MeshSearch, found: Found, root: Branch, most_open: float) -
         for within in ranges:
             branch = bounded(widest, within, found.cost.step_s * (1 - most_open))
             branches.append(branch)
-            if not _is_closed(found, branch.bound_s, most_open):
-                found = _searched(search, found, branch)
+            if not _is_closed(found, branch.bound_s, most_open) and in_vain < MOST_IN_VAIN:
+                made = _searched(search, found, branch)
+                in_vain = 0 if made is not found else in_vain + 1
+                found = made
         found = _with_bound(search, found, branches)
     return found
 

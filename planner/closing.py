@@ -106,10 +106,12 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
     if found.cost.gap <= MOST_OPEN:
         return found
     high: Tangent | None = None
+    is_in_vain = False
     for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s), low)):
         found = _bounded(search, found, Bound(made.bound_s, made.chain))
-        if made.slope <= 0 and found.cost.gap > MOST_OPEN:
-            found = descended(search, found, made.chain, made.solved)
+        if made.slope <= 0 and found.cost.gap > MOST_OPEN and not is_in_vain:  # the next prices are near this one
+            known, found = found, descended(search, found, made.chain, made.solved)
+            is_in_vain = found is known
         if found.cost.gap <= MOST_OPEN:
             return found
         low, high = (made, high) if made.slope > 0 else (low, made)

@@ -54,6 +54,9 @@ MOST_PRICES = 3
 CLOSE_PRICES = 1.05
 MOST_MIXTURES = 6
 
+#: The ratio of two prices between which plans hardly take less time than the line between the two that they give says.
+NEAR_PRICES = 2.0
+
 #: Relative gap to which the program is solved at each price; the last one that fits is solved to the end. A plan as
 #: near to the fastest one of all is as good.
 CLOSE = 1e-3
@@ -242,10 +245,11 @@ class Fitting:
     def _first(self) -> _Priced | None:
         """A plan that fits, at as low a price as one is found at soon."""
         unit = self.start.cost.step_s / self.start.memory.peak_bytes
-        first = (NEARLY_FREE, DEAR) if self._excess(self.start) <= HOPELESS else (DEAR,)
+        nearly_free = (NEARLY_FREE,) if self._excess(self.start) <= HOPELESS else ()
+        dear = (DEAR,) if self.known is None else ()  # whether anything fits the mesh is known
         asked: tuple[float, list[Peak]] | None = None
         risen: list[int] = []
-        for part in (*first, *RISING):
+        for part in (*nearly_free, *dear, *RISING):
             if (part * unit, self.peaks) == asked:  # of which the answer is known
                 continue
             asked = part * unit, self.peaks
@@ -277,7 +281,7 @@ class Fitting:
             if best.cost.step_s <= self.start.cost.step_s * (1 + CLOSE) or self.search.is_late():
                 return best
             price = self._between(over, fits, halves)
-            if price is None:
+            if price is None or self._is_in_vain(over, fits, best):
                 break
             made = self._at(price)
             does_fit = self._fits(made.found)
@@ -295,6 +299,17 @@ class Fitting:
             last = self._at(fits.price, close=0.0).found
             best = _faster(best, last) if self._fits(last) else best
         return best
+
+    def _is_in_vain(self, over: _Priced, fits: _Priced, best: Found) -> bool:
+        """Whether plans at prices between two seem to take too long where the memory ends, as the best that fits does.
+
+        At near prices they are near the line between both.
+        """
+        if best.cost.step_s < self.below_s or fits.price > NEAR_PRICES * over.price:
+            return False
+        over_s, over_bytes = over.found.cost.step_s, self.search.needed_bytes(over.found)
+        saved, added_s = over_bytes - self.search.needed_bytes(fits.found), fits.found.cost.step_s - over_s
+        return over_s + added_s * (over_bytes - self.search.limit_bytes) / saved >= self.below_s
 
     def _mixed_with_known(self) -> Found | None:
         """A plan that takes parts of the one that is known to fit and of those that nearly do, and is faster; None

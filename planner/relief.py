@@ -46,6 +46,10 @@ NEAR_ENOUGH = 1e-2
 #: a search of its own.
 WORTH_A_TABLE = 3e-3
 
+#: Part of the step time that the fastest plan of more micro-batches must save, for one that fits to be looked for by a
+#: price of memory there before there are even more of them.
+WORTH_A_PRICE = 0.1
+
 #: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
 #: plan's time, times the ratio of what that needs to the budget.
 MOST_PRICED = 2
@@ -295,8 +299,8 @@ class _Table:
                 high = rung
             else:
                 low = rung + 1
-        if self.found is None and self.ladder and not self.search.is_late():
-            rungs = [rung for parts, rung in self.tried if parts == number and rung != NOTHING]
+        rungs = self._far_faster(number) if not self.search.is_late() else []
+        if rungs:
             low = min(rungs, key=lambda rung: self._promise_s(self.tried[number, rung]))
             if not self._fit_by_price(number, low):
                 return
@@ -306,6 +310,14 @@ class _Table:
                 break
             if not self._fit_by_price(number, low):
                 break
+
+    def _far_faster(self, number: int) -> list[int]:
+        """Rungs whose fastest plans do not fit, but would be far faster than what does, if that is of fewer parts."""
+        if self.found is not None and self.found.search.program.micro_batches == number:
+            return []
+        below_s = self._below_s(number) * (1 - WORTH_A_PRICE)
+        rungs = [rung for parts, rung in self.tried if parts == number and rung != NOTHING]
+        return [rung for rung in rungs if self._fastest_s(number, rung) < below_s]
 
     def _foretold(self, number: int, low: int, high: int) -> int:
         """The first rung from `low` and below `high` that saves what is too much without; the middle, where that is

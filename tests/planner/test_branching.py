@@ -129,6 +129,20 @@ def test_a_branch_that_can_have_nothing_better_is_not_searched(monkeypatch: pyte
     assert searched == [min(bounds_s)]
 
 
+def test_plans_are_looked_for_until_two_branches_in_a_row_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = list[bool]()
+
+    def noted(search: MeshSearch, found: Found, branch: Branch) -> Found:
+        searched.append(gains := len(searched) == 1)
+        return replace(found) if gains else found
+
+    monkeypatch.setattr(branching, "_searched", noted)
+    monkeypatch.setattr(branching, "bounded", lambda parent, within, enough_s: parent)
+    root, best_s = root_and_optimum(13)
+    branched(*known(root, 100 * best_s), root, 0.0)
+    assert searched == [False, True, False, False]
+
+
 def with_less_memory(seed: int, eight: int) -> tuple[Search, Found]:
     """A random program's plan descended to on three axes, on devices with three quarters of what it needs."""
     search = Search(large_program(seed, eight), EIGHT, PlanOptions(remat="none", micro_batches=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -362,6 +363,52 @@ def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long(mon
         Fitting(search, fastest, below_s).best()
     unit = fastest.cost.step_s / fastest.memory.peak_bytes
     assert asked == pytest.approx([part * unit for part in (NEARLY_FREE, DEAR, RISING[0], RISING[1])])
+
+
+def test_where_a_plan_is_known_to_fit_prices_begin_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    search = searched(STEP)
+    outcome = search.outcome()
+    fastest = outcome.plan(outcome.fastest)
+    search.limit_bytes = search.needed_bytes(fastest) // 2
+    asked: list[float] = []
+
+    def at(fitting: Fitting, price: float, close: float = 0.0) -> _Priced:
+        asked.append(price)
+        raise MemoryBudgetError("as far as this test goes")
+
+    monkeypatch.setattr(Fitting, "_at", at)
+    for known in (None, fastest):
+        with pytest.raises(MemoryBudgetError):
+            fitted(search, fastest, known=known)
+    unit = fastest.cost.step_s / fastest.memory.peak_bytes
+    assert asked == pytest.approx([DEAR * unit, RISING[0] * unit])
+
+
+@pytest.mark.parametrize(("ratio", "below", "count"), [(2.0, 1.45, 0), (2.0, 1.55, 1), (4.0, 1.45, 1)])
+def test_between_near_prices_nothing_is_looked_for_that_takes_too_long(
+    ratio: float, below: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Halfway between a plan that needs too much and one of twice its time that fits, the memory ends."""
+    search = searched(STEP)
+    outcome = search.outcome()
+    over = outcome.plan(outcome.fastest)
+    fits = replace(over, cost=replace(over.cost, compute_s=over.cost.compute_s + over.cost.step_s))
+    limit = search.limit_bytes
+    monkeypatch.setattr(search, "needed_bytes", lambda found: round((0.9 if found is fits else 1.1) * limit))
+    asked: list[float] = []
+
+    def at(fitting: Fitting, price: float, close: float = 0.0) -> _Priced:
+        asked.append(price)
+        raise MemoryBudgetError("as far as this test goes")
+
+    monkeypatch.setattr(Fitting, "_at", at)
+    fitting = Fitting(search, over, below * over.cost.step_s)
+    fitting._add_peak(over)
+    fitting.tried = [_Priced(1.0, replace(over)), _Priced(ratio, fits)]
+    with contextlib.suppress(MemoryBudgetError):
+        assert fitting._fastest(fitting.tried[-1]) is fits
+    assert len(asked) == count
 
 
 def test_where_no_price_fits_a_plan_that_does_is_made_faster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,32 @@ def test_memory_has_a_price_before_more_parts_are_searched(excess: float, monkey
     assert ("searched", 2) not in done[: done.index(("fitted", 1))]
 
 
+@pytest.mark.parametrize(("slower", "count"), [(0.05, 0), (0.5, 1)])
+def test_parts_that_promise_much_have_a_price_though_something_fits(
+    slower: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fits is of the whole batch; no fastest plan of two parts fits, but one takes far less."""
+    outcome = _outcome()
+    search, ladder = outcome.search, relief._ladder(outcome)[-1:]
+    search.limit_bytes = 1
+    parts = {(2, rung): search.variant(again, 2) for rung, again in ((relief.NOTHING, None), (0, ladder[0]))}
+    plan = outcome.plan(outcome.fastest)
+    step_s = parts[2, 0].fastest.step_s * (1 + slower) / (1 - relief.GAIN_OF_PARTS)
+    outcome.found = replace(plan, cost=replace(plan.cost, compute_s=step_s, communication_s=0.0, hidden_s=0.0))
+    priced: list[Outcome] = []
+
+    def fitting(made: Search, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        if not at_once:
+            priced.append(outcome)
+        return False
+
+    monkeypatch.setattr(Search, "fit", fitting)
+    table = relief._Table(search, ladder, {(1, relief.NOTHING): outcome, **parts})
+    table.found = outcome
+    table._bisect(2)
+    assert priced == [parts[2, 0]][:count]
+
+
 def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computing again, even what costs nothing, could not save what a search of its own is worth."""
     outcome = _outcome()
