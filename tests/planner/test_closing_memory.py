@@ -21,6 +21,7 @@ from shardwright.planner.exact_fit import fit_exactly
 from shardwright.planner.force import Forced
 from shardwright.planner.found import LEAST_GAIN, Found
 from shardwright.planner.memory_bound import OF_WHAT_FITS, Dual, Tangent
+from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.pbqp import Problem
 from shardwright.planner.search import Search
 from shardwright.planner.starts import Start
@@ -111,6 +112,26 @@ def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.Monkey
     made = closed(search, found)
     assert made.cost.step_s < found.cost.step_s * (1 - LEAST_GAIN)
     assert search.needed_bytes(made) <= search.limit_bytes
+
+
+@pytest.mark.parametrize(("gains", "count"), [(0, 1), (1, 2), (3, 3)])
+def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Found] = []
+
+    def descended(search: MeshSearch, found: Found, *args: object) -> Found:
+        read.append(found)
+        return replace(found) if len(read) <= gains else found
+
+    def climb(dual: Dual, low: Tangent, high: Tangent) -> list[Tangent]:
+        return [high._replace(slope=-1.0, bound_s=0.0)] * 3
+
+    monkeypatch.setattr(closing, "descended", descended)
+    monkeypatch.setattr(closing, "branched", lambda search, found, root, most_open: found)
+    monkeypatch.setattr(closing, "_read_off", lambda search, found, chain: found)
+    monkeypatch.setattr(Dual, "climb", climb)
+    search, found = thrifty(0, part=0.0)
+    assert closed(search, found).cost.gap > closing.MOST_OPEN
+    assert len(read) == count
 
 
 def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
