@@ -58,13 +58,16 @@ def lower_bound(chain: Chain, time_limit_s: float) -> float:
     return total + _rest(chain, states, shared, total, time_limit_s)
 
 
-def best_alike(chain: Chain) -> SolvedChain:
+def best_alike(chain: Chain, close: float = _CLOSE_ALIKE) -> SolvedChain:
     """The best states that message passing reads off a chain whose repeats decide alike, and the bound that it ends
-    at: nearer to the relaxation's optimum than `lower_bound`, and one of all plans where the chain has no runs."""
+    at: nearer to the relaxation's optimum than `lower_bound`, and one of all plans where the chain has no runs.
+
+    close: relative gap between the two at which it ends.
+    """
     problem, variables, states = chain.rolled()
     reduction = reduce(problem, drops_dear=False)
     begin = of_core(chain.begun(variables, states), reduction)
-    bounded = tighten(reduction.core, _CLOSE_ALIKE, chain.graph.clock, begin)
+    bounded = tighten(reduction.core, close, chain.graph.clock, begin)
     if bounded.end is not None:
         chain.ended(of_problem(bounded.end, reduction, problem), variables, states)
     found, decided_s = reduction.complete(bounded.states), chain.constant + reduction.constant

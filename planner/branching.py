@@ -16,19 +16,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.planner.budget import MemoryPrice, SizeRange
+from shardwright.planner.budget import SizeRange
 from shardwright.planner.dataflow import Leaf
 from shardwright.planner.found import Found
-from shardwright.planner.memory_bound import Bound, Dual, Tangent
+from shardwright.planner.memory_bound import CLOSE, FINE, Bound, Dual, Tangent
 from shardwright.planner.mesh_search import MeshSearch
-from shardwright.planner.read_off import fitted_from, read_as_plan
+from shardwright.planner.read_off import fitted_among_all
 from shardwright.planner.state_bytes import value_bytes
 
 #: Branches that are divided in two, at most.
 MOST_DIVIDED = 4
 
+#: How much dearer memory is for a plan that differs in what it is made of, where the one at the price that bounds most
+#: does not.
+_DEARER = 2.0
+
 #: Branches in which a plan is looked for in vain, one after the other, before all others are only bounded.
-MOST_IN_VAIN = 2
+MOST_IN_VAIN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +40,15 @@ class Branch:
     """Plans whose values keep to ranges of sizes (`Dual.within`).
 
     bound_s: those of them that fit take at least so long. low, high: what two prices of memory give, of which the first
-    takes more than there is and the second has room; None where no price gives one that has.
+    takes more than there is and the second has room; None where no price gives one that has. is_tight: whether
+    these were solved finely.
     """
 
     bound_s: float
     dual: Dual
     low: Tangent
     high: Tangent | None
+    is_tight: bool = False
 
 
 def branched(search: MeshSearch, found: Found, root: Branch, most_open: float) -> Found:
@@ -51,20 +57,26 @@ def branched(search: MeshSearch, found: Found, root: Branch, most_open: float) -
     root: all plans. most_open: the gap that a plan may have.
     """
     assert not root.dual.chain.runs, "what one repeat takes is no branch of what all of them take"
-    branches, in_vain = [root], 0
+    branches = [tightened(root, found.cost.step_s * (1 - most_open))]
+    found = _with_bound(search, found, branches)
+    in_vain = 0
     for _ in range(MOST_DIVIDED):
         widest = min(branches, key=lambda branch: branch.bound_s)
-        ranges = divided(widest)
-        if not ranges or _is_closed(found, widest.bound_s, most_open) or search.is_late():
+        if _is_closed(found, widest.bound_s, most_open) or search.is_late():
+            break
+        parted = widest if divided(widest) else with_dearer(widest)
+        ranges = divided(parted)
+        if not ranges:
             break
         branches.remove(widest)
         for within in ranges:
-            branch = bounded(widest, within, found.cost.step_s * (1 - most_open))
+            branch = bounded(parted, within, found.cost.step_s * (1 - most_open))
             branches.append(branch)
             if not _is_closed(found, branch.bound_s, most_open) and in_vain < MOST_IN_VAIN:
                 made = _searched(search, found, branch)
                 in_vain = 0 if made is not found else in_vain + 1
                 found = made
+        branches = [tightened(branch, found.cost.step_s * (1 - most_open)) for branch in branches]
         found = _with_bound(search, found, branches)
     return found
 
@@ -82,6 +94,21 @@ def _with_bound(search: MeshSearch, found: Found, branches: Sequence[Branch]) ->
 def _is_closed(found: Found, bound_s: float, most_open: float) -> bool:
     """Whether a branch with that bound has no plan that is faster by more than may be left open."""
     return bound_s >= found.cost.step_s * (1 - most_open)
+
+
+def tightened(branch: Branch, enough_s: float) -> Branch:
+    """A branch with a finer bound, if its own is nearly enough: as prices are looked for, and solved, some of it is
+    left open."""
+    if branch.is_tight or not branch.bound_s < enough_s <= branch.bound_s * (1 + CLOSE):
+        return branch
+    low, high = (each and branch.dual.at(each.price, each, FINE) for each in (branch.low, branch.high))
+    assert low is not None, "every branch has a plan that is its cheapest"
+    bound_s = max(branch.bound_s, low.bound_s)
+    for made in branch.dual.climb(low, high, bound_s, FINE) if high is not None else ():
+        bound_s = max(bound_s, made.bound_s)
+        if bound_s >= enough_s:
+            break
+    return replace(branch, bound_s=bound_s, is_tight=True)
 
 
 def divided(branch: Branch) -> tuple[tuple[SizeRange, ...], ...]:
@@ -102,6 +129,14 @@ def divided(branch: Branch) -> tuple[tuple[SizeRange, ...], ...]:
     more = SizeRange(decisive, over=halfway, up_to=math.inf)
     less = SizeRange(decisive, over=-1.0, up_to=halfway)
     return (*within, more), (*within, less)
+
+
+def with_dearer(branch: Branch) -> Branch:
+    """A branch with a dearer price for the second one: near each other two plans may differ in copies alone, which
+    nothing is divided by."""
+    if branch.high is None:
+        return branch
+    return replace(branch, high=branch.dual.at(_DEARER * branch.high.price, branch.high))
 
 
 def taken(tangent: Tangent, leaf: Leaf) -> float:
@@ -134,8 +169,5 @@ def bounded(parent: Branch, within: tuple[SizeRange, ...], enough_s: float) -> B
 
 
 def _searched(search: MeshSearch, found: Found, branch: Branch) -> Found:
-    """The plan that is descended to from the cheapest of a branch, or one of the branch that fits, if that is faster
-    than one that is known."""
-    within, low = branch.dual.within, branch.low
-    chain = low.chain.with_price(MemoryPrice.shared(branch.dual.peaks, low.price, within))
-    return fitted_from(search, found, read_as_plan(search, found, chain, low.solved), within)
+    """The cheapest plan of a branch, or one of the branch that fits, if that is faster than one that is known."""
+    return fitted_among_all(search, found, branch.low.chain, branch.low.solved, branch.dual.within)

@@ -317,6 +317,16 @@ class Chain:
         """What states of variables stand for."""
         return {variable: self.graph.set_of(variable).strategies[state] for variable, state in states.items()}
 
+    def states_of(self, strategies: Mapping[Variable, Strategy]) -> dict[Variable, int] | None:
+        """The states that stand for strategies of all variables; None where one of them has none."""
+        found: dict[Variable, int] = {}
+        for variable, strategy in strategies.items():
+            choices = self.graph.set_of(variable).strategies
+            if strategy not in choices:
+                return None
+            found[variable] = choices.index(strategy)
+        return found
+
     def owner(self, variable: Variable) -> tuple[int, int]:
         """The segment that a variable belongs to, and its position there."""
         return self._owner[variable]

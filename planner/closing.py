@@ -12,7 +12,8 @@ two axes, and is descended from.
 Where memory binds, a price of it is looked for that bounds most (`memory_bound.Dual`), and a plan is read off where
 what is cheapest leaves room. That holds for a plan that takes less than there is, too, if faster ones take more. What
 the descent ends at is made to fit as any plan is (`fitting`), as long as it can be faster than what is known.
-What prices leave open is closed by branches, of one value's size at a time (`branching`).
+What prices leave open is closed by branches, of one value's size at a time (`branching`). In these, and where repeats
+are apart, prices are tried among all strategies: that takes less than descents do (`read_off.fitted_among_all`).
 
 Where all that is dear, for edges have many entries, what messages end at is read off with fewer moves followed first:
 they get nearer then, and what the true prices make of the moves that were too cheap is the descent's to mend.
@@ -33,7 +34,7 @@ from shardwright.planner.found import Found
 from shardwright.planner.least_moves import EXACT_RANK
 from shardwright.planner.memory_bound import Bound, Dual, Tangent, least_that_fits, without_budget
 from shardwright.planner.mesh_search import MeshSearch
-from shardwright.planner.read_off import descended, fitted_from, read_as_plan
+from shardwright.planner.read_off import descended, fitted_among_all, fitted_from, read_as_plan
 from shardwright.planner.starts import Start
 
 #: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
@@ -110,7 +111,7 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
     for made in dual.climb(low, dual.at(low.reaches(found.cost.step_s), low)):
         found = _bounded(search, found, Bound(made.bound_s, made.chain))
         if made.slope <= 0 and found.cost.gap > MOST_OPEN and not is_in_vain:  # the next prices are near this one
-            known, found = found, descended(search, found, made.chain, made.solved)
+            known, found = found, fitted_among_all(search, found, made.chain, made.solved)
             is_in_vain = found is known
         if found.cost.gap <= MOST_OPEN:
             return found

@@ -76,6 +76,14 @@ def descend(
     return best
 
 
+def placed(
+    chain: Chain, at: Mapping[Variable, Strategy], fine: Graph, *, time_limit_s: float
+) -> tuple[Chain, SolvedChain]:
+    """A plan of another search, with the prices of the mesh of `fine`: as `descend`, where no axis is free."""
+    near = _around(chain.instances, chain.runs, fine, at, frozenset())
+    return near, near.solve(time_limit_s, close=CLOSE, known=at)
+
+
 def _begun(chain: Chain, free: frozenset[str]) -> Start[Key]:
     """Where message passing over a neighbourhood begins: where that over the last one with the same free axes ended,
     between variables to which the same is left."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from shardwright.planner.bound import best_alike
 from shardwright.planner.budget import Memory, MemoryPrice, Peak, SizeRange
 from shardwright.planner.chain import Chain, Key, SolvedChain
 from shardwright.planner.clock import OutOfTimeError
@@ -91,6 +92,7 @@ class _Priced:
 @dataclass(slots=True, eq=False)
 class Fitting:
     """The search for a plan of one chain that fits; of one mesh, where the chain is a neighbourhood on three axes.
+    Where the chain has all strategies of its mesh, message passing solves it at each price: nothing is descended to.
 
     start: its fastest plan. within: what the plans that prices give keep to, as it does. known: one that fits. peaks:
     where bytes have a price: of what plans are predicted to take. any_peaks: the same, of what the unsplit program
@@ -120,6 +122,8 @@ class Fitting:
     def best(self) -> Found:
         """The fastest plan that fits. Raises MemoryBudgetError."""
         self._add_peak(self.start)
+        if self.known is not None and self._is_among_all:
+            self._add_peak(self.known)
         first = self._first()
         exact = _exactly(self.search, self.start, self._model, self.held_by_all())
         is_close = exact is not None and exact.solved.value - exact.price_bound_s <= CLOSE * exact.solved.value
@@ -176,6 +180,11 @@ class Fitting:
         """Whether the chain is only what is near the plan on three axes that begins."""
         return self.start.is_from_another_mesh
 
+    @property
+    def _is_among_all(self) -> bool:
+        """Whether the chain has all strategies of its mesh, of which a price is solved by message passing."""
+        return self.start.chain.is_for_bound
+
     def _add_peak(self, found: Found) -> None:
         """Price bytes where a plan takes most, too."""
         of_all, of_this = self._model.peak(found.decisions), self._model.peak_of_buffers(found.held, found.decisions)
@@ -196,7 +205,8 @@ class Fitting:
         if bound_s > self.promised_s:
             self.promised_s, self.best_price = bound_s, price
         free_s = chain.graph.least_of_free_s()
-        if self.promised_s + free_s >= self.below_s:  # which other plans need not keep: they may store less
+        is_bounded = self._is_among_all  # by whoever asks
+        if not is_bounded and self.promised_s + free_s >= self.below_s:  # other plans may store less
             self.least_s = max(self.least_s, self._promised_of_all_s(chain, price) + free_s)
             if self.least_s >= self.below_s:
                 raise too_slow(self.start, self.least_s)
@@ -226,7 +236,7 @@ class Fitting:
         """The cheapest plan of a chain at a price. Message passing begins where it ended at the last one."""
         priced = chain.with_price(terms)
         priced.start = self._end[1] if self._end is not None and self._end[0] is chain else Start()
-        solved = priced.solve(self.search.time_limit_s(), close)
+        solved = best_alike(priced) if chain.is_for_bound else priced.solve(self.search.time_limit_s(), close)
         self._end = chain, priced.start
         return solved
 
@@ -293,9 +303,8 @@ class Fitting:
                 self._add_peak(made.found)
         best = self._mixed([self.start, *(each.found for each in self.tried)], best)
         solved = fits.found.solved
-        if not (self.search.is_large or self._descends) and solved.value - solved.rolled_bound > TIGHT * abs(
-            solved.value
-        ):
+        is_final = self.search.is_large or self._descends or self._is_among_all
+        if not is_final and solved.value - solved.rolled_bound > TIGHT * abs(solved.value):
             last = self._at(fits.price, close=0.0).found
             best = _faster(best, last) if self._fits(last) else best
         return best

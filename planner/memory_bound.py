@@ -38,6 +38,9 @@ _MOST_TANGENTS = 6
 _DEARER = 16.0
 CLOSE = 1e-3
 
+#: The same where that little decides.
+FINE = 1e-4
+
 
 class Bound(NamedTuple):
     """Seconds a step that all plans that fit take at least, and the chain that says so, at a price or none."""
@@ -91,21 +94,22 @@ def least_that_fits(chain: Chain, price: MemoryPrice | None, limit_bytes: int, t
 class Dual:
     """The bound that prices of memory give, of all plans of a chain.
 
-    peaks: priced alike. solve: what solves the chain at a price, with a bound of all its plans; `Chain.solve` has all
-    repeats of a run decide alike. within: what the plans keep to that are bounded.
+    peaks: priced alike. solve: what solves the chain at a price to a relative gap, with a bound of all its plans;
+    `Chain.solve` has all repeats of a run decide alike. within: what the plans keep to that are bounded.
     """
 
     search: MeshSearch
     chain: Chain
     peaks: Sequence[Peak]
-    solve: Callable[[Chain], SolvedChain]
+    solve: Callable[[Chain, float], SolvedChain]
     within: tuple[SizeRange, ...] = ()
 
-    def at(self, price: float, near: Tangent | None = None) -> Tangent:
-        """The bound at a price of a byte. near: at another price, where message passing ends much like here."""
+    def at(self, price: float, near: Tangent | None = None, close: float = CLOSE) -> Tangent:
+        """The bound at a price of a byte. near: at another price, where message passing ends much like here. close: the
+        relative gap at which it is solved."""
         chain = self.chain.with_price(MemoryPrice.shared(self.peaks, price, self.within))
         chain.start = Start() if near is None else near.chain.start
-        made = self.tangent(price, chain, self.solve(chain))
+        made = self.tangent(price, chain, self.solve(chain, close))
         chain.forget_reductions()  # tangents of several prices are kept
         return made
 
@@ -118,9 +122,9 @@ class Dual:
         free_s = price * limit
         return Tangent(price, solved.rolled_bound - free_s, solved.value - free_s, taken - limit, chain, solved)
 
-    def climb(self, low: Tangent, high: Tangent, bound_s: float = 0.0) -> Iterator[Tangent]:
+    def climb(self, low: Tangent, high: Tangent, bound_s: float = 0.0, close: float = CLOSE) -> Iterator[Tangent]:
         """The higher of two tangents, then those at prices between them, or dearer ones, as long as these may promise
-        more than is known.
+        more than is known, by a part of `close`.
 
         The bound is concave, and highest between a price at which too many bytes are taken and one at which there is
         room: what is tried next is where their tangents meet (Kelley's cutting planes, 1960). A solution that costs
@@ -133,9 +137,9 @@ class Dual:
                 return
             price = _DEARER * high.price if high.slope >= 0 else low.meets(high)
             promised_s = low.promises(price) if high.slope < 0 else math.inf
-            if promised_s <= bound_s * (1 + CLOSE):
+            if promised_s <= bound_s * (1 + close):
                 return
-            made = self.at(price)
+            made = self.at(price, close=close)
             bound_s = max(bound_s, made.bound_s)
             yield made
             if made.seconds >= promised_s:
@@ -202,8 +206,8 @@ def bounded_by_price(search: MeshSearch, found: Found) -> Found:
     if price is None or fastest is None or not price.total or found.is_from_another_mesh:  # all strategies bound that
         return found
 
-    def nearly(chain: Chain) -> SolvedChain:
-        return chain.solve(search.time_limit_s(), CLOSE)
+    def nearly(chain: Chain, close: float) -> SolvedChain:
+        return chain.solve(search.time_limit_s(), close)
 
     dual = Dual(search=search, chain=found.chain, peaks=[peak for peak, _ in price.peaks], solve=nearly)
     low, high = dual.tangent(0.0, found.chain, fastest), dual.at(price.total)

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.config import PlanOptions
 from shardwright.planner import branching, exact_fit
-from shardwright.planner.branching import Branch, branched, divided, taken
+from shardwright.planner.branching import Branch, branched, divided, taken, tightened
 from shardwright.planner.budget import Peak, SizeRange
 from shardwright.planner.chain import SolvedChain
 from shardwright.planner.clock import OutOfTimeError
@@ -22,6 +22,7 @@ from shardwright.planner.fitting import Fitting, fitted
 from shardwright.planner.force import Forced
 from shardwright.planner.found import Found
 from shardwright.planner.layout import Variable
+from shardwright.planner.memory_bound import CLOSE, Dual, Tangent
 from shardwright.planner.mesh_search import MeshSearch
 from shardwright.planner.search import Search
 from shardwright.planner.state_bytes import value_bytes
@@ -94,6 +95,28 @@ def test_what_differs_in_no_value_is_not_divided() -> None:
     assert branched(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
 
 
+def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[float]()
+
+    def noted(self: Dual, price: float, near: Tangent) -> Tangent:
+        asked.append(price / near.price)
+        assert root.high is not None
+        return root.high
+
+    root, best_s = root_and_optimum(13)
+    monkeypatch.setattr(Dual, "at", noted)
+    monkeypatch.setattr(branching, "_searched", lambda search, found, branch: found)
+    monkeypatch.setattr(branching, "MOST_DIVIDED", 1)
+    monkeypatch.setattr(branching, "bounded", lambda parent, within, enough_s: replace(parent, bound_s=best_s))
+    low = root.low._replace(price=1.0)
+    alike = replace(root, low=low, high=low)
+    assert divided(alike) == ()
+    assert branched(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == best_s
+    assert asked == [2.0]
+
+
 def test_the_branch_that_bounds_least_is_divided_next_and_only_so_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Branch]()
     bound = branching.bounded
@@ -129,7 +152,7 @@ def test_a_branch_that_can_have_nothing_better_is_not_searched(monkeypatch: pyte
     assert searched == [min(bounds_s)]
 
 
-def test_plans_are_looked_for_until_two_branches_in_a_row_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_looked_for_until_three_branches_in_a_row_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = list[bool]()
 
     def noted(search: MeshSearch, found: Found, branch: Branch) -> Found:
@@ -140,7 +163,18 @@ def test_plans_are_looked_for_until_two_branches_in_a_row_have_none(monkeypatch:
     monkeypatch.setattr(branching, "bounded", lambda parent, within, enough_s: parent)
     root, best_s = root_and_optimum(13)
     branched(*known(root, 100 * best_s), root, 0.0)
-    assert searched == [False, True, False, False]
+    assert searched == [False, True, False, False, False]
+
+
+def test_a_bound_that_is_nearly_enough_is_made_finer() -> None:
+    """Once; one that is far from it is not, nor one that is enough."""
+    root, _ = root_and_optimum(13)
+    rough = replace(root, bound_s=root.bound_s * (1 - CLOSE / 2))
+    made = tightened(rough, root.bound_s)
+    assert made.bound_s == pytest.approx(root.bound_s)
+    assert tightened(made, 1.0001 * made.bound_s) is made
+    assert tightened(rough, root.bound_s * (1 + CLOSE)) is rough
+    assert tightened(rough, rough.bound_s) is rough
 
 
 def with_less_memory(seed: int, eight: int) -> tuple[Search, Found]:

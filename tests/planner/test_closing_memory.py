@@ -62,7 +62,7 @@ def test_what_is_no_cut_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     high = dual.at(2 * low.reaches(best_s))
     asked = list[float]()
 
-    def poor(self: Dual, price: float) -> Tangent:
+    def poor(self: Dual, price: float, *, close: float) -> Tangent:
         asked.append(price)
         return low._replace(price=price, bound_s=0.0, seconds=2 * best_s)
 
@@ -118,14 +118,14 @@ def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.Monkey
 def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Found] = []
 
-    def descended(search: MeshSearch, found: Found, *args: object) -> Found:
+    def fitted(search: MeshSearch, found: Found, *args: object) -> Found:
         read.append(found)
         return replace(found) if len(read) <= gains else found
 
     def climb(dual: Dual, low: Tangent, high: Tangent) -> list[Tangent]:
         return [high._replace(slope=-1.0, bound_s=0.0)] * 3
 
-    monkeypatch.setattr(closing, "descended", descended)
+    monkeypatch.setattr(closing, "fitted_among_all", fitted)
     monkeypatch.setattr(closing, "branched", lambda search, found, root, most_open: found)
     monkeypatch.setattr(closing, "_read_off", lambda search, found, chain: found)
     monkeypatch.setattr(Dual, "climb", climb)
