@@ -312,9 +312,10 @@ class Fitting:
     def _is_in_vain(self, over: _Priced, fits: _Priced, best: Found) -> bool:
         """Whether plans at prices between two seem to take too long where the memory ends, as the best that fits does.
 
-        At near prices they are near the line between both.
+        At near prices they are near the line between both. Among all strategies a price takes little, and plans at near
+        prices are what merges well: of distant ones the integer program takes minutes.
         """
-        if best.cost.step_s < self.below_s or fits.price > NEAR_PRICES * over.price:
+        if self._is_among_all or best.cost.step_s < self.below_s or fits.price > NEAR_PRICES * over.price:
             return False
         over_s, over_bytes = over.found.cost.step_s, self.search.needed_bytes(over.found)
         saved, added_s = over_bytes - self.search.needed_bytes(fits.found), fits.found.cost.step_s - over_s
