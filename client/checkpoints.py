@@ -23,8 +23,8 @@ from shardwright.client.structure import rebuilt, structure_of
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout
 from shardwright.pieces import chunk_shape
-from shardwright.plans import Mesh, TensorSharding
 from shardwright.proto.v1 import common_pb2, master_pb2
+from shardwright.shardings import Mesh, TensorSharding
 
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection

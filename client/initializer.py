@@ -21,7 +21,7 @@ from shardwright.client.placement import place, settled
 from shardwright.client.places import Place, Rows
 from shardwright.config import PlanOptions
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.client.session import Session

@@ -19,7 +19,7 @@ from shardwright.client.places import Place, can_be_moved
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.client.programs import Program

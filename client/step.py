@@ -21,8 +21,9 @@ from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanErr
 from shardwright.layouts import Layout
 from shardwright.options import name_matches
 from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Mesh, Plan
+from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
+from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
     import os

@@ -1,30 +1,25 @@
-"""From HLO to a Plan, in this order, one module each:
+"""From HLO to a Plan. The packages, each of which may import those above it (docs/adr/0036):
 
-    program     the module read once: inlining (calls written out), rewrites (dimensions split), names, pins
-    dataflow    who makes which array leaf and who reads it, through tuples and loops
-    segments    the program cut at its critical nodes; equal segments, and runs of them
+    rules       per opcode and for one mesh axis: which dimensions may be split together
+    graph       who makes which array leaf and who reads it; what the program brings along
+    rewrites    the same program written so that more can be split, or less is stored
+    costs       seconds of each strategy and of each move (from `shardwright.cost`)
     strategies  the ways to compute each node on a mesh: a factor, a partial sum handed on, or nothing, per axis
-    prices      seconds of each strategy and of each reshard (from `shardwright.cost`)
-    pins, force what the user decided; colours, mixtures, confine: what a forced strategy leaves to each instruction
-    graph       variables: nodes that choose, hubs where a value lies for its readers
-    chain       every kind of segment reduced once, the program put together with its runs rolled up
-    preference  what to choose where costs are equal
-    solve       exact reductions (pbqp), a bound by message passing (dual), an integer program (ilp)
-    bound       what no plan costs less than, every repeat deciding for itself
-    budget      memory as a price per byte; fitting: the price at which a plan fits; exact_fit: as rows of the ILP
-    recompute   what to compute again where memory binds; relief: whether that gives a faster plan that fits
-    rule_mode   instead of a search: the pins propagated
-    assemble    the chosen strategies as a Plan: instructions, collectives (causes: why), variables
-    found       what the search finds; mesh_search: on one mesh; finishing: bounded and written down
-    parallel    work on a second core, in a forked child
-    verify      a checker that knows nothing of the search
-    cache       plans kept for the next time
+    solver      a choice problem: exact reductions, a bound by message passing, an integer program
+    pins        what the user decided: tensors pinned to axes, forced strategies
+    segments    the program cut at its critical nodes; its variables; the chain of segments, runs rolled up
+    memory      prices of bytes, plans that fit, what is computed again
+    plans       the chosen strategies as a Plan: instructions, collectives, variables; a checker that knows no search
+    microbatch  the step cut into micro-batches
+    search      every candidate mesh is planned, bounded, and the fastest plan that fits is kept
+    again       nearly the same program again: along the way of the earlier search
+    stages      the stages of a pipeline; pipeline: their programs
 
-`search` runs them for every candidate mesh and keeps the fastest plan that fits. `planning` weighs that plan against a
-pipeline: `microbatch` cuts the step into micro-batches, `stages` looks for the stages, `pipeline` makes their programs.
+`search.program` reads a module once, `search.search` plans it on every mesh. `planning` weighs that plan against a
+pipeline, `cache` keeps it for the next time.
 """
 
-from shardwright.planner.search import plan
+from shardwright.planner.search.search import plan
 from shardwright.progress import PlanProgress
 
 __all__ = ["PlanProgress", "plan"]

@@ -25,15 +25,15 @@ from shardwright.errors import ShardwrightError
 from shardwright.hlo import Module
 from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.planner import PlanProgress
-from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.again.labels import CannotRelabelError, Labels, Relabelling
+from shardwright.planner.again.trails import Trails
 from shardwright.planner.digests import cluster_digest, hash_of, options_digest, planner_version, program_digest
-from shardwright.planner.labels import CannotRelabelError, Labels, Relabelling
-from shardwright.planner.names import argument_names, output_names
+from shardwright.planner.graph.dataflow import build_dataflow
+from shardwright.planner.graph.names import argument_names, output_names
+from shardwright.planner.graph.source import Source
 from shardwright.planner.planning import plan_step
-from shardwright.planner.source import Source
+from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.store import Store
-from shardwright.planner.trails import Trails
-from shardwright.planner.verify import check_plan
 from shardwright.plans import Plan
 
 #: Part of its deadline after which a search counts as cut short: next time it may come further.

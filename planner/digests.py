@@ -30,7 +30,7 @@ _ASKED = frozenset({"sharding"})
 #: Packages and modules that make plans: entries made by other versions of them are not found.
 _SOURCES = (
     "planner", "cost", "hlo", "tasks", "config.py", "layouts.py", "links.toml", "pipeline_json.py", "pipelines.py",
-    "plan_json", "plans.py",
+    "plan_json", "plans.py", "shardings.py",
 )  # fmt: skip
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.search import Search
-from shardwright.planner.sparing import sparing_plan
+from shardwright.planner.search.search import Search
+from shardwright.planner.search.sparing import sparing_plan
 from shardwright.report.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
-    from shardwright.planner.source import Source
+    from shardwright.planner.graph.source import Source
 
 #: Multiples of the cluster that are tried.
 TIMES = (2, 4, 8, 16)

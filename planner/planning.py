@@ -11,11 +11,11 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
+from shardwright.planner.again.trails import Trails
 from shardwright.planner.enough import with_enough_devices
+from shardwright.planner.graph.source import Source
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
-from shardwright.planner.search import plan as plan_whole
-from shardwright.planner.source import Source
-from shardwright.planner.trails import Trails
+from shardwright.planner.search.search import plan as plan_whole
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from shardwright.dtypes import to_dtype
 from shardwright.errors import PlanError
-from shardwright.plans import Mesh, TensorSharding, VariablePlan
+from shardwright.plans import VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
 
 Slices = tuple[slice, ...]
 

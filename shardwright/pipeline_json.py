@@ -25,7 +25,8 @@ from shardwright.plan_json import decode_data, read_json
 from shardwright.plan_json import encode as encode_plan
 from shardwright.plan_json.reading import digest_of, read_mesh, read_sharding, read_variable, version_of
 from shardwright.plan_json.writing import Table, encode_mesh, encode_sharding, encode_variable
-from shardwright.plans import MemorySummary, TensorSharding, VariablePlan
+from shardwright.plans import MemorySummary, VariablePlan
+from shardwright.shardings import TensorSharding
 from shardwright.tasks import PieceKind, Scope, TaskGraph
 
 _KINDS = ("start", "split", "forward", "backward", "weight", "accumulate", "apply")

@@ -22,7 +22,8 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.errors import PlanError
-from shardwright.plans import MemorySummary, Mesh, Plan, VariablePlan
+from shardwright.plans import MemorySummary, Plan, VariablePlan
+from shardwright.shardings import Mesh
 from shardwright.tasks import MICRO_BATCH, PieceKind, Scope, TaskGraph
 
 __all__ = [

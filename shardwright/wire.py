@@ -27,9 +27,9 @@ from shardwright.errors import (
 )
 from shardwright.layouts import Layout
 from shardwright.options import check_limits
-from shardwright.plans import Mesh, MeshAxis, TensorSharding
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import common_pb2, master_pb2
+from shardwright.shardings import Mesh, MeshAxis, TensorSharding
 from shardwright.xla.compiled import CompiledProgram, ObservedCollective
 
 #: Preferred size of one stream message; gRPC's default limit is 4 MiB.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 
 MESHES = [Mesh.of({"x": 8}), Mesh.of({"x": 2, "y": 4}), Mesh.of({"x": 4, "y": 2}), Mesh.of({"x": 2, "y": 2, "z": 2})]
 SMALL_MESHES = [*MESHES, Mesh.of({"x": 1}), Mesh.of({"x": 2}), Mesh.of({"x": 3}), Mesh.of({"x": 2, "y": 3})]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
 from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla.layouts import jax_mesh, named_sharding
 from tests.layout_strategies import MESHES, layouts_of, shapes
 

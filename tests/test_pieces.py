@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardwright.layouts import Layout, distinct_shards, pad_to_stored, shard_slices
 from shardwright.pieces import Piece, chunk_shape, pieces
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 
 MESHES = [Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 4}), Mesh.of({"x": 3, "y": 2})]
 

@@ -22,14 +22,12 @@ from shardwright.plans import (
     CostSummary,
     InstructionPlan,
     MemorySummary,
-    Mesh,
-    MeshAxis,
     Plan,
     PlannedCollective,
     SegmentPlan,
-    TensorSharding,
     VariablePlan,
 )
+from shardwright.shardings import Mesh, MeshAxis, TensorSharding
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "plan-schema.json").read_text(encoding="utf-8"))
 HLO = "HloModule tiny"

@@ -17,7 +17,8 @@ from shardwright import wire
 from shardwright.config import PlanOptions
 from shardwright.errors import PlanError
 from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored
-from shardwright.plans import Mesh, Plan, TensorSharding
+from shardwright.plans import Plan
+from shardwright.shardings import Mesh, TensorSharding
 from tests.test_plans import HLO, small_plan
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "plan-schema.json").read_text(encoding="utf-8"))

@@ -25,9 +25,9 @@ from shardwright.errors import (
     ShardwrightError,
 )
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh, TensorSharding
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import common_pb2, master_pb2, master_pb2_grpc
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 
 names = st.from_regex(r"[a-z]{1,8}", fullmatch=True)

@@ -34,17 +34,17 @@ from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import Entry, cluster_json
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.planner import dual, ilp, pbqp
-from shardwright.planner.bound import lower_bound
-from shardwright.planner.chain import Chain, Kind, SolvedChain
-from shardwright.planner.ilp import Solution
-from shardwright.planner.layout import lay_out, variables_of
-from shardwright.planner.pbqp import Problem, Reduction
-from shardwright.planner.preference import MOST
-from shardwright.planner.search import Search
-from shardwright.planner.segments import Segments, find_runs, instances_of
-from shardwright.planner.solve import CLOSE, EXACT_STATES
-from shardwright.plans import Mesh
+from shardwright.planner.search.search import Search
+from shardwright.planner.segments.bound import lower_bound
+from shardwright.planner.segments.chain import Chain, Kind, SolvedChain
+from shardwright.planner.segments.cut import Segments, find_runs, instances_of
+from shardwright.planner.segments.layout import lay_out, variables_of
+from shardwright.planner.solver import dual, ilp, pbqp
+from shardwright.planner.solver.ilp import Solution
+from shardwright.planner.solver.pbqp import Problem, Reduction
+from shardwright.planner.solver.solve import CLOSE, EXACT_STATES
+from shardwright.planner.strategies.preference import MOST
+from shardwright.shardings import Mesh
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 600.0
@@ -122,7 +122,7 @@ class _Chain(Chain):
         return pbqp.reduce(problem, range(len(problem.costs)) if self.off == "reductions" else ())
 
     def _solved(self, core: Problem, time_limit_s: float) -> Solution:
-        """As `planner.solve` does it, the integer program left out where it is off."""
+        """As `planner.solver.solve` does it, the integer program left out where it is off."""
         if not core.costs:
             return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
         close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE

@@ -59,9 +59,9 @@ def child() -> None:
     """Plan the job on stdin until the first plan that fits is offered; print when that was, and its step."""
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
-    from shardwright.planner.found import Found
-    from shardwright.planner.search import Search, plan
-    from shardwright.planner.source import Source
+    from shardwright.planner.graph.source import Source
+    from shardwright.planner.search.found import Found
+    from shardwright.planner.search.search import Search, plan
 
     job: dict[str, Any] = json.load(sys.stdin)
     if job["memory_budget"]:

@@ -17,13 +17,13 @@ import numpy as np
 
 from shardwright.layouts import Layout
 from shardwright.links import Link
-from shardwright.plans import Mesh
 from shardwright.server.runtime.arrays import local_positions
 from shardwright.server.runtime.handover import Handover
 from shardwright.server.runtime.moves import Piece as MovedPiece
 from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.tasks import Program, StageRunner, TaskRunner
 from shardwright.server.runtime.transport import Arrival, Endpoint, Stop, Transport
+from shardwright.shardings import Mesh
 from shardwright.tasks import Piece, Schedule, StepPieces, Task, TaskGraph, Value, task_graph
 
 #: Elements of every array: one micro-batch's activations.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.inlining import callees_first
+from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names, Region, is_first
 from shardwright.planner.microbatch.demand import Demand, Version
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape

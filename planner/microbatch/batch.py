@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from math import prod
 
 from shardwright.config import PlanOptions
-from shardwright.planner.colours import Ties
-from shardwright.planner.dataflow import Dataflow
-from shardwright.planner.force import state_arguments
-from shardwright.planner.known_rules import KnownRules
-from shardwright.planner.layout import free_nodes
+from shardwright.planner.graph.colours import Ties
+from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.microbatch.kinds import Along
+from shardwright.planner.pins.force import state_arguments
+from shardwright.planner.segments.layout import free_nodes
+from shardwright.planner.strategies.known_rules import KnownRules
 
 #: Arguments whose dimensions are tried, the largest first: where parameters that are not trained are arguments
 #: of their own, they may be larger than the batch.

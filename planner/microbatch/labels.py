@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from shardwright.hlo import Computation, Instruction, TupleShape
-from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, joined
 from shardwright.planner.microbatch.locality import Reading, Readings, apart
+from shardwright.planner.strategies.known_rules import KnownRules
 
 #: Instructions whose result leaves are operand leaves, in order.
 TRANSPARENT = frozenset({"tuple", "optimization-barrier", "opt-barrier", "domain", "add-dependency"})

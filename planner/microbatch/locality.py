@@ -14,11 +14,11 @@ from functools import lru_cache
 from math import gcd, prod
 
 from shardwright.hlo import Instruction
-from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, Kind, Term, Whole
 from shardwright.planner.rules import Factor
 from shardwright.planner.rules.base import factor, operand_leaves
 from shardwright.planner.rules.linear import becomes_partial, is_zero, linear_ways
+from shardwright.planner.strategies.known_rules import KnownRules
 
 #: Instructions that do or give something else when they run again.
 IMPURE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "send", "recv"})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.inlining import callees_first
+from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names
 from shardwright.planner.microbatch.demand import Version
 from shardwright.planner.microbatch.kinds import WHOLE, Along, local_shape

@@ -10,15 +10,15 @@ from shardwright.config import PlanOptions
 from shardwright.errors import MicroBatchError
 from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.dataflow import build_dataflow
-from shardwright.planner.inlining import inline_calls
-from shardwright.planner.known_rules import KnownRules
+from shardwright.planner.graph.dataflow import build_dataflow
+from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.microbatch.batch import candidates
 from shardwright.planner.microbatch.demand import Demand, How, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
 from shardwright.planner.microbatch.labels import Labeller, Labels
 from shardwright.planner.microbatch.refusal import refusal, taken_apart
 from shardwright.planner.rewrites.lookups import own_rows
+from shardwright.planner.strategies.known_rules import KnownRules
 
 MICRO, ONCE = "micro", "once"
 

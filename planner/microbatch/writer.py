@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, TupleShape
-from shardwright.planner.inlining import naming
+from shardwright.planner.graph.inlining import naming
 from shardwright.planner.microbatch.block import Block, Region, cut, is_first, offset
 from shardwright.planner.microbatch.demand import Demand, How, Recipe, Version
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape

@@ -15,7 +15,7 @@ from shardwright.planner.pipeline.layouts import StageLayouts, replicated
 from shardwright.planner.pipeline.owners import Ownership, ownership
 from shardwright.planner.pipeline.phases import Phases, Place, phases_of
 from shardwright.planner.pipeline.step import Step, argument_value, array, output_value, sum_value
-from shardwright.plans import TensorSharding
+from shardwright.shardings import TensorSharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

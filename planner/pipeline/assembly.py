@@ -9,9 +9,10 @@ from shardwright.errors import InternalError
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape, format_shape
 from shardwright.hlo.shapes import without_layout
 from shardwright.planner.pipeline.layouts import StageLayouts, leaves_before
+from shardwright.planner.plans.verify import CALLING
 from shardwright.planner.rewrites.edit import attribute, consistent, copy_of
-from shardwright.planner.verify import CALLING
-from shardwright.plans import InstructionPlan, TensorSharding, ValueSharding, VariablePlan
+from shardwright.plans import InstructionPlan, VariablePlan
+from shardwright.shardings import TensorSharding, ValueSharding
 from shardwright.tasks import PieceKind
 
 #: Instructions whose result is their operands', or a part of it.

@@ -17,8 +17,8 @@ from shardwright.pipelines import PipelinePlan
 from shardwright.planner.pipeline.boundary import Origin
 from shardwright.planner.pipeline.layouts import WholeStep
 from shardwright.planner.pipeline.make import Choice, make_pipeline
-from shardwright.planner.program import Program
 from shardwright.planner.rewrites.split_loops import Piece
+from shardwright.planner.search.program import Program
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
 from shardwright.progress import PlanProgress

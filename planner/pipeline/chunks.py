@@ -25,7 +25,7 @@ from shardwright.planner.pipeline.step import (
     used_value,
 )
 from shardwright.planner.rewrites.edit import int_list
-from shardwright.plans import TensorSharding
+from shardwright.shardings import TensorSharding
 from shardwright.tasks import PieceKind
 
 _INT = ArrayShape("s32", ())

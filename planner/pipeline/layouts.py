@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.hlo import ArrayShape, Instruction, Module, TupleShape
-from shardwright.planner.legality import rule_problems
 from shardwright.planner.microbatch import Shared, StepSplit
-from shardwright.planner.verify import CALLING
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding, VariablePlan
+from shardwright.planner.plans.verify import CALLING
+from shardwright.planner.strategies.legality import rule_problems
+from shardwright.plans import InstructionPlan, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding, ValueSharding
 
 #: What `rewrites.split_loops` adds to the names of what it makes for some of the layers.
 _OF_ROWS = re.compile(r"\.rows\d+_\d+")

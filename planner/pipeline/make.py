@@ -21,9 +21,9 @@ from shardwright.pipelines import (
     PipelineProgram,
     PipelineStage,
 )
-from shardwright.planner.dataflow import build_dataflow
+from shardwright.planner.graph.dataflow import build_dataflow
+from shardwright.planner.graph.names import argument_names, output_names
 from shardwright.planner.microbatch import Index, StepSplit, accumulated, micro_module, once_module, split_step
-from shardwright.planner.names import argument_names, output_names
 from shardwright.planner.pipeline.apply import Applied, apply_programs
 from shardwright.planner.pipeline.assembly import Assembled
 from shardwright.planner.pipeline.boundary import Origin, Values, argument_entries, origins, output_entries
@@ -36,11 +36,12 @@ from shardwright.planner.pipeline.pricing import Pricing
 from shardwright.planner.pipeline.step import Step, argument_value, stacked_value
 from shardwright.planner.pipeline.tails import Parts, summed_once
 from shardwright.planner.pipeline.values import device_bytes, task_piece, task_values, values_of
-from shardwright.planner.search import plan as plan_step
+from shardwright.planner.search.search import plan as plan_step
 from shardwright.planner.stages.choice import StageGroup
 from shardwright.planner.stages.groups import link_between
-from shardwright.plans import MemorySummary, Mesh
+from shardwright.plans import MemorySummary
 from shardwright.progress import PlanProgress
+from shardwright.shardings import Mesh
 from shardwright.tasks import (
     Schedule,
     StepPieces,

@@ -12,22 +12,23 @@ from hashlib import sha256
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, memory
 from shardwright.hlo import ArrayShape
-from shardwright.planner.assemble import Decisions
-from shardwright.planner.causes import Causes
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.dataflow import Dataflow, Leaf, Node, build_dataflow
-from shardwright.planner.graph import Graph
-from shardwright.planner.kernels import find_kernels
-from shardwright.planner.layout import free_nodes, lay_out
-from shardwright.planner.ledger import compute_time_s, planned_collectives
+from shardwright.planner.costs.kernels import find_kernels
+from shardwright.planner.costs.prices import Prices
+from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, build_dataflow
 from shardwright.planner.pipeline.assembly import Assembled
-from shardwright.planner.prices import Prices
+from shardwright.planner.plans.assemble import Decisions
+from shardwright.planner.plans.causes import Causes
+from shardwright.planner.plans.ledger import compute_time_s, planned_collectives
+from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rules import rule_of
-from shardwright.planner.segments import Segments
-from shardwright.planner.strategies import Strategy, local_results
-from shardwright.planner.strategy_sets import StrategyBuilder
-from shardwright.planner.verify import check_plan
-from shardwright.plans import CostSummary, InstructionPlan, Mesh, Plan, TensorSharding, VariablePlan
+from shardwright.planner.segments.choices import Graph
+from shardwright.planner.segments.cut import Segments
+from shardwright.planner.segments.layout import free_nodes, lay_out
+from shardwright.planner.strategies.expansion import Strategy, local_results
+from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.plans import CostSummary, InstructionPlan, Plan, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
 
 #: What `CostSummary.bound_scope` says of programs that are parts of a plan.
 _SCOPE = "one program of a pipeline: the step as a whole was searched"

@@ -11,7 +11,7 @@ from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.microbatch import Along, Argument, Index, PartModule, Shared, StepSplit
 from shardwright.planner.pipeline.homes import Homes
 from shardwright.planner.pipeline.layouts import StageLayouts
-from shardwright.plans import TensorSharding
+from shardwright.shardings import TensorSharding
 from shardwright.tasks import MICRO_BATCH
 
 

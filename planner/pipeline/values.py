@@ -11,7 +11,7 @@ from shardwright.pipelines import PipelineProgram, PipelineValue
 from shardwright.planner.pipeline.apply import Applied
 from shardwright.planner.pipeline.boundary import Values, kept_as_it_is
 from shardwright.planner.pipeline.step import INDEX, Step, argument_value
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 from shardwright.tasks import Piece, Scope, Value
 
 #: Programs that run once for every micro-batch.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from shardwright.config import ANNOTATION_TARGET
 from shardwright.hlo import Computation, Instruction, TupleShape, Window
-from shardwright.planner.dataflow import CONTROL_FLOW
+from shardwright.planner.graph.dataflow import CONTROL_FLOW
 from shardwright.planner.rules.data_movement import reshape_groups
 from shardwright.planner.rules.elementwise import BINARY, NARY, UNARY
 

@@ -15,7 +15,8 @@ from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.rewrites.boundary import bring_to
 from shardwright.planner.rewrites.classes import Required
 from shardwright.planner.rules.data_movement import reshape_groups
-from shardwright.plans import InstructionPlan, Plan, TensorSharding, ValueSharding, VariablePlan
+from shardwright.plans import InstructionPlan, Plan, VariablePlan
+from shardwright.shardings import TensorSharding, ValueSharding
 
 
 def without_idle_views(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Attribute, Instruction, Module, TupleShape
-from shardwright.planner.inlining import callees_first
+from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.loop_parts import LoopBody, Rows, element_of, until
 from shardwright.planner.rewrites.row_wise import RowWise, row_wise

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 #: Opcodes of which something is denied.
 DENIED_OPCODES = frozenset({"convolution", "gather", "scatter"})

@@ -59,7 +59,7 @@ def linear_ways(instruction: Instruction) -> tuple[LinearWay, ...]:
 def becomes_partial(element_type: str) -> bool:
     """Whether a value of this type that lies whole over an axis may be used as partial over it.
 
-    Not complex ones, on which XLA's compiler dies (pinned by tests/planner/test_linear.py).
+    Not complex ones, on which XLA's compiler dies (pinned by tests/planner/rules/test_linear.py).
     """
     return _is_summable(element_type) and not element_type.startswith("c")
 
@@ -70,7 +70,7 @@ def reduced_at_once(instruction: Instruction, taken: Iterable[Factor] = ()) -> s
     taken: the factors that axes take; none: where that is so whatever they take.
 
     XLA reduces such a sum by itself, whatever its result is marked as, and takes the whole sum that it has made
-    for a summand. Pinned by a test that fails once XLA mends it (tests/planner/test_linear.py); until then every
+    for a summand. Pinned by a test that fails once XLA mends it (tests/planner/rules/test_linear.py); until then every
     contracted axis is reduced where the instruction stands, and no other axis is partial in its result.
     """
     if instruction.opcode == "gather":

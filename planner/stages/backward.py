@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.hlo import Instruction
-from shardwright.planner.dataflow import BARRIERS, Dataflow, Leaf
+from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf
 
 #: What moves or converts a parameter for its readers: cheap, made anew by each of them.
 _CHEAP = frozenset({"convert", "reshape", "transpose", "copy", "bitcast", "broadcast", "slice", "reverse"})

@@ -10,10 +10,10 @@ from shardwright.hlo import Module
 from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.microbatch import StepSplit
 from shardwright.planner.rewrites.split_loops import Piece
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.planner.found import Found
+    from shardwright.planner.search.found import Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

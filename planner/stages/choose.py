@@ -23,12 +23,12 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, 
 from shardwright.hlo import Module
 from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.dataflow import Leaf
-from shardwright.planner.found import Found
-from shardwright.planner.mesh_search import Listener
-from shardwright.planner.meshes import candidate_meshes, refines
+from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.microbatch import StepSplit, Term, split_step
-from shardwright.planner.program import Program
+from shardwright.planner.search.found import Found
+from shardwright.planner.search.mesh_search import Listener
+from shardwright.planner.search.meshes import candidate_meshes, refines
+from shardwright.planner.search.program import Program
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.coarse import Coarse, coarse_parts
 from shardwright.planner.stages.contract import contracted
@@ -40,8 +40,8 @@ from shardwright.planner.stages.plans import MOST_PLANS, StepPlans
 from shardwright.planner.stages.priced import held_in, roughly_s, step_pace
 from shardwright.planner.stages.result import chosen
 from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
-from shardwright.plans import Mesh
 from shardwright.progress import PlanProgress
+from shardwright.shardings import Mesh
 from shardwright.tasks import Pace, Schedule
 
 #: Schedules that are tried; of equals the first is taken. Others (3f3b, …) are on request.

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
-from shardwright.planner.dataflow import BARRIERS, Dataflow, build_dataflow
-from shardwright.planner.layout import free_nodes
+from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, build_dataflow
 from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
-from shardwright.planner.segments import CHOOSERS, forward_nodes
+from shardwright.planner.segments.cut import CHOOSERS, forward_nodes
+from shardwright.planner.segments.layout import free_nodes
 from shardwright.planner.stages.backward import Placing
 
 

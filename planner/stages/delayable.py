@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardwright.planner.dataflow import Leaf
+from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.stages.coarse import Coarse
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from shardwright.planner.dataflow import Leaf
+from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.rewrites.stacked_loops import StackedLoop
 from shardwright.planner.stages.coarse import Coarse
 from shardwright.planner.stages.delayable import delayable

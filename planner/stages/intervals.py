@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.pbqp import FloatArray
+from shardwright.planner.solver.pbqp import FloatArray
 from shardwright.planner.stages.work import CutProblem, StageCut, Work, of_kind, shared_bytes
 
 BoolArray = NDArray[np.bool_]

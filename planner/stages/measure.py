@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from shardwright.cost.memory import shard_bytes, temporaries_bytes
 from shardwright.hlo import ArrayShape, Computation, Instruction
-from shardwright.planner.assemble import Decisions
-from shardwright.planner.dataflow import Dataflow
-from shardwright.planner.ledger import node_times_s, planned_collectives
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding, VariablePlan
+from shardwright.planner.graph.dataflow import Dataflow
+from shardwright.planner.plans.assemble import Decisions
+from shardwright.planner.plans.ledger import node_times_s, planned_collectives
+from shardwright.plans import InstructionPlan, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
 
 #: How instructions that a rewrite adds are named: after what they serve.
 _ADDED = ".local"

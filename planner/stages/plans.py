@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.hlo import Module
-from shardwright.planner.budget import MemoryPrice
-from shardwright.planner.found import Found
+from shardwright.planner.memory.budget import MemoryPrice
 from shardwright.planner.microbatch import StepSplit, accumulated
-from shardwright.planner.pins import DimPin, Requirement
-from shardwright.planner.program import Program
-from shardwright.planner.search import Search
+from shardwright.planner.pins.pins import DimPin, Requirement
+from shardwright.planner.search.found import Found
+from shardwright.planner.search.program import Program
+from shardwright.planner.search.search import Search
 from shardwright.planner.stages.coarse import Coarse
 from shardwright.planner.stages.groups import DeviceGroups
 from shardwright.planner.stages.measure import Measured, measure
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 #: Plans of one step on one mesh that are looked at: the fastest one, then with prices of a byte, each so many times the
 #: one before, the first a part of what the fastest plan's bytes cost at its own time.

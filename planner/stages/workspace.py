@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shardwright.planner.dataflow import Leaf
-from shardwright.planner.segments import CHOOSERS
+from shardwright.planner.graph.dataflow import Leaf
+from shardwright.planner.segments.cut import CHOOSERS
 from shardwright.planner.stages.coarse import Coarse
 from shardwright.planner.stages.measure import Measured
 

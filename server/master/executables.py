@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from shardwright import wire
 from shardwright.layouts import Layout
 from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan, PipelineProgram, PipelineStage
-from shardwright.plans import Mesh, Plan, VariablePlan
+from shardwright.plans import Plan, VariablePlan
 from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
 from shardwright.server.master import events as ev
 from shardwright.server.master.formation import Formation
 from shardwright.server.master.library import PlanRecord
+from shardwright.shardings import Mesh
 from shardwright.xla import CompileJob, CompileService
 from shardwright.xla.compiled import CompiledProgram
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from shardwright import wire
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh
 from shardwright.proto.v1 import worker_pb2
 from shardwright.server.runtime.arrays import StoredArray, from_host, local_positions
 from shardwright.server.runtime.handover import Handover
 from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.tasks import Buffers, StageRecord, StageRunner, TaskRunner
 from shardwright.server.runtime.transport import Stop, Transport
+from shardwright.shardings import Mesh
 from shardwright.tasks import MICRO_BATCH, Buffer, Task, TaskGraph
 from shardwright.xla.layouts import mesh_devices
 from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program

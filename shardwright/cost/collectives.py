@@ -26,7 +26,7 @@ from shardwright.cost.device_groups import Spread, spreads
 from shardwright.cost.profiles import HardwareProfile, Link
 from shardwright.cost.tilings import Order, along, count
 from shardwright.errors import InternalError
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cluster import Cluster

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.tilings import Atom, Order, along, factors
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 IntArray = NDArray[np.int64]
 

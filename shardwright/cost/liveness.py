@@ -27,7 +27,7 @@ from shardwright.cost.programs import Programs
 from shardwright.cost.readers import Reader, reader_of
 from shardwright.cost.schedule import Step
 from shardwright.hlo import Computation, Module
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

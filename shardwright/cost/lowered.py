@@ -39,7 +39,8 @@ from shardwright.cost.stacks import along
 from shardwright.cost.turned import with_turned_arguments
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding, ValueSharding
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh, TensorSharding, ValueSharding
 
 #: Opcode of what a device cuts out of a value that it holds.
 _SLICE = "dynamic-slice"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shardwright.cost.paths import Dims, Move, even_size, paths_on, scattering
 from shardwright.cost.retile import DividesByZero
 from shardwright.cost.tilings import Order
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 IntArray = NDArray[np.int64]
 _Number = TypeVar("_Number", bound=np.signedinteger[Any])

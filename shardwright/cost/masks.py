@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.hlo import Instruction
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 
 
 def masked_dims(instruction: Instruction, number: int, used: Sequence[TensorSharding], mesh: Mesh) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ from shardwright.cost.schedule import Step
 from shardwright.cost.stacks import Order, orders_read, with_copied_stacks
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorSharding, VariablePlan
+from shardwright.plans import InstructionPlan, MemorySummary, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
 
 
 class Held(NamedTuple):

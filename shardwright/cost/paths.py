@@ -16,7 +16,7 @@ from shardwright.cost.collectives import Topology, group_time_s, wire_bytes
 from shardwright.cost.partitioner import Resharding, Step
 from shardwright.cost.retile import refined
 from shardwright.cost.tilings import Order, along, count, tiling_of
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 #: Axes that split each dimension of an array, major first.
 Dims = tuple[tuple[str, ...], ...]

@@ -15,7 +15,7 @@ from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.program import Program
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 
 #: What moves a value to another layout, last of all.
 _MOVES = frozenset({"all-gather", "all-to-all", "collective-permute", "dynamic-slice", "reduce-scatter"})

@@ -20,7 +20,7 @@ from shardwright.cost.paths import Dims, Move, Paths, paths_on
 from shardwright.cost.retile import DividesByZero
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 
 
 @lru_cache(maxsize=1 << 16)

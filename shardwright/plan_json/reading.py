@@ -21,16 +21,13 @@ from shardwright.plans import (
     CostSummary,
     InstructionPlan,
     MemorySummary,
-    Mesh,
-    MeshAxis,
     Plan,
     PlannedCollective,
     RecomputedSegment,
     SegmentPlan,
-    TensorSharding,
-    ValueSharding,
     VariablePlan,
 )
+from shardwright.shardings import Mesh, MeshAxis, TensorSharding, ValueSharding
 
 T = TypeVar("T")
 

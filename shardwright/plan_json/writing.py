@@ -7,15 +7,8 @@ import zlib
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.plans import (
-    PLAN_FORMAT,
-    Mesh,
-    Plan,
-    PlannedCollective,
-    SegmentPlan,
-    TensorSharding,
-    VariablePlan,
-)
+from shardwright.plans import PLAN_FORMAT, Plan, PlannedCollective, SegmentPlan, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
 
 
 class Table:

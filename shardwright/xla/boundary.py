@@ -13,7 +13,8 @@ from typing import Any
 
 from shardwright.config import MESH_NAME
 from shardwright.errors import PlanError
-from shardwright.plans import Plan, TensorSharding, VariablePlan
+from shardwright.plans import Plan, VariablePlan
+from shardwright.shardings import TensorSharding
 from shardwright.xla import private
 
 _ALIAS = "mhlo.input_output_alias"

@@ -34,7 +34,8 @@ from typing import Any
 
 from shardwright.config import IDENTITY_TARGETS, MESH_NAME
 from shardwright.errors import PlanError
-from shardwright.plans import InstructionPlan, Mesh, Plan, TensorSharding, served_from
+from shardwright.plans import InstructionPlan, Plan, served_from
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 
 IN_PARTS = frozenset({"stablehlo.fft", "mhlo.topk"})

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.cost.reshard import landing
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.dtypes import to_dtype
 from shardwright.errors import CompilationError, ExecutionError
-from shardwright.plans import Mesh, TensorSharding, VariablePlan
+from shardwright.plans import VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.compiled import beginning_of
 from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, require_shardings

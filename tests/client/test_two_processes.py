@@ -21,7 +21,7 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import array_spec
 from shardwright.client.places import Place, Rows
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
 
 KEY = jax.random.key(0)

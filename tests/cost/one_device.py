@@ -7,7 +7,7 @@ from shardwright.cost.inline import inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.program import Program
 from shardwright.hlo import Computation, parse
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 
 def program_of(source: str | Computation, profile: str = "cpu") -> Program:

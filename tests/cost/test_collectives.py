@@ -9,7 +9,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.cost import Link, Topology, collective_time_s, hardware_profile, wire_bytes
 from shardwright.errors import InternalError
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 MIB = 2**20
 

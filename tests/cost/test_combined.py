@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from shardwright.cost.combined import combined_all_reduces, reducing
 from shardwright.cost.tilings import along
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 from tests.cost.one_device import program_of
 
 MESH = Mesh.of({"x": 2, "y": 2})

@@ -9,7 +9,8 @@ from shardwright.cost.inline import inlined
 from shardwright.cost.lowered import Lowering
 from shardwright.cost.program import Program
 from shardwright.hlo import parse
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh, TensorSharding
 from tests.cost.one_device import program_of
 
 HEAD = """HloModule hand

@@ -9,7 +9,7 @@ from shardwright.cost.hoisting import hoisted, loop_of, with_hoisted
 from shardwright.cost.liveness import liveness
 from shardwright.cost.memory import temporaries_bytes
 from shardwright.hlo import Module, parse
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 from tests.cost.one_device import program_of
 
 BODY = """HloModule loops

@@ -10,7 +10,7 @@ import pytest
 from shardwright.cost import reshard
 from shardwright.cost.many_moves import Layouts, Moves
 from shardwright.errors import UnpartitionableError
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 
 
 def shardings(mesh: Mesh, rank: int) -> list[TensorSharding]:

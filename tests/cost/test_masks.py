@@ -15,7 +15,8 @@ from shardwright.cost.masks import is_counted_in_group, masked_dims
 from shardwright.hlo import parse
 from shardwright.options import plan_options
 from shardwright.planner import plan
-from shardwright.plans import Mesh, Plan, TensorSharding
+from shardwright.plans import Plan
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService
 
 ROWS, MIDDLE, COLUMNS = 256, 128, 1001

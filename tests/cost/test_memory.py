@@ -16,7 +16,8 @@ from shardwright.cost import HardwareProfile, hardware_profile, memory, required
 from shardwright.hlo import parse
 from shardwright.options import plan_options
 from shardwright.planner import plan
-from shardwright.plans import InstructionPlan, MemorySummary, Mesh, TensorSharding, VariablePlan
+from shardwright.plans import InstructionPlan, MemorySummary, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService
 
 ONE = Mesh.of({"x": 1})

@@ -13,7 +13,7 @@ from shardwright.client.annotate import annotate, annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.options import plan_options
 from shardwright.planner import plan
-from shardwright.planner.search import Search
+from shardwright.planner.search.search import Search
 from shardwright.xla import CompileService
 
 ROWS, INNER, MIDDLE = 4, 64, 32

@@ -11,7 +11,8 @@ from shardwright.cost.memory import memory_and_peak
 from shardwright.cost.profiles import hardware_profile
 from shardwright.cost.readers import Reader, bytes_turned, reader_of
 from shardwright.hlo import Instruction, Module, parse
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh, TensorSharding
 
 MESH = Mesh.of({"x": 4})
 WHOLE, ROWS = TensorSharding.replicated(2), TensorSharding((("x",), ()))

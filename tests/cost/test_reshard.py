@@ -13,7 +13,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.cost import Topology, hardware_profile, reshard, reshard_time_s
 from shardwright.errors import CompilationAbortedError, UnpartitionableError
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService, observed_collectives
 
 ROOT = Path(__file__).resolve().parents[2]

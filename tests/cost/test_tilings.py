@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardwright.cost.tilings import Tiling, arranged, count, cut, reshaped, tiling_of
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 MESH = Mesh.of({"x": 4, "y": 6, "z": 2})
 

@@ -19,11 +19,11 @@ from shardwright.hlo import parse
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner import PlanProgress, plan
 from shardwright.planner import cache as cache_module
+from shardwright.planner.again.labels import CannotRelabelError, Labels, Place, Relabelling
 from shardwright.planner.cache import cached_plan
 from shardwright.planner.digests import program_digest
-from shardwright.planner.labels import CannotRelabelError, Labels, Place, Relabelling
+from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.store import FileStore, MemoryStore
-from shardwright.planner.verify import check_plan
 from shardwright.plans import Plan
 
 CLUSTER = Cluster.local(8)

@@ -14,9 +14,9 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.planner import plan
 from shardwright.planner.clock import Clock, OutOfTimeError
-from shardwright.planner.found import Found
-from shardwright.planner.search import Search
-from shardwright.planner.sparing import MOST_MICRO_BATCHES, _next_number
+from shardwright.planner.search.found import Found
+from shardwright.planner.search.search import Search
+from shardwright.planner.search.sparing import MOST_MICRO_BATCHES, _next_number
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp

@@ -19,14 +19,16 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.errors import MemoryBudgetError
-from shardwright.planner import exact_fit, plan, program
-from shardwright.planner.budget import Memory
-from shardwright.planner.chain import Chain, SolvedChain
-from shardwright.planner.force import Forced
-from shardwright.planner.graph import Graph
-from shardwright.planner.layout import Variable, variables_of
-from shardwright.planner.search import Search
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.planner import plan
+from shardwright.planner.memory import exact_fit
+from shardwright.planner.memory.budget import Memory
+from shardwright.planner.pins.force import Forced
+from shardwright.planner.search import program
+from shardwright.planner.search.search import Search
+from shardwright.planner.segments.chain import Chain, SolvedChain
+from shardwright.planner.segments.choices import Graph
+from shardwright.planner.segments.layout import Variable, variables_of
+from shardwright.shardings import Mesh, TensorSharding
 from tests.planner.programs import lower, mlp
 
 PROGRAMS = int(os.environ.get("SHARDWRIGHT_EXACT_PROGRAMS", "40"))
@@ -34,7 +36,7 @@ PROGRAMS = int(os.environ.get("SHARDWRIGHT_EXACT_PROGRAMS", "40"))
 #: Programs with more plans than this are not judged for memory: each plan is written down for it.
 MOST_JUDGED = 800
 
-#: Preferences among equal plans may cost as much (`planner.preference.MOST`).
+#: Preferences among equal plans may cost as much (`planner.strategies.preference.MOST`).
 TIES = 2e-5
 
 TWO = replace(Cluster.local(2), hardware="a100")

@@ -16,12 +16,13 @@ from shardwright.client.annotate import annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.assemble import decide
-from shardwright.planner.force import Forced
-from shardwright.planner.layout import variables_of
-from shardwright.planner.ledger import planned_collectives
-from shardwright.planner.search import Search
-from shardwright.plans import Mesh, Plan, TensorSharding
+from shardwright.planner.pins.force import Forced
+from shardwright.planner.plans.assemble import decide
+from shardwright.planner.plans.ledger import planned_collectives
+from shardwright.planner.search.search import Search
+from shardwright.planner.segments.layout import variables_of
+from shardwright.plans import Plan
+from shardwright.shardings import Mesh, TensorSharding
 from tests.planner import programs
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 

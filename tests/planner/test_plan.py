@@ -20,7 +20,8 @@ from shardwright.config import ANNOTATION_TARGET, PlanOptions
 from shardwright.errors import AnnotationError, HloSyntaxError, OptionError, UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner import PlanProgress, plan
-from shardwright.plans import Plan, TensorSharding
+from shardwright.plans import Plan
+from shardwright.shardings import TensorSharding
 from tests.planner.programs import PROGRAMS, Program, gpt2, lower, mlp
 
 EIGHT = Cluster.local(8)

@@ -8,22 +8,13 @@ from typing import Any
 
 import pytest
 
-from shardwright.plans import (
-    Candidate,
-    CostSummary,
-    MemorySummary,
-    Mesh,
-    Plan,
-    PlannedCollective,
-    SegmentPlan,
-    TensorSharding,
-    VariablePlan,
-)
+from shardwright.plans import Candidate, CostSummary, MemorySummary, Plan, PlannedCollective, SegmentPlan, VariablePlan
 from shardwright.report.collectives import explain_collectives
 from shardwright.report.groups import group_collectives, group_variables, joined_name
 from shardwright.report.text import as_dict, describe_split, explain_plan
 from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
+from shardwright.shardings import Mesh, TensorSharding
 
 MESH = Mesh.of({"data": 2, "model": 4})
 COLUMNS = TensorSharding(((), ("model",)))

@@ -27,8 +27,9 @@ from shardwright.errors import (
     WorkerLostError,
 )
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh, Plan, TensorSharding
+from shardwright.plans import Plan
 from shardwright.proto.v1 import master_pb2
+from shardwright.shardings import Mesh, TensorSharding
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, StepStream, all_gone, embedded, inline, wait_until
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
 from shardwright.layouts import Layout, pad_to_stored, shard_slices
-from shardwright.plans import Mesh
 from shardwright.server.runtime.moves import Part, Section, plan_move
+from shardwright.shardings import Mesh
 from tests.layout_strategies import layouts_of, shapes
 
 

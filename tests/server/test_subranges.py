@@ -13,8 +13,8 @@ from shardwright import wire
 from shardwright.config import PlanOptions
 from shardwright.errors import ArrayError, ClusterConfigError
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh, TensorSharding
 from shardwright.proto.v1 import master_pb2
+from shardwright.shardings import Mesh, TensorSharding
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, inline
 from tests.server.test_processes import cluster_file, connect

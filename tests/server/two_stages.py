@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.layouts import Layout
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 from shardwright.tasks import MICRO_BATCH, Piece, Schedule, StepPieces, TaskGraph, Value, task_graph
 
 ROWS, WIDTH, HIDDEN = 16, 8, 12

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from shardwright.hlo import Computation, Instruction, Module, TupleShape
 from shardwright.planner.rules.linear import is_zero, linear_ways, reduced_at_once
-from shardwright.plans import InstructionPlan, Plan, TensorSharding
+from shardwright.plans import InstructionPlan, Plan
+from shardwright.shardings import TensorSharding
 
 _CALLED = {
     "while": ("body", "condition"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardwright.hlo import parse
-from shardwright.planner.verify import check_plan
+from shardwright.planner.plans.verify import check_plan
 from shardwright.plans import Plan
 from shardwright.xla import emit_stablehlo
 from tests.xla.deferring import deferred

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import CompilationError, ExecutionError, PlanError
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 from shardwright.xla import BoundaryArray, jax_mesh, load_program, mesh_devices, named_sharding
 from shardwright.xla.compiling import compile_planned
 from tests.xla.hand import entry, lower, named, plan, sharding

@@ -14,7 +14,7 @@ from shardwright.config import PlanOptions
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import parse
 from shardwright.planner import plan as search
-from shardwright.planner.verify import check_plan
+from shardwright.planner.plans.verify import check_plan
 from shardwright.plans import Plan
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 

@@ -9,8 +9,9 @@ import pytest
 from shardwright.errors import PlanCheckError, PlanError
 from shardwright.hlo import parse
 from shardwright.layouts import Layout, shard_slices
-from shardwright.planner.verify import check_plan
-from shardwright.plans import Mesh, Plan
+from shardwright.planner.plans.verify import check_plan
+from shardwright.plans import Plan
+from shardwright.shardings import Mesh
 from shardwright.xla import emit_stablehlo
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwright.hlo import Instruction, parse
-from shardwright.planner.known_rules import KnownRules
 from shardwright.planner.microbatch import locality
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, Kind
 from shardwright.planner.microbatch.locality import Reading, Readings
+from shardwright.planner.strategies.known_rules import KnownRules
 
 PROGRAM = """HloModule two, entry_computation_layout={(f32[8,4], f32[4,4])->f32[4,4]}
 

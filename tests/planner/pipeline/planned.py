@@ -12,9 +12,9 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import Module, parse
 from shardwright.pipelines import PipelinePlan
-from shardwright.planner.inlining import inline_calls
+from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 from tests.planner.pipeline.cases import Case, chunk_of
 from tests.planner.pipeline.executor import Executor
 

@@ -12,7 +12,7 @@ from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 
 def planned(case: cases.Case, stages: int, schedule: str) -> PipelinePlan:

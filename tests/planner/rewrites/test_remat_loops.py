@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.hlo import Module, parse
-from shardwright.planner.inlining import inline_calls
+from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
 from shardwright.xla import private
 from tests.planner.programs import Program, lower, scan

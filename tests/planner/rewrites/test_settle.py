@@ -16,8 +16,8 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, memory, required_bytes
 from shardwright.hlo import Module, parse
 from shardwright.planner import plan
+from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rewrites import rewrite, with_views, without_idle_views
-from shardwright.planner.verify import check_plan
 from shardwright.plans import Plan
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import REWRITTEN, run

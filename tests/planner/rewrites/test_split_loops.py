@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.errors import PlanError
 from shardwright.hlo import Module, parse
-from shardwright.planner.inlining import inline_calls
+from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.rewrites.loop_parts import Rows
 from shardwright.planner.rewrites.split_loops import Parts, Piece, SplitLoops, split_loops
 from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop

@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 from rule_cases import Case, Trial, trial_shardings
 
 from shardwright.hlo import Attribute, Computation, Instruction, Module, Shape, TupleShape
-from shardwright.plans import (
-    CostSummary,
-    InstructionPlan,
-    MemorySummary,
-    Mesh,
-    Plan,
-    TensorSharding,
-    ValueSharding,
-    VariablePlan,
-)
+from shardwright.plans import CostSummary, InstructionPlan, MemorySummary, Plan, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding, ValueSharding
 from tests.planner.trial_parts import copied_regions, trials_module
 
 

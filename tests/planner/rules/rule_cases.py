@@ -13,7 +13,7 @@ from itertools import product
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.rules import Factor, denied, rule_of
-from shardwright.plans import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding
 
 #: Opcodes that make no case of their own: nothing is computed, or regions are planned inside.
 NOT_CASES = frozenset({"parameter", "tuple", "get-tuple-element", "while", "call", "conditional"})

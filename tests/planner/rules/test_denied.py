@@ -12,7 +12,7 @@ from rule_programs import hlo_text, operations
 from rule_validator import judge
 
 from shardwright.planner.rules import Factor, denied
-from shardwright.plans import Mesh
+from shardwright.shardings import Mesh
 
 MESH = Mesh.of({"x": 2, "y": 2})
 THREE = Mesh.of({"x": 2, "y": 2, "z": 2})

@@ -7,11 +7,12 @@ from rule_cases import Case, Trial, cases_of, trial_shardings
 from rule_programs import hlo_text, operations
 from rule_validator import judge_all
 
-from shardwright.planner.legality import rule_problems
 from shardwright.planner.rules import Factor, rule_of
 from shardwright.planner.rules.linear import reduced_at_once
-from shardwright.planner.strategies import enumerate_strategies, stages_of_sum
-from shardwright.plans import InstructionPlan, Mesh, TensorSharding
+from shardwright.planner.strategies.expansion import enumerate_strategies, stages_of_sum
+from shardwright.planner.strategies.legality import rule_problems
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh, TensorSharding
 from tests.planner import linear_trials
 
 ONE, TWO = Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 2})

@@ -13,7 +13,7 @@ import optax
 
 from shardwright.config import PlanOptions
 from shardwright.planner.microbatch import StepSplit, split_step
-from shardwright.planner.program import Program
+from shardwright.planner.search.program import Program
 from shardwright.planner.stages.coarse import Coarse, coarse_parts
 from tests.planner.programs import lower
 

@@ -20,7 +20,7 @@ from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
 from shardwright.planner.planning import plan_step, whole_options
-from shardwright.planner.program import Program
+from shardwright.planner.search.program import Program
 from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.delayable import delayable

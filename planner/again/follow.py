@@ -1,0 +1,383 @@
+"""Planning nearly the same program again: along the way that led to the plan of the earlier one.
+
+After one more annotation, with another batch or on other nodes the plan is mostly of the same kind as before: the same
+mesh, as much computed again, as many micro-batches. Most of a search goes into showing that everything else is
+slower. So each whole search leaves a *trail* (`trails`): the meshes that it tried with their times, and the mesh and
+the *entry* (what is computed again, in how many micro-batches) that won. A later search for a program of the same
+outline (`digests.outline`) takes that way first, with its own rules, prices and bounds: the earlier plan itself is a
+start at most, so that a trail can cost time and never make a plan wrong.
+
+Where only more is asked of the same program on the same cluster, no plan becomes faster. So the meshes are searched in
+the order of their earlier times, and those whose earlier time is above that of a plan found now are left out. The plan
+is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy. That is as
+certain as the earlier plans were close to optimal: their times stand for bounds, which are not kept.
+
+With other sizes or devices the search begins at the earlier plan itself, if that has three axes (`earlier`), and tries
+no other mesh: that of the plan, or the one most like it. Where that leads to no plan as good, earlier times prove
+nothing: the mesh of the plan and those that came near it are searched again, and all where memory bound it. The plan is
+taken if it fits as it is and costs no more than the earlier one, grown as the work of a device has grown: compute by
+that ratio, communication by it where it is more than one (what moves weights does not grow, what moves activations does
+at most so much). That is a judgement, and the plan's notes say so.
+
+Where memory bound the earlier plan, its entry may now be more than is needed, or less. Where a device has as much work
+as before or more, whatever keeps more did not fit then and does not now: the plan of the entry is taken if it fits, as
+it is or at a price of memory; and that of twice as many parts of the batch, where there is twice the work. Else
+everything is searched but for what bounds show to be no faster than such a plan (`Search.followed`).
+
+Else everything is searched; what was searched on the trail is not searched twice.
+
+On the very meshes of the same cluster message passing begins where that of the earlier search ended (`messages`). Where
+only more is asked of a large program, a plan that costs as little as was proven before is taken at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardwright.errors import AnnotationError, PlanError
+from shardwright.planner.again.earlier import EarlierPlan
+from shardwright.planner.again.messages import Messages, outline_of
+from shardwright.planner.again.trails import Entry, Price, Question, Trail, Trails, Way
+from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.costs.kernels import whole_s
+from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.memory.recompute import LEAST_SAVING
+from shardwright.planner.search.found import LEAST_GAIN, Found, Outcome, Tried
+from shardwright.planner.search.hiding import kept_promises
+from shardwright.planner.search.meshes import meshes_to_search, refines
+from shardwright.planner.search.relief import NOTHING, relieved
+from shardwright.planner.search.sparing import MOST_MICRO_BATCHES
+from shardwright.planner.segments.descent import descend
+from shardwright.planner.solver.solve import contradiction
+from shardwright.planner.solver.starts import Start
+from shardwright.shardings import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.search import Search
+    from shardwright.planner.segments.chain import Chain
+
+#: Part by which a plan may take longer than the earlier one explains: as much as a certified gap may be.
+TOLERANCE = 0.01
+
+#: Meshes on which the fastest plan, memory aside, took at most so much longer than on the best one are searched again
+#: where sizes or devices are others.
+NEAR = 1.03
+
+#: Work of a part of the batch that counts as no less than before, as a part of that: what runs once does not grow with
+#: the batch.
+_LEAST_PART = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The part of a search that is done again.
+
+    meshes: those searched outright, in this order, but for those where the earlier plan (`least_s`, where less was
+    asked) took as long as the fastest one now. entries: the programs that are planned until a plan fits. at_once:
+    whether it has to fit the memory as it is, without a price.
+    """
+
+    meshes: tuple[Mesh, ...]
+    least_s: Mapping[Mesh, float]
+    entries: tuple[Entry, ...]
+    at_once: bool
+
+    def may_be_faster(self, mesh: Mesh, tried: Sequence[Tried]) -> bool:
+        """Whether a plan on a mesh may take less than those that were found."""
+        return all(self.least_s.get(mesh, 0.0) < each.step_s for each in tried)
+
+
+def planned_again(search: Search, trail: Trail) -> Outcome | None:
+    """The outcome of what is left to search if a trail is followed; None where it leads to no plan, or to one that
+    costs more than the trail explains, which the search then knows. Raises OutOfTimeError."""
+    for follow in (_from_the_plan, _along_the_route):
+        try:
+            outcome = follow(search, trail)
+        except OutOfTimeError:
+            raise
+        except (PlanError, AnnotationError):
+            continue
+        if outcome is not None and outcome.found is not None and _is_good(trail, search, outcome):
+            outcome.notes.append(_note(trail, search, outcome.found))
+            return outcome
+    return None
+
+
+def _along_the_route(search: Search, trail: Trail) -> Outcome | None:
+    """What the meshes and entries give that are near those of the earlier plan."""
+    route = _route(trail, search)
+    if route is None:
+        return None
+    made = copy(search)
+    made.route = route
+    return kept_promises(relieved(made.outcome()))
+
+
+def _from_the_plan(search: Search, trail: Trail) -> Outcome | None:
+    """What is descended to from the earlier plan itself, if it has three axes; None where it cannot be had any more, or
+    what is found does not fit as it is. The bound that it needs is begun meanwhile.
+
+    On another mesh the axes that are as long as before are set free first: the others go on with a part of what they
+    did, or more. Of a large program they do only that.
+    """
+    known = _earlier_plan(search, trail)
+    mesh = most_like(known.mesh, search.meshes_of_three()) if known is not None else None
+    if known is None or mesh is None:
+        return None
+    search.bound_ahead(mesh, search.most_rank if trail.was_open and mesh == known.mesh else EXACT_RANK)
+    chain = search.bounding.begun_on(mesh, search.flow)
+    assert chain is not None, "it was begun"
+    fine = search.finer(chain, mesh)
+    at = known.on(fine, [variable for each in chain.instances for variable in each.variables[: each.own]])
+    if at is None:
+        return None
+    search.report("search", str(mesh))
+    resized = known.resized(mesh)
+    axes = sorted(mesh.sizes, key=lambda axis: axis in resized)
+    rounds = len(axes) - len(resized) if resized and search.is_large else None
+    near, solved = descend(chain, at, fine, axes, time_limit_s=search.time_limit_s(), most_rounds=rounds)
+    found = search.found(near, solved, search.flow.notes)
+    if search.needed_bytes(found) > search.limit_bytes or found.promised_s > LEAST_GAIN * found.cost.step_s:
+        return None
+    search.offer(found)
+    tried = Tried(mesh=mesh, step_s=found.cost.step_s, chain=near, solved=solved, notes=found.notes)
+    made = Outcome(search=search, tried=[tried], refusals={}, found=found, entry=trail.entry)
+    made.plain = made
+    return made
+
+
+def _earlier_plan(search: Search, trail: Trail) -> EarlierPlan | None:
+    """The plan of a trail, if it was descended to for the program as it is, and one would be now."""
+    is_plain = trail.entry.rung == NOTHING and trail.entry.micro_batches == search.program.micro_batches
+    may_begin = is_plain and search.descends and search.is_as_given
+    return search.trails.plan(trail, outline_of(search.flow)) if search.trails is not None and may_begin else None
+
+
+def _is_good(trail: Trail, search: Search, outcome: Outcome) -> bool:
+    """Whether nothing else need be searched."""
+    assert outcome.found is not None
+    price = price_of(search, outcome.found)
+    is_explained = _is_explained(trail, price, descends=search.descends)
+    if _is_same(trail, search):
+        return _is_fastest(outcome) or is_explained
+    if outcome.plain is outcome:
+        return is_explained and _is_fastest(outcome)
+    return is_explained and _binds_as_before(trail, search, price, outcome)
+
+
+def _binds_as_before(trail: Trail, search: Search, price: Price, outcome: Outcome) -> bool:
+    """Whether what keeps more than the plan of an entry was too large before, and so is now: a device has no less work
+    in each part of the batch, and no more memory."""
+    before, now = trail.entry, outcome.entry
+    assert now is not None
+    saves_as_before = (now.rung == NOTHING) == (before.rung == NOTHING) and now.saved <= before.saved + LEAST_SAVING
+    part_s = trail.price.work_s / before.micro_batches
+    is_as_large = price.work_s / now.micro_batches >= _LEAST_PART * part_s
+    return saves_as_before and is_as_large and search.limit_bytes <= trail.limit_bytes
+
+
+def _is_fastest(outcome: Outcome) -> bool:
+    """Whether the plan is the fastest one of the program as it is, memory aside: no other entry is faster."""
+    plain = outcome.plain
+    return plain is outcome and outcome.step_s <= plain.fastest.step_s * (1 + LEAST_GAIN)
+
+
+def leave_trail(search: Search, outcome: Outcome) -> None:
+    """Keep what a whole search leaves for later ones, once its plan is bounded: nothing where it found none of its
+    own."""
+    trail = _trail_of(search, outcome)
+    if search.trails is None or search.question is None or trail is None or outcome.found is None:
+        return
+    search.trails.keep(trail)
+    _keep_messages(search.trails, search.question, outcome)
+    if outcome.found.is_descended and outcome.plain is outcome:
+        plan = EarlierPlan.of(outcome.found.chain.graph, outcome.found.solved.states)
+        search.trails.keep_plan(search.question, outline_of(search.flow), plan)
+
+
+def _trail_of(search: Search, outcome: Outcome) -> Trail | None:
+    found, plain = outcome.found, outcome.plain
+    if search.question is None or found is None or plain is None or outcome.entry is None:
+        return None
+    ways = sorted((Way.of(each) for each in plain.tried), key=lambda way: way.step_s)
+    won = next(way for way in map(Way.of, outcome.tried) if way.leads_to(found))
+    return Trail(
+        question=search.question,
+        ways=tuple(ways),
+        won=won,
+        entry=outcome.entry,
+        price=price_of(search, found),
+        limit_bytes=search.limit_bytes,
+        was_open=found.was_open,
+    )
+
+
+def begin(search: Search, chain: Chain) -> None:
+    """Have message passing over the program as it is begin where that of an earlier search on the same mesh of the same
+    cluster ended: on another one prices lie too far apart for that to save rounds. `search.begun` says how much was
+    known. Where only more is asked of a large program, what costs as little as was proven then is taken at once.
+
+    Raises PlanError where the pins contradict each other.
+    """
+    trails, trail, mesh = search.trails, search.trail, chain.graph.prices.mesh
+    if trails is None or not (search.is_free and search.is_as_given):
+        return
+    chain.start = Start()
+    if trail is None or not _is_same_cluster(trail, search):
+        return
+    known = trails.messages(trail, mesh, outline_of(search.flow))
+    if known is None:
+        return
+    try:
+        chain.start = known.start_of(chain)
+    except ValueError as error:
+        raise contradiction(error) from None
+    alike = sum(chain.start.states.keys() >= set(keys) for _, keys in chain.cores())
+    search.begun[mesh] = f"{alike} of {len(chain.instances)} segments"
+    if _is_same(trail, search) and search.is_large:
+        chain.enough_s = known.least_s * (1 + LEAST_GAIN)
+
+
+def _keep_messages(trails: Trails, question: Question, outcome: Outcome) -> None:
+    """Keep where message passing over the program as it is ended on each mesh."""
+    for tried in outcome.plain.tried if outcome.plain is not None else ():
+        chain = tried.chain
+        if tried.start is None and chain.start is not None:
+            messages = Messages.of(chain, chain.start, tried.solved.rolled_bound)
+            trails.keep_messages(question, tried.mesh, outline_of(chain.graph.flow), messages)
+
+
+def price_of(search: Search, found: Found) -> Price:
+    """What a plan costs, and the work of the program as it is."""
+    return Price(compute_s=found.cost.compute_s, communication_s=found.cost.communication_s, work_s=work_s(search))
+
+
+def work_s(search: Search) -> float:
+    """Seconds of all instructions of the program as it is, divided by the devices: what a step takes of each if nothing
+    is computed twice."""
+    program, ends = search.program, search.program.kernels.ends
+    total_s = sum(
+        whole_s(node, search.profile, ends_kernel=ends[node.index]) for node in program.flow.nodes if not node.is_value
+    )
+    return total_s / search.cluster.device_count
+
+
+def _is_explained(trail: Trail, now: Price, *, descends: bool) -> bool:
+    """Whether a plan costs no more than that of the trail, grown as the least work has."""
+    before = trail.price
+    growth = now.work_s / before.work_s
+    expected_s = before.compute_s * growth + before.communication_s * max(1.0, growth)
+    if trail.won.start is not None and not descends:  # no such plan is looked for any more
+        expected_s *= max(1.0, min(way.step_s for way in trail.ways if way.start is None) / trail.won.step_s)
+    return now.step_s <= expected_s * (1 + TOLERANCE)
+
+
+def _route(trail: Trail, search: Search) -> Route | None:
+    """What of a search follows a trail; None where none of its meshes can be had.
+
+    Where only more is asked, all meshes, that of the plan first, then the fastest. All, too, where memory bound the
+    plan, for what runs once weighs less in a larger batch. Else the plan's and those near it.
+    """
+    candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
+    if _is_same(trail, search):
+        least_s = {mesh: _least_s(mesh, trail) for mesh in candidates}
+        first = _alike(trail.won.root, len(trail.won.root.axes), candidates)
+        ordered = sorted(candidates, key=lambda mesh: (mesh not in first, least_s[mesh]))
+        return Route(meshes=tuple(ordered), least_s=least_s, entries=(trail.entry,), at_once=False)
+    entries = _entries(trail, search)
+    if entries[0].rung != NOTHING or entries[0].micro_batches != search.program.micro_batches:
+        return Route(meshes=tuple(candidates), least_s={}, entries=entries, at_once=True)
+    near = (way for way in trail.ways if way.step_s <= NEAR * trail.ways[0].step_s)
+    found: set[Mesh] = set()
+    for way in (trail.won, *near):
+        resized = _resized(way.root, search.cluster.device_count)
+        found |= set(_alike(resized, len(way.root.axes), candidates)) if resized is not None else set()
+    if not found:
+        return None
+    meshes = tuple(mesh for mesh in candidates if mesh in found)
+    return Route(meshes=meshes, least_s={}, entries=entries, at_once=True)
+
+
+def _entries(trail: Trail, search: Search) -> tuple[Entry, ...]:
+    """The entry of a trail and, where memory bound its plan and a device has twice the work now, that of twice the
+    parts."""
+    entry, parts = trail.entry, 2 * trail.entry.micro_batches
+    is_plain = entry.rung == NOTHING and entry.micro_batches == search.program.micro_batches
+    is_free = search.options.micro_batches is None and parts <= MOST_MICRO_BATCHES
+    if is_plain or not is_free or work_s(search) < 2 * _LEAST_PART * trail.price.work_s:
+        return (entry,)
+    return entry, replace(entry, micro_batches=parts)
+
+
+def _least_s(mesh: Mesh, trail: Trail) -> float:
+    """What the fastest plan on a mesh took, memory aside: of the mesh itself, or of those of its sizes in any order;
+    0 where none was tried."""
+    outright = [way for way in trail.ways if way.start is None]
+    same = [way.step_s for way in outright if way.mesh == mesh]
+    alike = [way.step_s for way in outright if sorted(way.mesh.sizes.values()) == sorted(mesh.sizes.values())]
+    return min(same or alike, default=0.0)
+
+
+def _is_same(trail: Trail, search: Search) -> bool:
+    """Whether only more is asked than before."""
+    before, now = trail.question, search.question
+    return now is not None and (before.sizes, before.cluster) == (now.sizes, now.cluster)
+
+
+def _is_same_cluster(trail: Trail, search: Search) -> bool:
+    return search.question is not None and trail.question.cluster == search.question.cluster
+
+
+def _resized(mesh: Mesh, devices: int) -> Mesh | None:
+    """The mesh with its first axis, or else its last, as long as so many devices make it; None if neither can be."""
+    for resized in (mesh.axes[0], mesh.axes[-1]):
+        others = mesh.device_count // resized.size
+        if devices % others == 0:
+            sizes = {**mesh.sizes, resized.name: devices // others}
+            return Mesh.of({name: size for name, size in sizes.items() if size > 1} or sizes)
+    return None
+
+
+def most_like(mesh: Mesh, candidates: Sequence[Mesh]) -> Mesh | None:
+    """The candidate of the same axes of which most are as long, and one at least; None where there is none."""
+
+    def as_long(candidate: Mesh) -> int:
+        return sum(candidate.sizes[axis.name] == axis.size for axis in mesh.axes)
+
+    found = max((each for each in candidates if each.sizes.keys() == mesh.sizes.keys()), key=as_long, default=None)
+    return found if found is not None and as_long(found) else None
+
+
+def _alike(mesh: Mesh, axes: int, candidates: Sequence[Mesh]) -> list[Mesh]:
+    """The mesh itself, or such of `axes` axes as refine it; else candidates of its sizes in another order."""
+    if mesh in candidates and len(mesh.axes) == axes:
+        return [mesh]
+    finer = [each for each in candidates if len(each.axes) == axes and refines(each, mesh)]
+    if finer:
+        return finer
+    return [each for each in candidates if sorted(each.sizes.values()) == sorted(mesh.sizes.values())]
+
+
+def _note(trail: Trail, search: Search, found: Found) -> str:
+    """What was taken from the earlier search, for the plan."""
+    began = search.begun.get((found.start or found).mesh)
+    known = f"; its search began with what was known of {began}" if began else ""
+    return _left_out(trail, search, found) + known
+
+
+def _left_out(trail: Trail, search: Search, found: Found) -> str:
+    """What was not searched again."""
+    before = f"planned like an earlier plan over {trail.won.mesh}"
+    if found.is_descended and found.start is None:
+        return f'{before}: what that decides was the start, and no other mesh was searched (effort="best" does)'
+    if _is_same(trail, search):
+        return f"{before} that had less to satisfy: what its search found slower than this plan was not searched again"
+    is_plain = trail.entry.rung == NOTHING and trail.entry.micro_batches == 1
+    slower = f"more than {NEAR - 1:.0%} slower then" if is_plain else "needed more memory then, or computed more,"
+    return (
+        f"{before} of the same program in other sizes or on other devices: what was {slower} was not searched again "
+        '(effort="best" does)'
+    )

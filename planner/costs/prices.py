@@ -1,0 +1,295 @@
+"""Seconds of computing and resharding on one mesh, with every answer remembered.
+
+The search asks for the same few thousand prices millions of times: shardings are
+interned to small integers, and resharding prices come as matrices between lists
+of them. Which collectives take one sharding to another depends on the array only as far as its dimensions are uneven
+(`cost.many_moves` says which arrays are of one kind), and many pairs need the same ones: they are interned too (as
+*moves*), and each is priced once for an array's size. The formulas are `shardwright.cost`'s; nothing is priced here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.ma  # by np.unique, when it is first called: a tenth of a second of the first plan
+from numpy.typing import NDArray
+
+from shardwright.cluster import Cluster
+from shardwright.cost import (
+    HardwareProfile,
+    Topology,
+    collective_time_s,
+    compute_time_s,
+    group_time_s,
+    reshard_time_s,
+)
+from shardwright.cost.many_moves import Kind, Layouts, Moves, layouts_on
+from shardwright.cost.memory import shard_bytes
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.shardings import Mesh, TensorSharding
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_UNKNOWN = -1
+_NO_TABLE: IntArray = np.empty((0, 0), np.int64)
+_NUMBER_OF_IMPOSSIBLE = 1
+_IMPOSSIBLE: Moves = (("impossible", (), 0.0),)
+
+#: Seconds of the first two lists of moves: none, and one that cannot be.
+_FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
+
+
+class Prices:
+    """Prices of one mesh of one cluster.
+
+    Interns shardings: `identify` gives an integer, `shardings[integer]` the sharding.
+    """
+
+    def __init__(self, mesh: Mesh, cluster: Cluster, profile: HardwareProfile) -> None:
+        self.mesh = mesh
+        self.profile = profile
+        self.topology = Topology.of(cluster, profile)
+        self.shardings: list[TensorSharding] = []
+        self._ids: dict[TensorSharding, int] = {}
+        self._bit_of = {axis.name: 1 << i for i, axis in enumerate(mesh.axes)}
+        #: By the sharding's integer, sets of axes as bits: those that split it, and those that it is partial over.
+        self._split = _Column()
+        self._unreduced = _Column()
+        self._layouts: dict[int, Layouts] = {}  # by rank
+        self._layout = _Column()  # sums aside, as `Layouts` counts them
+        self._place = _Column()  # among shardings of the same rank
+        self._counts: Counter[int] = Counter()  # of shardings, by rank
+        #: Per kind of arrays, by the places of source and target: the number of the moves.
+        self._tables: dict[Kind, IntArray] = {}
+        self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
+        self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
+        self._priced: dict[int, FloatArray] = {}
+        self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
+        self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
+        self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
+
+    def identify(self, sharding: TensorSharding) -> int:
+        """The integer that stands for `sharding`."""
+        number = self._ids.get(sharding)
+        if number is None:
+            number = self._ids[sharding] = len(self.shardings)
+            self.shardings.append(sharding)
+            self._split.append(sum(self._bit_of[axis] for axis in sharding.axes))
+            self._unreduced.append(sum(self._bit_of[axis] for axis in sharding.unreduced))
+            rank = len(sharding.dims)
+            self._layout.append(self._layouts_of(rank).number(sharding.dims))
+            self._place.append(self._counts[rank])
+            self._counts[rank] += 1
+        return number
+
+    def summands(self, ids: IntArray) -> IntArray:
+        """Of how many partial sums arrays that lie so are the sum: 1 where they are whole."""
+        return self._product(self._unreduced[ids])
+
+    def summands_kept(self, made: IntArray, wanted: IntArray) -> IntArray:
+        """The same once partial sums are reduced for whom wants them so, but for those that are scattered: made ×
+        wanted."""
+        partial = self._unreduced[made][:, None]
+        scattered = partial & ~self._unreduced[wanted][None, :] & self._split[wanted][None, :]
+        return self._product(partial & ~scattered)
+
+    def stored_bytes(self, shape: ArrayShape, ids: IntArray) -> FloatArray:
+        """Bytes of one device's shard of an array, per sharding of it."""
+        key = shape.element_type, shape.dimensions
+        known = self._stored.get(key)
+        if known is None or len(known) < len(self.shardings):
+            grown = np.full(len(self.shardings), np.nan)
+            if known is not None:
+                grown[: len(known)] = known
+            known = self._stored[key] = grown
+        found: FloatArray = known[ids]
+        if np.isnan(found).any():
+            for i in set(ids[np.isnan(found)].tolist()):
+                known[i] = shard_bytes(shape.element_type, shape.dimensions, self.shardings[i], self.mesh)
+            found = known[ids]
+        return found
+
+    def _product(self, axes: IntArray) -> IntArray:
+        """The product of the sizes of sets of axes."""
+        found = np.ones(axes.shape, np.int64)
+        for axis in self.mesh.axes:
+            found *= np.where(axes & self._bit_of[axis.name], axis.size, 1)
+        return found
+
+    def compute_s(
+        self,
+        instruction: Instruction,
+        operands: Sequence[TensorSharding],
+        results: Sequence[TensorSharding],
+        *,
+        ends_kernel: bool,
+    ) -> float:
+        """Seconds of one execution; one sharding per array leaf of the operands and of the result.
+
+        ends_kernel: see `cost.compute_time_s`.
+        """
+        inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
+        return compute_time_s(
+            instruction,
+            [s.shard_shape(leaf.dimensions, self.mesh) for leaf, s in zip(inputs, operands, strict=True)],
+            [
+                s.shard_shape(leaf.dimensions, self.mesh)
+                for leaf, s in zip(instruction.shape.leaves, results, strict=True)
+            ],
+            self.profile,
+            ends_kernel=ends_kernel,
+        )
+
+    def arrival_s(self, shape: ArrayShape, sharding: TensorSharding) -> float:
+        """Seconds until one device has its shard of an array that comes from outside the cluster."""
+        shard = ArrayShape(shape.element_type, sharding.shard_shape(shape.dimensions, self.mesh))
+        return shard.size_bytes / self.topology.inter_node.bandwidth_bytes_per_s
+
+    def writing_s(self, shape: ArrayShape, shardings: Sequence[TensorSharding]) -> FloatArray:
+        """Seconds of writing one device's shard of an array, per sharding of it."""
+        bandwidth = self.profile.memory_bandwidth_bytes_per_s
+        sizes = [
+            ArrayShape(shape.element_type, sharding.shard_shape(shape.dimensions, self.mesh)).size_bytes
+            for sharding in shardings
+        ]
+        return np.array(sizes, np.float64) / bandwidth
+
+    def collective_s(self, kind: str, axes: tuple[str, ...], payload_bytes: int) -> float:
+        """Seconds of one collective along `axes`."""
+        return collective_time_s(kind, payload_bytes, axes, self.mesh, self.topology)
+
+    def reshard_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> float:
+        """Seconds to bring an array from `source` (which may be partial) to `target`."""
+        if source == target:
+            return 0.0
+        if not can_become(source, target):
+            return np.inf
+        return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
+
+    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
+        """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
+
+        Infinity where the target is a partial sum over an axis that splits the source.
+        """
+        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count)
+        matrix = self._matrices.get(key)
+        if matrix is None:
+            moves = self._moves_between(shape, sources, targets)
+            matrix = self._matrices[key] = times(self._seconds(shape)[moves], count)
+        return matrix
+
+    def launching(self, matrix: FloatArray, count: float) -> FloatArray:
+        """`count` moves of a value that is written for them alone: each takes a launch more; the same matrix for equal
+        ones."""
+        found = self._launching.get((id(matrix), count))
+        if found is None:
+            moved = np.where(matrix > 0, matrix + count * self.profile.launch_s, matrix)
+            found = self._launching[id(matrix), count] = matrix, moved  # with the matrix: its number stays its own
+        return found[1]
+
+    def _layouts_of(self, rank: int) -> Layouts:
+        """Kept here, for their numbers are in `_layout`."""
+        found = self._layouts.get(rank)
+        if found is None:
+            found = self._layouts[rank] = layouts_on(self.mesh, rank)
+        return found
+
+    def _moves_between(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
+        """The number of the moves between each pair."""
+        layouts = self._layouts_of(shape.rank)
+        is_even = self._is_even(shape, sources) and self._is_even(shape, targets)
+        kind = layouts.even_kind if is_even else layouts.kind(shape.dimensions)
+        table = self._table(kind)
+        places = np.ix_(self._place[sources], self._place[targets])
+        numbers = table[places]
+        if (numbers == _UNKNOWN).any():
+            self._learn(table, kind, np.unique(sources), np.unique(targets))
+            numbers = table[places]
+        return numbers
+
+    def _learn(self, table: IntArray, kind: Kind, sources: IntArray, targets: IntArray) -> None:
+        """Put the number of the moves between each pair into a table, where it has none."""
+        rows, columns = np.nonzero(table[np.ix_(self._place[sources], self._place[targets])] == _UNKNOWN)
+        have, want = sources[rows], targets[columns]
+        moves = self._layouts_of(len(kind)).moves(kind)
+        is_possible = (self._split[have] & self._unreduced[want]) == 0
+        # A sum of uneven shards does not stay partial over some axes: it is reduced over all where it is made.
+        keeps_sum = (have != want) & (self._unreduced[have] != 0) & (self._unreduced[want] != 0)
+        is_possible &= ~keeps_sum | moves.are_even(self._layout[have])
+        table[self._place[have[~is_possible]], self._place[want[~is_possible]]] = _NUMBER_OF_IMPOSSIBLE
+        have, want = have[is_possible], want[is_possible]
+        if len(have):
+            over = self._unreduced[have] & ~self._unreduced[want]
+            lists, places = moves.between(self._layout[have], self._layout[want], over)
+            numbers = np.array([self._number_of(moves) for moves in lists], np.int64)
+            table[self._place[have], self._place[want]] = numbers[places]
+
+    def becoming(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
+        """Where a value that is whole along an axis would become a partial sum over it."""
+        found: NDArray[np.bool_] = (~self._unreduced[sources][:, None] & self._unreduced[targets]) != 0
+        return found
+
+    def _table(self, kind: Kind) -> IntArray:
+        """The table of a kind of arrays, with room for every sharding of their rank that is known now."""
+        size = self._counts[len(kind)]
+        known = self._tables.get(kind, _NO_TABLE)
+        if known.shape[0] < size:
+            grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)
+            grown[: known.shape[0], : known.shape[0]] = known
+            known = self._tables[kind] = grown
+        return known
+
+    def _is_even(self, shape: ArrayShape, ids: IntArray) -> bool:
+        key = (shape.dimensions, ids.tobytes())
+        found = self._even.get(key)
+        if found is None:
+            even = (self.shardings[i].is_even(shape.dimensions, self.mesh) for i in set(ids.tolist()))
+            found = self._even[key] = all(even)
+        return found
+
+    def _number_of(self, moves: Moves | None) -> int:
+        """Interns moves; None: what cannot be."""
+        return _NUMBER_OF_IMPOSSIBLE if moves is None else self._numbers.setdefault(moves, len(self._numbers))
+
+    def _seconds(self, shape: ArrayShape) -> FloatArray:
+        """Seconds of every known list of moves for an array of this size."""
+        seconds = self._priced.get(shape.size_bytes, _FREE_AND_IMPOSSIBLE)
+        if len(seconds) < len(self._numbers):
+            fresh = [self._price(moves, shape.size_bytes) for moves in list(self._numbers)[len(seconds) :]]
+            seconds = self._priced[shape.size_bytes] = np.concatenate([seconds, fresh])
+        return seconds
+
+    def _price(self, moves: Moves, size_bytes: int) -> float:
+        return sum(
+            group_time_s(kind, round(part * size_bytes), atoms, self.mesh, self.topology) for kind, atoms, part in moves
+        )
+
+
+class _Column:
+    """A number for each sharding, looked up for many at once."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._known: IntArray = np.empty(0, np.int64)
+
+    def append(self, number: int) -> None:
+        self._numbers.append(number)
+
+    def __getitem__(self, ids: IntArray) -> IntArray:
+        if len(self._known) < len(self._numbers):
+            self._known = np.array(self._numbers, np.int64)
+        return self._known[ids]
+
+
+def can_become(source: TensorSharding, target: TensorSharding) -> bool:
+    """Whether an array can be brought from one sharding to another: a whole value may become a partial sum (one device
+    keeps it, the others take zeros), a split one may not."""
+    return not set(target.unreduced).intersection(source.axes)
+
+
+def times(seconds: FloatArray, count: float) -> FloatArray:
+    """`seconds`, `count` times; what is impossible stays so even if it is never done."""
+    return np.where(np.isinf(seconds), np.inf, count * np.where(np.isinf(seconds), 0.0, seconds))

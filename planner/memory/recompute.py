@@ -1,0 +1,325 @@
+"""What the forward pass need not keep for the backward pass: which values to compute again, at a price per byte.
+
+Of a segment the backward pass needs some values. Each is kept, for its bytes, or computed again, for the seconds that
+takes; and what it is computed from must then be there too, kept or computed again. At a price p per byte the least
+of seconds + p × bytes is a minimum cut: with two nodes per value, `A` (it is there in the backward pass) and `R` (it is
+computed again),
+
+    A of what the backward pass reads is on the source's side;
+    A → R costs p × bytes: there, and not computed again, so it is kept;
+    R → sink costs the seconds of computing it again;
+    R → A of every operand costs infinity.
+
+As in Jain et al., "Checkmate" (2020), and functorch's min-cut partitioner, but with seconds and bytes of one device
+under a plan, and each kind of segment by itself: critical nodes, and whatever else another segment reads, are kept,
+so that segments are computed again one by one; the last one not at all, for the backward pass begins with it. A
+ladder of prices gives all choices worth trying, from selective recomputation (softmax, layer norm, GELU) to nothing
+but the boundaries kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import networkx
+
+from shardwright.cost.memory import shard_bytes
+from shardwright.hlo import Instruction, Module
+from shardwright.planner.graph.dataflow import CONTROL_FLOW
+from shardwright.planner.plans.assemble import Decisions, segment_name
+from shardwright.planner.plans.ledger import planned_collectives
+from shardwright.planner.rewrites.remat import Rematerialized, fixed_values, forward_pass, rematerialize, runs_once
+from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
+from shardwright.planner.segments.chain import Chain
+from shardwright.planner.strategies.expansion import local_results
+from shardwright.plans import RecomputedSegment
+
+#: Prices of a byte that are tried, as parts of the step's time over all bytes of its peak.
+PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
+
+#: Part by which a choice must save more bytes than the one before it.
+LEAST_SAVING = 0.02
+
+#: Flows are exact in integers: a unit is this part of a second.
+_UNITS = 1e15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """One choice: what is computed again, the seconds that adds to a step, the bytes that need not be kept.
+
+    stages: per instruction of the forward pass its segment, or the next one for the value that ends it.
+    """
+
+    instructions: frozenset[str]
+    segments: tuple[RecomputedSegment, ...]
+    stages: Mapping[str, int]
+
+    @property
+    def seconds(self) -> float:
+        return sum(segment.time_s for segment in self.segments)
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(segment.saved_bytes for segment in self.segments)
+
+
+def recomputations(
+    decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int, prices: Sequence[float] = PRICES
+) -> list[Recomputation]:
+    """The choices worth trying beside a plan, each saving more bytes, and taking more seconds, than the one before.
+
+    step_s, peak_bytes: of the plan. prices: of a byte, as parts of the one over all the other. Empty where nothing can
+    be computed again.
+    """
+    stages = _stages(decisions)
+    kinds = [*_kinds(decisions, chain), *_loops(decisions)]
+    cuts: list[_Cuts] = [((),) * len(kinds)]
+    for price in prices:
+        cut = tuple(tuple(kind.cut(price * step_s / peak_bytes)) for kind in kinds)
+        if cut != cuts[-1]:
+            cuts += [_halfway(kinds, cuts[-1], cut), cut]
+    ladder: list[Recomputation] = []
+    for cut in cuts:
+        made = Recomputation(
+            instructions=frozenset(
+                name for kind, values in zip(kinds, cut, strict=True) for name in kind.names(values)
+            ),
+            segments=tuple(kind.segment(values) for kind, values in zip(kinds, cut, strict=True) if values),
+            stages=stages,
+        )
+        if made.saved_bytes > (1 + LEAST_SAVING) * (ladder[-1].saved_bytes if ladder else 0):
+            ladder.append(made)
+    return ladder
+
+
+#: Per kind of segment, what of it is computed again.
+_Cuts = tuple[tuple[int, ...], ...]
+
+
+def _halfway(kinds: Sequence[_Kind], before: _Cuts, after: _Cuts) -> _Cuts:
+    """Kinds changed one by one, those first that take fewest seconds for a byte, until half of what
+    changing all of them saves is saved."""
+    gains = []
+    for i, (kind, old, new) in enumerate(zip(kinds, before, after, strict=True)):
+        if old != new:
+            was, will = kind.segment(old), kind.segment(new)
+            gains.append((will.time_s - was.time_s, will.saved_bytes - was.saved_bytes, i))
+    gains.sort(key=lambda gain: gain[0] / max(gain[1], 1))
+    goal, saved, made = sum(gain[1] for gain in gains) / 2, 0, list(before)
+    for _, gained, i in gains:
+        if saved >= goal:
+            break
+        saved += gained
+        made[i] = after[i]
+    return tuple(made)
+
+
+def rematerialized(module: Module, choice: Recomputation) -> Rematerialized:
+    """The program with a choice's values computed again. What a view added to the program that the choice was made for
+    is left to where the views are made."""
+    forward = frozenset(forward_pass(module))
+    again = choice.instructions & forward
+    made = rematerialize(module, keep=forward - again, recompute=again, stages=choice.stages)
+    looped, twins = rematerialize_loops(made.module, choice.instructions - forward)
+    return Rematerialized(module=looped, twins={**made.twins, **twins})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Value:
+    """An instruction of the forward pass: what keeping it takes, and computing it again (None where it must not be)."""
+
+    instruction: Instruction
+    size_bytes: int
+    seconds: float | None
+    operands: list[int] = field(default_factory=list)  # values of the same segment
+    is_read: bool = False  # by the backward pass
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Kind:
+    """Equal segments: `values` are those of the first; `repeats` holds the same instructions' names for each."""
+
+    name: str
+    values: list[_Value]
+    repeats: list[list[str]]
+
+    def names(self, values: Sequence[int]) -> Iterator[str]:
+        for repeat in self.repeats:
+            yield from (repeat[i] for i in values)
+
+    def segment(self, values: Sequence[int]) -> RecomputedSegment:
+        times = len(self.repeats)
+        return RecomputedSegment(
+            name=self.name,
+            repeats=times,
+            values=len(values),
+            time_s=times * sum(self.values[i].seconds or 0.0 for i in values),
+            saved_bytes=times * (self._kept(set()) - self._kept(set(values))),
+        )
+
+    def _kept(self, recomputed: set[int]) -> int:
+        """Bytes that are there for the backward pass, and not because it computes them."""
+        there = {i for i, value in enumerate(self.values) if value.is_read}
+        there |= {operand for i in recomputed for operand in self.values[i].operands}
+        return sum(self.values[i].size_bytes for i in there - recomputed)
+
+    def cut(self, price: float) -> list[int]:
+        """The values that are computed again where a byte costs `price` seconds."""
+        graph: Any = networkx.DiGraph()
+        graph.add_nodes_from(("source", "sink"))
+        for i, value in enumerate(self.values):
+            if value.is_read:
+                graph.add_edge("source", ("A", i))
+            graph.add_edge(("A", i), ("R", i), capacity=round(price * value.size_bytes * _UNITS))
+            if value.seconds is None:
+                graph.add_edge(("R", i), "sink")
+            else:
+                graph.add_edge(("R", i), "sink", capacity=round(value.seconds * _UNITS))
+            for operand in value.operands:
+                graph.add_edge(("R", i), ("A", operand))
+        _, (there, _) = networkx.minimum_cut(graph, "source", "sink")
+        return [i for i in range(len(self.values)) if ("R", i) in there]
+
+
+def _stages(decisions: Decisions) -> dict[str, int]:
+    flow, segments = decisions.graph.flow, decisions.graph.layout.segments
+    ends = set(segments.cuts)
+    forward = set(forward_pass(flow.module))
+    stages = {}
+    for instruction in flow.module.entry:
+        if instruction.name in forward and flow.leaves[instruction]:
+            node = flow.leaves[instruction][0][0]
+            if segments.of[node] >= 0:
+                stages[instruction.name] = segments.of[node] + (node in ends)
+    return stages
+
+
+def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
+    """The forward pass by kinds of segments."""
+    flow = decisions.graph.flow
+    forward = dict.fromkeys(forward_pass(flow.module))
+    segment_of: dict[str, int] = {}
+    by_name: dict[str, Instruction] = {}
+    for instruction in flow.module.entry:
+        if instruction.name in forward:
+            by_name[instruction.name] = instruction
+            (node, _), *_ = flow.leaves[instruction] or ((-1, 0),)  # a token has none
+            segment_of[instruction.name] = decisions.graph.layout.segments.of[node] if node >= 0 else -1
+    members: list[list[str]] = [[] for _ in chain.instances]
+    for name, segment in segment_of.items():
+        if segment >= 0:
+            members[segment].append(name)
+    kinds: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    for segment, names in enumerate(members[:-1]):
+        if names:
+            what = tuple(by_name[name].opcode for name in names)
+            kinds.setdefault((chain.instances[segment].kind, what), []).append(segment)
+    costs = _Costs(decisions, by_name, segment_of)
+    return [
+        _Kind(
+            name=segment_name(decisions, segments[0]),
+            values=costs.values(members[segments[0]]),
+            repeats=[members[segment] for segment in segments],
+        )
+        for segments in kinds.values()
+    ]
+
+
+def _loops(decisions: Decisions) -> list[_Kind]:
+    """What loops stack for their backward loops, and what that is made of."""
+    flow, segments = decisions.graph.flow, decisions.graph.layout.segments
+    pairs = loop_pairs(flow.module)
+    if not pairs:
+        return []
+    costs = _Costs(decisions, {}, {})
+    kinds = []
+    for pair in pairs:
+        body = [i for i in pair.body if not pair.is_at_hand(i) and i is not pair.body.root and i.opcode != "parameter"]
+        name = segment_name(decisions, max(segments.of[flow.leaves[pair.forward.loop][0][0]], 0))
+        values = costs.rows(body, pair)
+        kinds.append(_Kind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))
+    return kinds
+
+
+class _Costs:
+    """Bytes and seconds of the forward pass' instructions under a plan, and who reads them."""
+
+    def __init__(self, decisions: Decisions, forward: Mapping[str, Instruction], segment_of: Mapping[str, int]) -> None:
+        self._decisions = decisions
+        self._forward = forward
+        self._segment_of = segment_of
+        self._moving: dict[str, float] = {}
+        for collective in planned_collectives(decisions):
+            known = self._moving.get(collective.instruction, 0.0)
+            self._moving[collective.instruction] = known + collective.time_s
+        entry = decisions.graph.flow.module.entry
+        fixed = fixed_values(decisions.graph.flow.module)
+        self._read: set[str] = set()
+        self._shared: set[str] = set()  # read by the forward pass of other segments, or handed out
+        for user in entry:
+            for operand in user.operands:
+                if operand.name not in forward:
+                    continue
+                if user is entry.root:
+                    self._shared.add(operand.name)
+                elif user.name not in forward and user not in fixed:
+                    self._read.add(operand.name)
+                elif segment_of[user.name] != segment_of[operand.name]:
+                    self._shared.add(operand.name)
+
+    def values(self, names: Sequence[str]) -> list[_Value]:
+        position = {name: i for i, name in enumerate(names)}
+        return [
+            _Value(
+                instruction=self._forward[name],
+                size_bytes=self._bytes(self._forward[name]),
+                seconds=self._seconds(self._forward[name]),
+                operands=[position[o.name] for o in self._forward[name].operands if o.name in position],
+                is_read=name in self._read,
+            )
+            for name in names
+        ]
+
+    def rows(self, body: Sequence[Instruction], pair: LoopPair) -> list[_Value]:
+        """Of the body of a forward loop: a value of each trip is kept as a row of a stack."""
+        position = {instruction: i for i, instruction in enumerate(body)}
+        saved = {row.value for row in pair.saved}
+        return [
+            _Value(
+                instruction=instruction,
+                size_bytes=pair.forward.rows * self._bytes(instruction),
+                seconds=None if pair.element(instruction) is not None else self._seconds(instruction),
+                operands=[position[o] for o in instruction.operands if o in position],
+                is_read=instruction in saved,
+            )
+            for instruction in body
+        ]
+
+    def _bytes(self, instruction: Instruction) -> int:
+        mesh, flow = self._decisions.graph.prices.mesh, self._decisions.graph.flow
+        return sum(
+            shard_bytes(shape.element_type, shape.dimensions, self._decisions.result(leaf), mesh)
+            for shape, leaf in zip(instruction.shape.leaves, flow.leaves[instruction], strict=True)
+        )
+
+    def _seconds(self, instruction: Instruction) -> float | None:
+        """Of computing it once more; None where it runs once, or is there anyway."""
+        name, opcode = instruction.name, instruction.opcode
+        if name in self._shared or opcode in CONTROL_FLOW or opcode == "parameter" or runs_once(instruction):
+            return None
+        if opcode == "get-tuple-element" and instruction.operands[0].opcode in CONTROL_FLOW:
+            return None  # what the loop stores
+        decisions = self._decisions
+        graph = decisions.graph
+        (index, _), *_ = decisions.graph.flow.leaves[instruction]
+        node = graph.flow.nodes[index]
+        if node.is_value or node.instruction is not instruction:
+            return 0.0
+        strategy = decisions.strategies[index]
+        ends = graph.layout.ends_kernel(index)
+        local = local_results(strategy)
+        compute_s = graph.prices.compute_s(instruction, strategy.operands, local, ends_kernel=ends)
+        return node.weight * compute_s + self._moving.get(name, 0.0)

@@ -1,0 +1,83 @@
+"""What messages say of memory: what dominates where a plan takes most, what it is made of, and why none was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from shardwright.cost.memory import shard_bytes
+from shardwright.errors import MemoryBudgetError
+from shardwright.planner.memory.budget import Peak
+from shardwright.planner.plans.assemble import Decisions
+from shardwright.report.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.found import Found
+    from shardwright.planner.search.mesh_search import MeshSearch
+
+#: Source lines that a message names, at most.
+_MOST_LINES = 3
+
+#: What a remedy adds to bytes, so that the three digits that it names are enough.
+_ROUNDED_UP = 1.01
+
+
+def dominating(peak: Peak, decisions: Decisions) -> str:
+    """`2.1 GiB of model.py:93, 1.0 GiB of model.py:97`: the source lines whose values take most at a peak."""
+    flow, mesh = decisions.graph.flow, decisions.graph.prices.mesh
+    taken: dict[str, int] = {}
+    for node, leaf in peak.values:
+        line = flow.module.source(flow.nodes[node].instruction)
+        if line is not None and node not in flow.parameters:
+            where = f"{PurePath(line.file).name}:{line.line}"
+            shape = flow.nodes[node].shapes[leaf]
+            size = shard_bytes(shape.element_type, shape.dimensions, decisions.result((node, leaf)), mesh)
+            taken[where] = taken.get(where, 0) + size
+    largest = sorted(taken.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LINES]
+    return ", ".join(f"{format_bytes(size)} of {where}" for where, size in largest if size)
+
+
+def breakdown(parameters: Mapping[str, int], temporaries: int) -> str:
+    """`parameters and state 1.2 GiB, activations and the rest 4.0 GiB`, the larger first."""
+    parts = {**parameters, "activations, gradients and buffers": temporaries}
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{what} {format_bytes(size)}" for what, size in ordered if size)
+
+
+def too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
+    """That a plan which fits takes at least so long, which is no use."""
+    return MemoryBudgetError(
+        f"what fits over {found.mesh} takes {bound_s * 1e3:.3g} ms a step or more", where="memory_budget"
+    )
+
+
+def too_large(search: MeshSearch, least: Found) -> MemoryBudgetError:
+    """What is needed, what dominates, and what would help."""
+    needed, limit = search.needed_bytes(least), search.limit_bytes
+    state = sum(
+        shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
+        for v in least.parameters
+        if v.alias is not None
+    )
+    parts = breakdown(
+        {
+            "state": state,
+            "other arguments and results": least.memory.arguments_bytes - state + least.memory.outputs_bytes,
+            "kept free for what predictions miss": needed - least.memory.peak_bytes,
+        },
+        least.memory.temporaries_bytes,
+    )
+    model = search.memory_model(least.chain.graph.layout.hubs)
+    lines = dominating(model.peak(least.decisions), least.decisions)
+    most = f"; of what the program computes, {lines} take most" if lines else ""
+    again, parts_of_batch = search.recomputation, search.program.micro_batches
+    although = [f"{len(again.instructions)} values are computed again"] if again else []
+    although += [f"the batch is taken in {parts_of_batch} micro-batches"] if parts_of_batch > 1 else []
+    return MemoryBudgetError(
+        f"no plan over {least.mesh} fits {format_bytes(limit)} a device: the least that was found needs "
+        f"{format_bytes(needed)} ({parts}{most}), at {format_seconds(least.cost.step_s)} a step"
+        + (f", though {' and '.join(although)}" if although else ""),
+        where="memory_budget",
+        remedy=f"allow {format_bytes(_ROUNDED_UP * needed)}, make the batch smaller",
+    )

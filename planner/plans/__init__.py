@@ -1,0 +1,1 @@
+"""From decisions to a Plan's parts: assembled, listed in a ledger, checked."""

@@ -1,0 +1,332 @@
+"""From chosen strategies to a Plan's parts: instructions, collectives, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from shardwright.hlo import Instruction
+from shardwright.planner.graph.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node, Use, computations_of
+from shardwright.planner.graph.scopes import span, telling_depth
+from shardwright.planner.plans.causes import is_backward
+from shardwright.planner.segments.choices import Graph
+from shardwright.planner.segments.cut import CHOOSERS
+from shardwright.planner.segments.layout import Variable
+from shardwright.planner.strategies.expansion import Strategy, local_results
+from shardwright.plans import InstructionPlan, SegmentPlan, VariablePlan, served_from
+from shardwright.shardings import TensorSharding, ValueSharding
+
+if TYPE_CHECKING:
+    from shardwright.planner.segments.chain import Chain
+
+
+#: Whose values loops and branches hand on.
+_CARRYING = frozenset({*CONTROL_FLOW, "parameter"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """The strategy of every node of a graph, how each array leaf lies for its readers, and which hubs want it how.
+
+    shared: how a leaf is brought to lie once, for several readers that want it otherwise than it lies.
+    """
+
+    graph: Graph
+    strategies: tuple[Strategy, ...]
+    lies: tuple[tuple[TensorSharding, ...], ...]
+    hubs: Mapping[Leaf, TensorSharding]
+    shared: Mapping[Leaf, TensorSharding]
+
+    def result(self, leaf: Leaf) -> TensorSharding:
+        """How an array leaf lies for its readers."""
+        node, i = leaf
+        return self.lies[node][i]
+
+    def source(self, node: Node, use: Use, used: TensorSharding) -> TensorSharding:
+        """How what a node reads lies where the node, which uses it as `used`, takes it from."""
+        lies = self.result(use.source)
+        if use.source not in self.shared or (node.index, use.source) in self.graph.layout.direct:
+            return lies
+        return served_from(lies, self.shared[use.source], used)
+
+
+def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
+    """Strategies from the states of the variables; free nodes take what their readers want."""
+    chosen: list[Strategy | None] = [None] * len(graph.flow.nodes)
+    hubs: dict[Leaf, TensorSharding] = {}
+    for (index, leaf), state in states.items():
+        found = graph.set_of((index, leaf)).strategies[state]
+        if leaf < 0:
+            chosen[index] = found
+        else:
+            hubs[index, leaf] = found.results[0]
+    strategies = tuple(_with_free(graph, chosen))
+    lies = _lies(graph, strategies, hubs)
+    shared = _shared(graph, strategies, lies, hubs)
+    return Decisions(graph=graph, strategies=strategies, lies=lies, hubs=hubs, shared=shared)
+
+
+def _lies(
+    graph: Graph, strategies: Sequence[Strategy], hubs: Mapping[Leaf, TensorSharding]
+) -> tuple[tuple[TensorSharding, ...], ...]:
+    """Per node how its array leaves lie: as made, but for sums that no reader takes as partial ones: reduced."""
+    apart = graph.layout.apart
+    different = {id(strategy): strategy for strategy in strategies}  # few: equal instructions share theirs
+    has_sums = {key: any(made.unreduced for made in strategy.results) for key, strategy in different.items()}
+    is_sum = [has_sums[id(strategy)] for strategy in strategies]
+    wanted = {leaf: lies for leaf, lies in hubs.items() if leaf not in apart}
+    for node in graph.flow.nodes:
+        for use in node.uses:
+            if is_sum[use.source[0]]:
+                wanted.setdefault(use.source, strategies[node.index].operands[use.position])
+    order = [axis.name for axis in graph.prices.mesh.axes]
+
+    def reduced(leaf: Leaf, made: TensorSharding) -> TensorSharding:
+        return made if not made.unreduced or leaf in apart else _reduced(made, wanted.get(leaf), order)
+
+    return tuple(
+        [
+            tuple([reduced((index, leaf), made) for leaf, made in enumerate(strategy.results)])
+            if is_sum[index]
+            else strategy.results
+            for index, strategy in enumerate(strategies)
+        ]
+    )
+
+
+def _shared(
+    graph: Graph,
+    strategies: Sequence[Strategy],
+    lies: Sequence[Sequence[TensorSharding]],
+    hubs: Mapping[Leaf, TensorSharding],
+) -> dict[Leaf, TensorSharding]:
+    """Hubs that a value is brought to before a reader takes it from there to a layout of its own.
+
+    Where no reader does, the move to the hub is one that its readers share anyway. What loops hand on has no place for
+    a second layout but behind them.
+    """
+    layout, arguments = graph.layout, set(graph.flow.parameters)
+    found: dict[Leaf, TensorSharding] = {}
+    for node in graph.flow.nodes:
+        for use in node.uses:
+            hub = hubs.get(use.source)
+            if hub is None or hub.unreduced:
+                continue
+            index, leaf = use.source
+            made = graph.flow.nodes[index]
+            is_behind = use.source in layout.apart and (node.index, use.source) not in layout.direct
+            is_carried = made.is_value and index not in arguments and made.instruction.opcode in _CARRYING
+            if is_carried and not is_behind:
+                continue
+            used = strategies[node.index].operands[use.position]
+            if used not in (lies[index][leaf], hub) and not used.unreduced and hub != lies[index][leaf]:
+                found[use.source] = hub
+    return found
+
+
+def _reduced(made: TensorSharding, wanted: TensorSharding | None, order: Sequence[str]) -> TensorSharding:
+    """A partial sum reduced over the axes that `wanted` reduces: split where it wants that and nothing else moves."""
+    ending = [axis for axis in made.unreduced if wanted is None or axis not in wanted.unreduced]
+    kept = tuple(axis for axis in made.unreduced if axis not in ending)
+    whole = TensorSharding(made.dims, kept)
+    if wanted is None:
+        return whole
+    dims = list(made.dims)
+    for axis in ending:
+        for dim, axes in enumerate(wanted.dims):
+            if axis in axes:
+                dims[dim] = tuple(sorted((*dims[dim], axis), key=order.index))
+    for dim, axes in enumerate(dims):
+        if axes[: len(made.dims[dim])] != made.dims[dim]:  # an axis would come between those that split it already
+            return whole
+        if not set(axes) <= set(wanted.dims[dim]) and axes != made.dims[dim]:
+            return whole
+    return TensorSharding(tuple(dims), kept)
+
+
+def _with_free(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Strategy]:
+    """Fill in free nodes, readers first: per mesh axis the split that all readers want, else none."""
+    wanted: dict[int, list[TensorSharding]] = {}
+    for node in reversed(graph.flow.nodes):
+        strategy = strategies[node.index]
+        if strategy is None:
+            strategy = strategies[node.index] = _serving(graph, node.index, wanted.get(node.index, []))
+        for use in node.uses:
+            if graph.is_free[use.source[0]]:
+                wanted.setdefault(use.source[0], []).append(strategy.operands[use.position])
+    for strategy in strategies:
+        assert strategy is not None
+        yield strategy
+
+
+def _serving(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
+    """The strategy of a free node whose result is what all readers agree on; replicated where there is none."""
+    instruction = graph.flow.nodes[node].instruction
+    whole = TensorSharding.replicated(graph.flow.nodes[node].shapes[0].rank)
+    common = wanted[0] if wanted else whole
+    for other in wanted[1:]:
+        dims = tuple(
+            tuple(axis for axis in a if axis in b) if a != b else a
+            for a, b in zip(common.dims, other.dims, strict=True)
+        )
+        common = TensorSharding(dims)
+    giving, number = graph.builder.giving, graph.layout.signatures[node]
+    found = giving(instruction, number, common) or giving(instruction, number, whole)
+    assert found is not None, "every instruction can be computed whole"
+    return found
+
+
+# ---- instructions ------------------------------------------------------------
+
+
+def instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]:
+    """One entry per instruction of every planned computation."""
+    flow = decisions.graph.flow
+    return tuple(
+        [
+            _instruction_plan(decisions, computation.name, instruction)
+            for computation in flow.computations
+            for instruction in computation
+        ]
+    )
+
+
+def _instruction_plan(decisions: Decisions, computation: str, instruction: Instruction) -> InstructionPlan:
+    flow, graph = decisions.graph.flow, decisions.graph
+    made, lies = flow.leaves[instruction], decisions.lies
+    is_alone = len(made) == 1 and len(lies[made[0][0]]) == 1
+    result = lies[made[0][0]] if is_alone else tuple([lies[node][leaf] for node, leaf in made])
+    partial: tuple[str, ...] = ()
+    reason = ""
+    used: Sequence[TensorSharding]
+    if instruction.opcode in CONTROL_FLOW:
+        used = [lies[node][leaf] for node, leaf in flow.entering[instruction]]
+    elif instruction.opcode in BARRIERS:
+        used = result
+    elif instruction.opcode == "tuple" and instruction in flow.leaving:
+        used = result = tuple([lies[node][leaf] for node, leaf in flow.leaving[instruction]])
+    elif made and flow.nodes[made[0][0]].instruction is instruction and instruction.opcode != "parameter":
+        strategy = decisions.strategies[made[0][0]]
+        used = strategy.operands
+        partial = (*_reduced_here(strategy, result), *strategy.gathered)
+        reason = graph.reason(made[0][0])
+    else:
+        used = [lies[node][leaf] for operand in instruction.operands for node, leaf in flow.leaves[operand]]
+    return InstructionPlan(
+        computation=computation,
+        name=instruction.name,
+        opcode=instruction.opcode,
+        operands=_grouped(instruction, used),
+        result=result,
+        partial=partial,
+        reason=reason,
+        shared=_shared_result(decisions, computation, instruction, made),
+    )
+
+
+def _shared_result(
+    decisions: Decisions, computation: str, instruction: Instruction, made: Sequence[Leaf]
+) -> ValueSharding:
+    """Second layouts of what an instruction makes."""
+    if not decisions.shared or decisions.shared.keys().isdisjoint(made):
+        return ()
+    if not _hands_out(decisions.graph, computation, instruction, made):
+        return ()
+    return tuple(decisions.shared.get(leaf, decisions.result(leaf)) for leaf in made)
+
+
+def _hands_out(graph: Graph, computation: str, instruction: Instruction, made: Sequence[Leaf]) -> bool:
+    """Whether readers find second layouts at an instruction: where values are made; of what a loop carries at the loop
+    and at its elements behind it."""
+    loops = {graph.layout.apart[leaf] for leaf in made if leaf in graph.layout.apart}
+    if not loops:
+        return graph.flow.nodes[made[0][0]].instruction is instruction
+    is_inside = any(computation in computations_of(loop) for loop in loops)
+    return instruction in loops or (instruction.opcode == "get-tuple-element" and not is_inside)
+
+
+def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:
+    """Axes the local results are reduced over at once: partial sums made here or taken through that end here."""
+    if not (strategy.partial or any(made.unreduced for made in strategy.results)):
+        return ()
+    kept = {axis for lies in result for axis in lies.unreduced}
+    local = [axis for made in local_results(strategy) for axis in made.unreduced]
+    return tuple(dict.fromkeys(axis for axis in (*strategy.partial, *local) if axis not in kept))
+
+
+def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
+    """Shardings of all operand leaves, operand by operand."""
+    counts = [len(operand.shape.leaves) for operand in instruction.operands]
+    if counts.count(1) == len(counts):
+        return tuple([(each,) for each in flat])
+    grouped, first = [], 0
+    for count in counts:
+        grouped.append(tuple(flat[first : first + count]))
+        first += count
+    return tuple(grouped)
+
+
+# ---- segments ----------------------------------------------------------------
+
+
+def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]:
+    """The segments in order, each with the values that it hands to others."""
+    crossing = decisions.graph.layout.crossing
+    flow = decisions.graph.flow
+    products = [_forward_products(flow, instance.nodes) for instance in chain.instances]
+    depth = telling_depth(product for each in products for product in each)
+    found = []
+    for number, instance in enumerate(chain.instances):
+        handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
+        found.append(
+            SegmentPlan(
+                name=segment_name(decisions, number, span(products[number], depth)),
+                kind=instance.kind,
+                instructions=len(instance.nodes),
+                boundary=tuple((flow.nodes[leaf[0]].instruction.name, decisions.result(leaf)) for leaf in handed),
+            )
+        )
+    return tuple(found)
+
+
+def segment_name(decisions: Decisions, number: int, scopes: str = "") -> str:
+    """`segment 2, block_1, to model.py:93`: the user's scopes in it, and the line of the critical node that ends it."""
+    flow, cuts = decisions.graph.flow, decisions.graph.layout.segments.cuts
+    line = flow.module.source(flow.nodes[cuts[number]].instruction) if number < len(cuts) else None
+    parts = (f"segment {number}", scopes, f"to {PurePath(line.file).name}:{line.line}" if line else "")
+    return ", ".join(filter(None, parts))
+
+
+def _forward_products(flow: Dataflow, nodes: Sequence[int]) -> list[Instruction]:
+    """Products, lookups and the like of the forward pass: what a part of a model is known by."""
+    instructions = (flow.nodes[index].instruction for index in nodes if not flow.nodes[index].is_value)
+    return [each for each in instructions if each.opcode in CHOOSERS and not is_backward(each.op_name)]
+
+
+# ---- variables -------------------------------------------------------------------
+
+
+def variables(
+    decisions: Decisions, argument_names: Sequence[str], output_names: Sequence[str]
+) -> tuple[tuple[VariablePlan, ...], tuple[VariablePlan, ...]]:
+    """The program's parameters and outputs, flat, as they are stored between steps."""
+    flow = decisions.graph.flow
+    alias_of = {parameter: output for output, parameter in flow.aliases.items()}
+    parameters = tuple(
+        _variable(decisions, i, node, name, alias_of.get(i))
+        for i, (node, name) in enumerate(zip(flow.parameters, argument_names, strict=True))
+    )
+    outputs = tuple(
+        _variable(decisions, i, node, name, flow.aliases.get(i))
+        for i, (node, name) in enumerate(zip(flow.outputs, output_names, strict=True))
+    )
+    return parameters, outputs
+
+
+def _variable(decisions: Decisions, number: int, node: int, name: str, alias: int | None) -> VariablePlan:
+    shape = decisions.graph.flow.nodes[node].shapes[0]
+    sharding = decisions.result((node, 0))
+    mesh = decisions.graph.prices.mesh
+    return VariablePlan.lying(number, name, shape.element_type, shape.dimensions, sharding, mesh, alias=alias)

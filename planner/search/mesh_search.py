@@ -1,0 +1,328 @@
+"""The search on one mesh: a program's choice problem there, its solution, and the plan that this is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, memory_and_peak, required_bytes
+from shardwright.cost.profiles import memory_limit_bytes
+from shardwright.errors import PlanError
+from shardwright.hlo import Module
+from shardwright.planner.clock import Clock
+from shardwright.planner.costs.least_moves import EXACT_RANK, LeastPrices
+from shardwright.planner.costs.prices import Prices
+from shardwright.planner.graph.dataflow import Leaf
+from shardwright.planner.graph.source import Source
+from shardwright.planner.memory.budget import Memory
+from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.pins.confine import Confinement
+from shardwright.planner.pins.force import Forced, check_force
+from shardwright.planner.pins.pins import Requirement, allowed, called
+from shardwright.planner.plans.assemble import Decisions, decide, instruction_plans, variables
+from shardwright.planner.plans.ledger import communication, compute_time_s
+from shardwright.planner.search.found import Found, Tried
+from shardwright.planner.search.meshes import given_mesh
+from shardwright.planner.search.program import Program
+from shardwright.planner.search.rule_mode import propagated
+from shardwright.planner.segments.chain import Chain, SolvedChain
+from shardwright.planner.segments.choices import Graph
+from shardwright.planner.segments.exposed import nodes_at, nodes_behind
+from shardwright.planner.segments.layout import with_views
+from shardwright.planner.segments.neighbourhoods import Neighbourhoods
+from shardwright.planner.strategies.bounding import BoundingBuilder
+from shardwright.planner.strategies.preference import Preference
+from shardwright.planner.strategies.sets import StrategyBuilder, StrategySet
+from shardwright.plans import CostSummary
+from shardwright.progress import PlanProgress
+from shardwright.shardings import Mesh
+
+#: Seconds that one integer program may take. What keeps them short is their size (`solve.MOST_ENTRIES`): they take up
+#: to two seconds, and this many on a machine so busy that a plan may come to hang on it.
+TIME_LIMIT_S = 60.0
+
+#: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
+#: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
+#: the finer one.
+EXPERT_NODES = 2500
+
+#: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
+CLOSE_IF_LARGE = 1e-3
+
+Listener = Callable[[PlanProgress], None]
+
+
+class MeshSearch:
+    """The program and its pins, read once, and what planning it on any one mesh gives."""
+
+    def __init__(
+        self, hlo: str | Module | Source, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
+    ) -> None:
+        self.clock = Clock(options.deadline_s)
+        self._progress = progress
+        self._best: Found | None = None
+        self._incumbent_s = math.inf
+        check_force(options)
+        given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
+        self.report("parse")
+        self.cluster = cluster
+        self.options = options
+        self.profile = hardware_profile(cluster.hardware)
+        self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
+        self.program = Program(hlo, options, self.profile)
+        self.flow = self.program.flow
+        self.recomputation: Recomputation | None = None
+        self.hidden_share = 1.0
+        self._strategies: dict[Mesh, StrategyBuilder] = {}
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.flow.nodes) > EXPERT_NODES
+
+    @property
+    def descends(self) -> bool:
+        """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
+        of their parts, nor where three axes are searched outright."""
+        options = self.options
+        is_free = options.force is None and options.mesh is None and not self.program.pins
+        return is_free and options.mode == "search" and options.effort == "default"
+
+    def is_late(self) -> bool:
+        """Whether the plan that is known has to do."""
+        return self.clock.is_late and self.clock.interrupts
+
+    def time_limit_s(self) -> float:
+        """Seconds that the integer program may take now."""
+        return self.clock.within(TIME_LIMIT_S)
+
+    def report(self, phase: str, detail: str = "") -> None:
+        best = self._best
+        known_s = self._incumbent_s if self._incumbent_s < math.inf else 0.0
+        if self._progress is not None:
+            self._progress(
+                PlanProgress(
+                    phase=phase,
+                    detail=detail,
+                    incumbent_s=best.cost.step_s if best else known_s,
+                    lower_bound_s=best.cost.lower_bound_s if best else 0.0,
+                    elapsed_s=self.clock.elapsed_s,
+                )
+            )
+
+    @property
+    def told_of(self) -> Found | None:
+        """The plan that was told of last: what a deadline leaves of what goes on from it."""
+        return self._best
+
+    def tell_of(self, found: Found) -> None:
+        """Report a plan that fits, now and from now on, with its bound as far as it is bounded."""
+        self._best = found
+        self.report("search", str(found.mesh))
+
+    def on_mesh(self, mesh: Mesh, close: float = 0.0) -> Tried:
+        """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
+        self.report("rules", str(mesh))
+        force = self.program.forced(self.options, mesh)
+        notes = list(self.flow.notes)
+        chain = self.chain(mesh, force, force.in_place)
+        self.report("search", str(mesh))
+        try:
+            solved = self._solved(chain, close)
+        except PlanError:
+            if not force.in_place:
+                raise
+            notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
+            chain = self.chain(mesh, force, frozenset())
+            solved = self._solved(chain, close)
+        if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
+            notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
+        return self.tried(chain, solved, notes)
+
+    def tried(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Tried:
+        step_s = solved.value + chain.graph.least_of_free_s()
+        return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
+
+    def _solved(self, chain: Chain, close: float) -> SolvedChain:
+        if self.options.mode == "propagate":
+            return propagated(chain)
+        least = CLOSE_IF_LARGE if self.is_large and self.descends else 0.0
+        return chain.solve(self.time_limit_s(), max(close, least))
+
+    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:
+        decisions = decide(chain.graph, solved.states)
+        mesh = chain.graph.prices.mesh
+        compute_s = compute_time_s(decisions)
+        moved = communication(decisions)
+        instructions = instruction_plans(decisions)
+        parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
+        predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
+        return Found(
+            mesh=mesh,
+            chain=chain,
+            solved=solved,
+            decisions=decisions,
+            cost=CostSummary(
+                compute_s=compute_s,
+                communication_s=moved.waited_s,
+                hidden_s=moved.hidden_s,
+                lower_bound_s=0.0,
+                bound_scope="",
+            ),
+            notes=tuple(notes),
+            instructions=instructions,
+            parameters=parameters,
+            outputs=outputs,
+            memory=predicted.summary,
+            held=predicted.held,
+            stored=predicted.stored,
+            promised_s=moved.hideable_s - moved.hidden_s,
+        )
+
+    def needed_bytes(self, found: Found) -> int:
+        """What a device must have for a plan: the predicted peak and what the prediction may miss."""
+        return required_bytes(found.memory, self.profile)
+
+    def memory_model(self, hubs: Iterable[Leaf]) -> Memory:
+        """What the program stores and when, with the margin that is needed of what fits."""
+        margin = self.profile.compiler.margin_within(self.limit_bytes)
+        return self.program.memory(self.profile, hubs, margin)
+
+    def _strategies_on(self, mesh: Mesh) -> StrategyBuilder:
+        """Strategies on a mesh that is searched: known to all that is searched there, whatever is forced or computed
+        otherwise."""
+        found = self._strategies.get(mesh)
+        if found is None:
+            found = self._strategies[mesh] = self.strategies(Prices(mesh, self.cluster, self.profile))
+        return found
+
+    def strategies(self, prices: Prices) -> StrategyBuilder:
+        """Strategies on the mesh of `prices`. Dimensions that its axes do not divide are stored padded where they are
+        split all the same: no plan for the program as it stands."""
+        return StrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
+
+    def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
+        """The choice problem on one mesh, in segments."""
+        builder = self._strategies_on(mesh)
+        chain = self._chain(builder.prices, builder, force, in_place)
+        chain.graph.preference = Preference(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
+        return chain
+
+    def finer(self, chain: Chain, mesh: Mesh) -> Graph:
+        """The graph of a chain on another mesh: where plans are descended to."""
+        prices = Prices(mesh, self.cluster, self.profile)
+        builder, known = self.strategies(prices), Neighbourhoods()
+        return replace(
+            chain.graph, prices=prices, builder=builder, neighbourhoods=known, _sets={}, _least_s={}, _partial={}
+        )
+
+    def chain_to_bound(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
+        """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
+
+        even_rank, uneven_rank: as `LeastPrices` takes them.
+        """
+        prices = LeastPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
+        builder = BoundingBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
+        return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
+
+    @property
+    def most_rank(self) -> int:
+        """Of arrays of up to so many dimensions moves are followed where all are."""
+        return max(EXACT_RANK, *(shape.rank for node in self.flow.nodes for shape in node.shapes))
+
+    def following(self, chain: Chain, rank: int) -> Chain:
+        """A chain to bound with the same strategies, of which moves are followed of arrays of up to so many
+        dimensions."""
+        prices = chain.graph.prices
+        assert isinstance(prices, LeastPrices), "only chains to bound count moves by what a device must receive"
+        if (prices.even_rank, prices.uneven_rank) == (rank, rank):
+            return chain
+        graph = replace(chain.graph, prices=prices.following(rank), _partial={})
+        return Chain(graph=graph, instances=chain.instances, runs=chain.runs, is_for_bound=True)
+
+    def _chain(self, prices: Prices, builder: StrategyBuilder, force: Forced, in_place: frozenset[int]) -> Chain:
+        requirements = {
+            node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
+            for node in sorted({*self.program.pins, *force.requirements})
+        }
+        confinement: Confinement | None = None
+        if force.roles is not None:
+            confinement = force.confinement(self.flow, self.program.ties(requirements))
+        in_place = with_views(self.flow, in_place)
+        extra: dict[int, tuple[Hashable, ...]] = dict.fromkeys(in_place, ("in place",))
+        overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
+        if overlap:
+            beside = self.program.gradients
+            behind = nodes_behind(self.flow, beside) if self.hidden_share < 1 else behind
+            extra |= {node: (*extra.get(node, ()), "beside") for node in nodes_at(self.flow, beside)}
+            extra |= {node: (*extra.get(node, ()), "behind") for node in sorted(behind)}
+        if confinement is not None:
+            for node in self.flow.nodes:
+                extra[node.index] = (*extra.get(node.index, ()), *confinement.key(node))
+        structure = self.program.structure(requirements, extra)
+        graph = Graph(
+            layout=structure.layout,
+            alike=structure.alike,
+            prices=prices,
+            builder=builder,
+            pinned=self._pinned(builder, requirements, prices.mesh),
+            in_place=in_place,
+            arriving=self.program.arriving,
+            confinement=confinement,
+            beside=beside,
+            exposed=1.0 - self.hidden_share * overlap,
+            behind=behind,
+            counted=self.hidden_share,
+            clock=self.clock,
+        )
+        return Chain(graph=graph, instances=structure.instances, runs=structure.runs)
+
+    def _pinned(
+        self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
+    ) -> dict[int, StrategySet]:
+        """Strategies of the nodes that may not choose freely."""
+        nodes, names = self.flow.nodes, self._names()
+        return {
+            node: builder.of_shardings(
+                allowed(self.flow, nodes[node], asked, mesh, names.get(node) or called(nodes[node].instruction))
+            )
+            for node, asked in requirements.items()
+        }
+
+    def _names(self) -> dict[int, str]:
+        """What messages call the nodes that the user knows; an output that is also an argument, by that."""
+        flow, program = self.flow, self.program
+        found: dict[int, str] = {}
+        for kind, nodes, names in (
+            ("argument", flow.parameters, program.arguments),
+            ("output", flow.outputs, program.outputs),
+        ):
+            for node, name in zip(nodes, names, strict=True):
+                found.setdefault(node, f"{kind} {name}")
+        return found
+
+
+#: Forced strategies that promise to compute along the batch.
+_ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed", "megatron", "expert"})
+
+
+def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:
+    """What a strategy that splits the batch computes whole on every device all the same."""
+    axis = decisions.graph.prices.mesh.axes[0]
+    whole = []
+    for node in decisions.graph.flow.nodes:
+        if node.is_value or not node.weight or node.instruction.opcode not in {"dot", "convolution"}:
+            continue
+        strategy = decisions.strategies[node.index]
+        split = {name for s in (*strategy.operands, *strategy.results) for name in s.axes}
+        if axis.size > 1 and axis.name not in split:
+            whole.append(node.instruction.name)
+    if not whole:
+        return []
+    note = (
+        f"force={options.force!r}: {len(whole)} products ({whole[0]}, …) are computed whole on all {axis.size} devices "
+        f"of axis {axis.name!r}: no dimension of theirs that these divide runs along the batch"
+    )
+    return [note]

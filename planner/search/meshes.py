@@ -1,0 +1,221 @@
+"""Which meshes to try.
+
+A mesh lays the cluster's devices, numbered node by node, row-major over its axes: the last axis joins neighbours, so it
+lies inside a node where its size divides the node's; the first one crosses nodes. Candidates are all ordered
+factorizations of the device count into one to three axes, whatever the primes; nodes may differ in size.
+
+Two of them are the same problem where some exchange of their axes maps every set of axes onto one of the same sizes
+whose groups of devices lie alike on the nodes: all that a cost can depend on. Of such meshes the first is kept. (What
+may still differ is which axis is the major one where two split one dimension together.) On one node of 8 devices,
+`2x4` and `4x2` are one problem; on two nodes of 4 they are not.
+
+A mesh with more axes can express whatever a mesh can that joins neighbouring axes of it (`refines`): a lower bound for
+the finer one holds for the coarser one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations
+from math import prod
+
+from shardwright.cluster import Cluster
+from shardwright.config import MAX_MESH_AXES, PlanOptions
+from shardwright.cost.device_groups import device_groups
+from shardwright.errors import OptionError
+from shardwright.options import DEFAULT_AXES
+from shardwright.planner.pins.pins import Requirements, axis_orders, named_axes, program_meshes, tiled_sizes
+from shardwright.shardings import Mesh, MeshAxis
+
+#: What a set of axes looks like from outside: per group of devices, its members on each node.
+_Footprint = tuple[tuple[int, ...], ...]
+
+
+def given_mesh(options: PlanOptions, device_count: int) -> Mesh | None:
+    """The mesh of the options; OptionError where it does not fit the cluster. None: search."""
+    if options.mesh is None:
+        return None
+    if not 1 <= len(options.mesh) <= MAX_MESH_AXES:
+        raise OptionError(f"mesh has {len(options.mesh)} axes", where="mesh", remedy="give one to three axes")
+    for name, size in options.mesh.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise OptionError(f"axis {name!r} has size {size!r}", where="mesh", remedy="sizes are integers from 1")
+        if not name.isidentifier():
+            raise OptionError(f"axis name {name!r} is not an identifier", where="mesh")
+    mesh = Mesh.of(options.mesh)
+    if mesh.device_count != device_count:
+        raise OptionError(
+            f"mesh {mesh} has {mesh.device_count} devices, the cluster {device_count}",
+            where="mesh",
+            remedy=f"choose sizes whose product is {device_count}",
+        )
+    return mesh
+
+
+def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requirements) -> tuple[Mesh, ...]:
+    """The meshes to plan on: the given one, the program's own, or candidates that have the axes which pins name.
+
+    A program's own mesh (of its sharding constraints; the one that their tiles need where they name no axes) is taken
+    where it has as many devices as the cluster.
+    Without either, a forced strategy over all axes gets one axis, a mixed one two or more, expert parallelism one or
+    two.
+    Raises OptionError where the given mesh does not fit, or nothing can.
+    """
+    given = given_mesh(options, cluster.device_count)
+    if given is not None:
+        return (given,)
+    names = named_axes(requirements)
+    own = _own_mesh(requirements, names, cluster.device_count)
+    if own is not None:
+        return (own,)
+    if not isinstance(options.force, str):
+        return candidate_meshes(cluster, names=names)
+    if options.force in ("mixed", "megatron"):
+        meshes = candidate_meshes(cluster, names=names, is_ordered=True)
+        found = tuple(mesh for mesh in meshes if sum(axis.size > 1 for axis in mesh.axes) > 1)
+        if not found:
+            raise OptionError(
+                f"{cluster.device_count} devices have no two factors for a {options.force} strategy",
+                where="force",
+                remedy="take a strategy over all devices (data, tensor, zero1, fsdp), or another number of devices",
+            )
+        return found
+    if options.force == "expert":
+        return candidate_meshes(cluster, names=names, max_axes=max(2, len(names)), is_ordered=True)
+    if options.force == "tensor":
+        names = names or DEFAULT_AXES[1:2]
+    return candidate_meshes(cluster, names=names, max_axes=max(1, len(names)), is_ordered=True)
+
+
+def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: int) -> Mesh | None:
+    """The program's own mesh where the cluster has as many devices and pins name no other axes."""
+    for sizes in program_meshes(requirements):
+        real = {name: size for name, size in sizes.items() if size > 1}
+        if prod(sizes.values()) != device_count or len(real) > MAX_MESH_AXES or not set(names) <= set(sizes):
+            continue
+        if all(name.isidentifier() for name in real) and real:
+            return Mesh.of({name: real[name] for name in _ordered(tuple(real), axis_orders(requirements))})
+    tiles = () if names else tiled_sizes(requirements, device_count)
+    if 0 < len(tiles) <= MAX_MESH_AXES:
+        return Mesh.of(dict(zip(DEFAULT_AXES, tiles, strict=False)))
+    return None
+
+
+def _ordered(names: tuple[str, ...], orders: set[tuple[str, ...]]) -> tuple[str, ...]:
+    """`names` as near to their own order as has each of `orders` major first; as they are where nothing has."""
+    for found in permutations(names):
+        places = [[found.index(name) for name in order if name in found] for order in orders]
+        if all(each == sorted(each) for each in places):
+            return found
+    return names
+
+
+def candidate_meshes(
+    cluster: Cluster, *, max_axes: int = MAX_MESH_AXES, names: Sequence[str] = (), is_ordered: bool = False
+) -> tuple[Mesh, ...]:
+    """Meshes over all devices of the cluster, none equal to another, the more promising first.
+
+    names: axes that every mesh must have, in any place. Where the devices have too few factors for
+        them, some of these axes have size 1.
+    is_ordered: the axes have roles by their place, so that no exchange of them leaves the problem the same.
+
+    Fewer axes come first, then axes that lie wholly inside nodes or wholly across them, then larger first axes.
+    Raises OptionError where `names` are more than `max_axes`.
+    """
+    if len(names) > max_axes:
+        raise OptionError(
+            f"axes {', '.join(names)} are named, a mesh has at most {max_axes}", where="mesh", remedy="name fewer axes"
+        )
+    nodes = _node_of_devices(cluster)
+    meshes = [mesh for sizes in _all_sizes(len(nodes), max_axes, len(names)) for mesh in _named(sizes, names)]
+    meshes.sort(key=lambda mesh: _order(mesh, nodes))
+    kept: dict[object, Mesh] = {}
+    for mesh in meshes:
+        kept.setdefault(mesh if is_ordered else _signature(mesh, nodes, names), mesh)
+    return tuple(kept.values())
+
+
+def refines(fine: Mesh, coarse: Mesh) -> bool:
+    """Whether joining neighbouring axes of `fine` gives `coarse`, names aside."""
+    parts = iter(axis.size for axis in fine.axes)
+    for axis in coarse.axes:
+        size = 1
+        while size < axis.size:
+            size *= next(parts, axis.size + 1)
+        if size != axis.size:
+            return False
+    return all(size == 1 for size in parts)
+
+
+def _node_of_devices(cluster: Cluster) -> list[int]:
+    return [number for number, node in enumerate(cluster.workers) for _ in range(node.device_count)]
+
+
+def _all_sizes(devices: int, max_axes: int, min_axes: int) -> list[tuple[int, ...]]:
+    """Sizes of the axes of each factorization; axes of size 1 only where there is no other with `min_axes` axes."""
+    min_axes = max(min_axes, 1)
+    found = [sizes for count in range(min_axes, max_axes + 1) for sizes in _factorizations(devices, count)]
+    if found:
+        return found
+    fewest = [sizes for count in range(1, min_axes) for sizes in _factorizations(devices, count)] or [()]
+    return sorted({places for sizes in fewest for places in permutations((*sizes, *(1,) * (min_axes - len(sizes))))})
+
+
+def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factorizations into `count` factors from 2 on."""
+    if count == 1:
+        if number > 1:
+            yield (number,)
+        return
+    for first in range(2, number):
+        if number % first == 0:
+            for rest in _factorizations(number // first, count - 1):
+                yield (first, *rest)
+
+
+def _named(sizes: tuple[int, ...], names: Sequence[str]) -> Iterator[Mesh]:
+    """The mesh of these sizes with `names` in every possible place, and default names elsewhere."""
+    for places in permutations(range(len(sizes)), len(names)):
+        by_place = dict(zip(places, names, strict=True))
+        others = (name for name in (*DEFAULT_AXES, *(f"axis{i}" for i in range(len(sizes)))) if name not in names)
+        yield Mesh(
+            axes=tuple(
+                MeshAxis(name=by_place[place] if place in by_place else next(others), size=size)
+                for place, size in enumerate(sizes)
+            )
+        )
+
+
+def _order(mesh: Mesh, nodes: Sequence[int]) -> tuple[object, ...]:
+    straddling = sum(_straddles(_footprint(mesh, (axis.name,), nodes)) for axis in mesh.axes)
+    return (sum(axis.size > 1 for axis in mesh.axes), straddling, *(-axis.size for axis in mesh.axes))
+
+
+def _straddles(footprint: _Footprint) -> bool:
+    """Whether some group has several devices on one node and others elsewhere."""
+    return any(len(members) > 1 and max(members) > 1 for members in footprint)
+
+
+def _footprint(mesh: Mesh, axes: tuple[str, ...], nodes: Sequence[int]) -> _Footprint:
+    found = []
+    for group in device_groups(axes, mesh):
+        on_nodes = [nodes[device] for device in group]
+        found.append(tuple(sorted(on_nodes.count(node) for node in set(on_nodes))))
+    return tuple(sorted(found))
+
+
+def _signature(mesh: Mesh, nodes: Sequence[int], names: Sequence[str]) -> object:
+    """Equal for meshes that are the same problem up to an exchange of axes that `names` does not name."""
+    every = range(len(mesh.axes))
+    footprints = {
+        places: _footprint(mesh, tuple(mesh.axes[place].name for place in places), nodes)
+        for count in range(1, len(mesh.axes) + 1)
+        for places in combinations(every, count)
+    }
+
+    def seen_in(order: tuple[int, ...]) -> tuple[object, ...]:
+        axes = [mesh.axes[place] for place in order]
+        labels = tuple((axis.size, axis.name if axis.name in names else "") for axis in axes)
+        return labels, tuple(footprints[tuple(sorted(order[i] for i in places))] for places in footprints)
+
+    return min((seen_in(order) for order in permutations(every)), key=repr)

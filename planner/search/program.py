@@ -1,0 +1,231 @@
+"""What is planned, read once: the rewritten module, who reads what, names, pins, and what may be partial.
+
+Nothing here depends on a mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import copy
+
+from shardwright.config import PlanOptions
+from shardwright.cost import HardwareProfile
+from shardwright.cost.liveness import Liveness, liveness
+from shardwright.hlo import Module
+from shardwright.options import name_matches
+from shardwright.planner.costs.kernels import Kernels, find_kernels
+from shardwright.planner.graph.colours import Ties
+from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
+from shardwright.planner.graph.donors import alias_donors
+from shardwright.planner.graph.foreign import ForeignSharding
+from shardwright.planner.graph.inlining import inline_calls
+from shardwright.planner.graph.names import argument_names, output_names
+from shardwright.planner.graph.source import Source
+from shardwright.planner.graph.written_shardings import marked_outputs, write_out_shardings
+from shardwright.planner.memory.budget import Memory
+from shardwright.planner.memory.recompute import Recomputation, rematerialized
+from shardwright.planner.microbatch import accumulated, split_step
+from shardwright.planner.pins.annotations import VariableShardings, collect, refuse_manual
+from shardwright.planner.pins.force import Forced, forced, pins_by_name, state_arguments
+from shardwright.planner.pins.pins import Requirement
+from shardwright.planner.rewrites.apart import reduced_apart
+from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
+from shardwright.planner.rewrites.lookups import own_rows
+from shardwright.planner.rewrites.top_k import in_rounds
+from shardwright.planner.rewrites.variables import rewrite_for
+from shardwright.planner.search.batch_dims import batch_dims
+from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
+from shardwright.planner.segments.exposed import gradients
+from shardwright.planner.segments.layout import Layout, free_nodes, lay_out, variables_of
+from shardwright.planner.segments.remade import dear_nodes
+from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.shardings import Mesh
+
+
+class Program:
+    """One module, ready to be planned on any mesh.
+
+    module: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
+    original / original_text: as it was given. arguments / outputs: their names.
+    batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
+    pins: requirements by node. twins: nodes that compute again what another one does, and which.
+    said: how the program's own arguments and outputs lie, where it says so.
+    state: nodes of arguments kept between steps; arriving: of all others. rules: of its instructions.
+    profile: of a device, by which what takes long to make anew for each reader is told; None: nothing does.
+    """
+
+    def __init__(
+        self, hlo: str | Module | Source, options: PlanOptions, profile: HardwareProfile | None = None
+    ) -> None:
+        self.options, self.profile = options, profile
+        source = Source(hlo) if isinstance(hlo, str) else hlo
+        self.original = source if isinstance(source, Module) else source.module
+        self.original_text = source.to_text() if isinstance(source, Module) else source.text
+        refuse_manual(self.original)
+        outputs = tuple(marked_outputs(self.original.entry.root))
+        self.said = VariableShardings.of(self.original, outputs)
+        # What every reading of the program begins with: its shardings as calls, and its functions in place.
+        self._written = inline_calls(write_out_shardings(alias_donors(self.original), outputs))
+        self.rules = KnownRules()
+        self._read(None, options.micro_batches or 1)
+
+    def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
+        """The same program computing values again, and so many parts of the batch one after the other.
+
+        Raises MicroBatchError where it does not split.
+        """
+        made = copy(self)
+        made.rules = KnownRules(self.rules)
+        made._read(again, micro_batches)
+        return made
+
+    def _read(self, again: Recomputation | None, micro_batches: int) -> None:
+        options, twins = self.options, dict[str, str]()
+        module = self._written
+        if options.rewrites != "none":
+            module = normalizations_taken_apart(in_rounds(reduced_apart(own_rows(module))))
+        if again is not None:
+            made = rematerialized(module, again)
+            module, twins = made.module, dict(made.twins)
+        split = split_step(module, options) if micro_batches > 1 else None
+        if split is not None:
+            module = accumulated(split, micro_batches)
+        self.micro_batches = micro_batches
+        self.batch: Mapping[int, int] | None = None
+        if split is not None:
+            self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
+        named = _named(self.original, options) | _split(self.said.arguments)
+        named = named.difference(self.batch or ())
+        self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
+        self.module = self.rewritten.module
+        self._text: str | None = None
+        self.flow = build_dataflow(self.module)
+        self.flow.notes += split.notes if split else ()
+        self.arguments = argument_names(self.flow, options.argument_names)
+        self.outputs = output_names(self.flow, options.output_names)
+        self.pins = collect(self.flow, options, self.said, self.batch)
+        state = state_arguments(self.flow, options)
+        self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
+        self.arriving = frozenset(self.flow.parameters) - self.state
+        self.twins = _nodes_of(self.flow, twins)
+        self._liveness: Liveness | None = None
+        self._kernels: Kernels | None = None
+        self._dear: frozenset[int] | None = None
+        self._structures: dict[Hashable, Structure] = {}
+        self._numbers: dict[Hashable, int] = {}  # of what `structure` is told of nodes
+        self._gradients: frozenset[Leaf] | None = None
+        self._batch_dims: Mapping[int, int] | None = None
+        self._ties: dict[tuple[bool, ...], Ties] = {}
+
+    def storing(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
+        """Take over what another program says of the same arguments and outputs; batch: see the class."""
+        self.said, self.batch = said, batch
+        self.pins = collect(self.flow, self.options, said, batch)
+
+    @property
+    def text(self) -> str:
+        """The module as planned, as text."""
+        if self._text is None:
+            self._text = self.original_text if self.module is self.original else self.module.to_text()
+        return self._text
+
+    @property
+    def gradients(self) -> frozenset[Leaf]:
+        """Values that may be moved beside compute."""
+        if self._gradients is None:
+            self._gradients = gradients(self.flow)
+        return self._gradients
+
+    @property
+    def kernels(self) -> Kernels:
+        """What fusion makes of the nodes."""
+        if self._kernels is None:
+            self._kernels = find_kernels(self.flow)
+        return self._kernels
+
+    def free_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:
+        """Per node, whether each reader gets it made anew, in the sharding that it wants. As `layout.free_nodes`, but
+        for what takes too long for that."""
+        if self._dear is None:
+            self._dear = dear_nodes(self.flow, self.profile) if self.profile is not None else frozenset()
+        return free_nodes(self.flow, self._dear.union(pinned), with_stored=with_stored)
+
+    def forced(self, options: PlanOptions, mesh: Mesh) -> Forced:
+        """What the strategy of `options` asks on one mesh. Raises as `planner.pins.force.forced` does."""
+        if options.force is None:
+            return Forced()
+        if not isinstance(options.force, str):
+            return Forced(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
+        if self._batch_dims is None:
+            self._batch_dims = self.batch or batch_dims(self.module, self.flow, self.options, self.rules)
+        return forced(self.flow, self.arguments, options, mesh, self._batch_dims)
+
+    def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> Ties:
+        """Which dimensions go together where the nodes of `requirements` may not choose freely."""
+        free = tuple(self.free_nodes(requirements, with_stored=True))
+        if free not in self._ties:
+            self._ties[free] = Ties(self.flow, free, self.rules)
+        return self._ties[free]
+
+    def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
+        """Segments and variables where the nodes of `requirements` may not choose freely.
+
+        extra: keys of further nodes that differ from others of their kind, equal where they do not.
+        """
+        pinned = {node: tuple(each.key for each in found) for node, found in requirements.items()}
+        numbers = self._numbers  # few, for many nodes: what compares and hashes them is quick
+        marks = {node: numbers.setdefault(what, len(numbers)) for node, what in extra.items()}
+        key = (tuple(sorted(pinned.items())), tuple(sorted(marks.items())))
+        found = self._structures.get(key)
+        if found is None:
+            found = self._structures[key] = Structure(self, pinned, marks)
+        return found
+
+    def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> Memory:
+        """What the program stores and when. margin: part of its temporaries that a device must have beyond them."""
+        if self._liveness is None:
+            self._liveness = liveness(self.module, profile)
+        hoists = profile.compiler.hoists_loop_invariants
+        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs), margin=margin, hoists=hoists)
+
+
+class Structure:
+    """The variables of a program: its layout, segments and runs, for one set of pins."""
+
+    def __init__(self, program: Program, pinned: Mapping[int, Hashable], extra: Mapping[int, Hashable]) -> None:
+        flow = program.flow
+        self.free = program.free_nodes(pinned)
+        self.segments = find_segments(flow, self.free, program.state, program.twins)
+        keys: dict[int, Hashable] = dict(extra)
+        for node in program.arriving:
+            keys[node] = ("arriving", extra.get(node))
+        self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys, program.kernels, program.rules)
+        self.instances: tuple[Instance, ...] = instances_of(
+            flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
+        )
+        self.runs: tuple[Run, ...] = find_runs(self.instances)
+        self.alike = alike(self.instances)
+
+
+def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
+    """Pairs of instructions as pairs of the nodes that they are."""
+    nodes: dict[str, list[int]] = {}
+    for node in flow.nodes if twins else ():
+        nodes.setdefault(node.instruction.name, []).append(node.index)
+    return {i: nodes[old][0] for new, old in twins.items() if old in nodes for i in nodes.get(new, ())}
+
+
+def _split(said: Mapping[int, ForeignSharding]) -> set[int]:
+    """Numbers of the variables whose dimensions the program splits."""
+    return {number for number, sharding in said.items() if sharding.is_split}
+
+
+def _named(module: Module, options: PlanOptions) -> set[int]:
+    """Flat numbers of the arguments whose dimensions the user pins by name."""
+    if not isinstance(options.force, Mapping):
+        return set()
+    names = list(options.argument_names)
+    if not names:
+        for parameter in module.entry.parameters:
+            names += [parameter.op_name or parameter.name] * len(parameter.shape.leaves)
+    return {n for n, name in enumerate(names) for pattern in options.force if name_matches(pattern, name)}

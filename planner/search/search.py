@@ -1,0 +1,421 @@
+"""The search: every candidate mesh is planned, the fastest plan is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
+from shardwright.hlo import Module
+from shardwright.planner.again.follow import Route, begin, leave_trail, planned_again
+from shardwright.planner.again.trails import Question, Trail, Trails
+from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.graph.source import Source
+from shardwright.planner.memory.fitting import CLOSE, fitted
+from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.pins.force import origin
+from shardwright.planner.plans.verify import check_plan
+from shardwright.planner.search.experts import expert_candidates, faster_than, first_plan
+from shardwright.planner.search.finishing import Bounding, as_stored, assembled, bounded
+from shardwright.planner.search.found import LEAST_GAIN, Found, Known, Outcome, Tried
+from shardwright.planner.search.hiding import kept_promises
+from shardwright.planner.search.memory_bound import bounded_by_price
+from shardwright.planner.search.mesh_search import Listener, MeshSearch
+from shardwright.planner.search.meshes import meshes_to_search, refines
+from shardwright.planner.search.relief import relieved
+from shardwright.planner.search.sparing import sparing_plan
+from shardwright.planner.segments.chain import Chain, SolvedChain
+from shardwright.planner.segments.descent import descend, lifted
+from shardwright.planner.solver.dual import TIGHT
+from shardwright.plans import Candidate, Plan
+from shardwright.shardings import Mesh
+
+#: Most axes of the meshes that are searched outright unless more effort is asked for; and how often a plan with one
+#: axis more is then descended from one of theirs.
+SEARCHED_AXES = 2
+DESCENTS = 4
+ROUNDS_IF_LARGE = 1
+
+#: What is said of a mesh whose fastest plan would be faster than the one that is taken.
+_MEMORY_ASIDE = "its fastest plan, memory aside"
+
+
+def plan(
+    hlo: str | Module | Source,
+    cluster: Cluster,
+    options: PlanOptions | None = None,
+    *,
+    progress: Listener | None = None,
+    trails: Trails | None = None,
+) -> Plan:
+    """Plan one HLO module for a cluster.
+
+    hlo: HLO text, a parsed module or both. Without `options.mesh` every factorization of the
+    devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
+    once. `progress` is called as planning goes on. trails: of earlier searches, which this one may follow and adds to.
+
+    Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
+    the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
+    plan satisfies them together, MemoryBudgetError where none fits the devices.
+    """
+    with collector_paused():
+        search = Search(hlo, cluster, options or PlanOptions(), progress, trails)
+        try:
+            return search.run()
+        finally:
+            search.known.forget()
+            search.bounding.cancel()
+
+
+class Search(MeshSearch):
+    """One call of `plan`: what is searched on which meshes, and which plan is taken."""
+
+    def __init__(
+        self,
+        hlo: str | Module | Source,
+        cluster: Cluster,
+        options: PlanOptions,
+        progress: Listener | None = None,
+        trails: Trails | None = None,
+    ) -> None:
+        super().__init__(hlo, cluster, options, progress)
+        self.trails = trails
+        self.question = Question.of(self.program.original, cluster, options) if trails is not None else None
+        self.trail: Trail | None = None
+        self.route: Route | None = None
+        self.followed: list[Outcome] = []  # what a trail that was left led to where memory binds
+        self.known = Known()
+        self.bounding = Bounding()
+        self.as_given: dict[Mesh, Tried] = {}
+        self.begun: dict[Mesh, str] = {}
+        self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
+        self.close = 0.0  # relative gap at which a plan of a mesh is good enough
+        self.without = frozenset[Mesh]()
+
+    def run(self) -> Plan:
+        is_whole = False
+        try:
+            outcome = self._again()
+            if outcome is None:
+                outcome = self._whole()
+                is_whole = not self.clock.is_late
+        except OutOfTimeError:
+            outcome = self.known.outcome()
+        self.clock.interrupts = False
+        if self.known.is_faster_than(outcome):
+            outcome.search, outcome.found, is_whole = self.known.search or self, self.known.found, False
+        made = outcome.search.finish(outcome)
+        if is_whole:
+            leave_trail(self, outcome)
+        return made
+
+    def _again(self) -> Outcome | None:
+        """What following the trail of an earlier search gives, if there is one that leads to a plan as good."""
+        may_follow = self.options.mode == "search" and self.options.effort != "best" and self.options.remat != "full"
+        if self.trails is None or self.question is None or not may_follow:
+            return None
+        trail = self.trail = self.trails.best_for(self.question)
+        if trail is None:
+            return None
+        if self.options.deadline_s is not None:
+            self._know_a_plan()
+        return planned_again(self, trail)
+
+    def _whole(self) -> Outcome:
+        """What searching everything gives."""
+        self._know_a_plan()
+        self.clock.check()
+        outcome = kept_promises(relieved(self.outcome()))
+        self._hold_against_experts(outcome)
+        return outcome
+
+    def _solved(self, chain: Chain, close: float) -> SolvedChain:
+        """Message passing begins where that of the earlier search ended, if there is a trail. Following it, a plan of a
+        large program will do that the cost model can hardly tell from the fastest."""
+        begin(self, chain)
+        follows_far = self.route is not None and self.is_large
+        return super()._solved(chain, max(close, LEAST_GAIN) if follows_far else close)
+
+    def _know_a_plan(self) -> None:
+        """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
+        is_hurried = self.options.deadline_s is not None
+        if not self.is_free or self.known.found is not None or (self.is_large and not is_hurried):
+            return
+        found = first_plan(self)
+        if found is not None and self.needed_bytes(found) <= self.limit_bytes:
+            self.offer(found)
+        else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
+            made = sparing_plan(self, found) if is_hurried else None
+            found = made.found if made is not None else None
+        if found is not None:
+            self._incumbent_s = found.cost.step_s
+            self.report("search", str(found.mesh))
+
+    def _hold_against_experts(self, outcome: Outcome) -> None:
+        """A plan that an expert would write is known too, where it is faster than what the search found. Where the
+        program is large that takes long, and is only done if nothing was found."""
+        is_quick = not self.is_large or self.options.effort == "best"
+        if self.is_free and (is_quick or outcome.found is None):
+            found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN))
+            if found is not None:
+                self.offer(found)
+
+    @property
+    def is_free(self) -> bool:
+        return self.options.force is None and self.options.mode == "search"
+
+    def variant(
+        self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()
+    ) -> Outcome:
+        """What the search gives for the same program computing otherwise, on all meshes but those of `without`: plans
+        that are found nearly (see `polish`). Raises MicroBatchError besides what `outcome` raises."""
+        made = self.computing(again, micro_batches)
+        made.close, made.without = CLOSE, without
+        return made.outcome()
+
+    def computes(self, again: Recomputation | None, micro_batches: int) -> bool:
+        """Whether this is the search for the program computing so."""
+        return (self.recomputation, self.program.micro_batches) == (again, micro_batches)
+
+    def off_route(self, without: frozenset[Mesh]) -> Search:
+        """The same search following nothing, on all meshes but some."""
+        made = copy(self)
+        made.route, made.without = None, without
+        return made
+
+    def computing(self, again: Recomputation | None, micro_batches: int) -> Search:
+        """The search for the same program computing otherwise. Raises MicroBatchError."""
+        self.report("rewrite", f"{len(again.instructions) if again else 0} again, {micro_batches} micro-batches")
+        made = copy(self)
+        made.program = self.program.computing(again, micro_batches)
+        made.flow, made.recomputation = made.program.flow, again
+        return made
+
+    def outcome(self) -> Outcome:
+        """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
+        finest = self.meshes_of_three() if self.descends else []
+        if len(finest) == 1:
+            self.bound_ahead(finest[0])
+        tried, refusals = self._try_meshes()
+        if not tried:
+            late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
+            raise next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
+        tried += self._finer(tried)
+        fastest = min(tried, key=lambda each: each.step_s)
+        if fastest.start is not None:
+            self.bound_ahead(fastest.mesh)
+        elif fastest.chain.runs and self.is_as_given:
+            self.bounding.begin(fastest.chain, self.time_limit_s())
+        return Outcome(search=self, tried=tried, refusals=refusals)
+
+    @property
+    def is_as_given(self) -> bool:
+        """Whether this is the first search of the program, and mostly the only one."""
+        return self.recomputation is None and self.program.micro_batches == 1 and self.hidden_share == 1.0
+
+    def bound_ahead(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
+        """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on.
+
+        rank: of arrays of up to so many dimensions moves are followed.
+        """
+        if self.is_as_given and self.bounding.begun_on(mesh, self.flow) is None:
+            chain = self.chain_to_bound(mesh)
+            chain = chain if rank == EXACT_RANK else self.following(chain, rank)
+            self.bounding.begin(chain, self.time_limit_s())
+
+    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        """Look for the fastest plan that fits the memory; whether there is one.
+
+        at_once: only among the fastest of each mesh. below_s: a plan that takes as long is no use.
+        """
+        found = self._choose(outcome, at_once, below_s)
+        coarser = self._coarser(found) if found is not None else None
+        if coarser is not None:
+            outcome.tried.append(self.on_mesh(coarser))
+            found = self._choose(outcome, at_once, below_s)
+        outcome.found = found
+        return found is not None
+
+    def polish(self, outcome: Outcome) -> None:
+        """Search to the end for the plan of an outcome, where it is one of many variants' and only found nearly."""
+        found = outcome.found
+        if found is None or found.price is not None or not self.close or self.is_large or self.is_late():
+            return
+        solved = found.solved
+        if solved.value - solved.rolled_bound <= TIGHT * abs(solved.value):
+            return
+        solved = found.chain.solve(self.time_limit_s())
+        made = replace(self.found(found.chain, solved, found.notes), start=found.start)
+        if made.cost.step_s < found.cost.step_s and self.needed_bytes(made) <= self.limit_bytes:
+            outcome.found = made
+
+    def finish(self, outcome: Outcome) -> Plan:
+        """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
+        if outcome.found is None:
+            raise outcome.refusal or PlanError("no mesh can be planned")
+        self._best = found = bounded_by_price(self, outcome.found)
+        made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
+        self._best = outcome.found = best = bounded(self, found, self.bounding)
+        self.report("check", str(best.mesh))
+        made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
+        return replace(made, planning_s=self.clock.elapsed_s)
+
+    def _written_down(self, found: Found, outcome: Outcome) -> Plan:
+        """A plan of an outcome, checked."""
+        made = assembled(self, found, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
+        made = replace(made, notes=(*made.notes, *outcome.notes))
+        module, made = as_stored(self, made)
+        check_plan(module, made)
+        return made
+
+    def _try_meshes(self) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
+        """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
+        tried: list[Tried] = []
+        refusals: dict[Mesh, PlanError | AnnotationError] = {}
+        for mesh in self._meshes():
+            if mesh in self.without:
+                continue
+            if self.clock.is_late and (tried or self.clock.interrupts):
+                refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
+                continue
+            if self.route is not None and not self.route.may_be_faster(mesh, tried):
+                continue
+            try:
+                tried.append(self._tried_on(mesh))
+            except (PlanError, AnnotationError) as error:
+                refusals[mesh] = error
+                continue
+            self._incumbent_s = min(self._incumbent_s, tried[-1].step_s)
+            self.report("search", str(mesh))
+        return tried, refusals
+
+    def _tried_on(self, mesh: Mesh) -> Tried:
+        """`on_mesh`; of the program as it is once, whether a trail is followed or left."""
+        is_final = self.route is None or not self.is_large or self.descends  # else solved less closely
+        if not (self.is_as_given and is_final):
+            return self.on_mesh(mesh, self.close)
+        if mesh not in self.as_given:
+            self.as_given[mesh] = self.on_mesh(mesh)
+        return self.as_given[mesh]
+
+    def meshes_of_three(self) -> list[Mesh]:
+        """The meshes of three axes, to which plans are descended."""
+        return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
+
+    def _finer(self, tried: Sequence[Tried]) -> list[Tried]:
+        """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others; one, where
+        the program is large."""
+        if not self.descends:
+            return []
+        fastest = min(tried, key=lambda each: each.step_s)
+        pairs = [
+            (start, mesh)
+            for mesh in self.meshes_of_three()
+            if refines(mesh, fastest.mesh)
+            for start in tried
+            if refines(mesh, start.mesh) and (len(start.mesh.axes) == SEARCHED_AXES or start is fastest)
+        ]
+        pairs.sort(key=lambda pair: pair[0] is not fastest)
+        found: dict[Mesh, Tried] = {}
+        for start, mesh in pairs[: 1 if self.is_large else DESCENTS]:
+            if self.is_late():
+                break
+            if self.is_large:
+                self.bound_ahead(mesh)
+            self.report("search", str(mesh))
+            descended = self._descended(start, mesh)
+            if mesh not in found or descended.step_s < found[mesh].step_s:
+                found[mesh] = descended
+                self._incumbent_s = min(self._incumbent_s, descended.step_s)
+        return list(found.values())
+
+    def _descended(self, start: Tried, mesh: Mesh) -> Tried:
+        at, axes = lifted(start.chain, start.solved.states, mesh)
+        rounds = ROUNDS_IF_LARGE if self.is_large else None
+        fine = self.finer(start.chain, mesh)
+        chain, solved = descend(start.chain, at, fine, axes, time_limit_s=self.time_limit_s(), most_rounds=rounds)
+        free_s = start.step_s - start.solved.value
+        return replace(start, mesh=mesh, step_s=solved.value + free_s, chain=chain, solved=solved, start=start)
+
+    def _choose(self, outcome: Outcome, at_once: bool, below_s: float) -> Found | None:
+        best: Found | None = None
+        tried = outcome.tried
+        for each in sorted(tried, key=lambda each: each.step_s * (1 + LEAST_GAIN * tried.index(each))):
+            limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - LEAST_GAIN))
+            if each.step_s >= limit_s:
+                break
+            found = outcome.plan(each)
+            if self.needed_bytes(found) > self.limit_bytes:
+                if at_once:
+                    continue
+                try:
+                    found = replace(fitted(self, found, limit_s), start=each.start)
+                except MemoryBudgetError as error:
+                    outcome.refusals[each.mesh] = error
+                    outcome.refusal = outcome.refusal or error
+                    continue
+            if found.cost.step_s < limit_s:
+                best = found
+                self.offer(found)
+        return best
+
+    def _candidates(
+        self, tried: Sequence[Tried], refusals: Mapping[Mesh, PlanError | AnnotationError]
+    ) -> tuple[Candidate, ...]:
+        """What was tried, with its price; and the plans that experts write, as far as they were priced."""
+        name = origin(self.options)
+        chosen_s = math.inf if self._best is None else self._best.cost.step_s
+        found = {
+            each.mesh: Candidate(
+                mesh=each.mesh,
+                step_s=each.step_s,
+                name=name,
+                note=_MEMORY_ASIDE if each.step_s * (1 + LEAST_GAIN) < chosen_s else "",
+            )
+            for each in tried
+            if each.mesh not in refusals
+        }
+        if self._best is not None:
+            found[self._best.mesh] = Candidate(mesh=self._best.mesh, step_s=self._best.cost.step_s, name=name)
+        refused = [Candidate(mesh=mesh, step_s=None, note=e.message, name=name) for mesh, e in refusals.items()]
+        return (*found.values(), *refused, *expert_candidates(self))
+
+    def _meshes(self) -> tuple[Mesh, ...]:
+        """Meshes in the order they are tried; three axes only where asked for."""
+        route = self.route
+        found = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
+        if self.options.effort == "best":
+            return found
+        found = tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
+        if self.options.force is not None or not self.is_large:
+            return found
+        return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
+
+    def _coarser(self, found: Found) -> Mesh | None:
+        """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
+        if len(found.mesh.axes) != SEARCHED_AXES or not self.is_large or self.options.force:
+            return None
+        joined = {
+            frozenset(axes)
+            for lies in found.decisions.lies
+            for sharding in lies
+            for axes in (*sharding.dims, sharding.unreduced)
+        }
+        if not joined <= {frozenset(), frozenset(found.mesh.sizes)}:
+            return None
+        meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
+        return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
+
+    def offer(self, found: Found) -> None:
+        """A plan that fits, which a deadline may leave with from now on; not one that keeps what was to be computed
+        again."""
+        if self.options.remat == "full" and self.recomputation is None:
+            return
+        self.known.offer(self, found)
+        self.clock.interrupts = True

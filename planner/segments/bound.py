@@ -1,0 +1,200 @@
+"""What no plan costs less than, repeats of a run deciding each for itself.
+
+The search rolls a run up: all repeats decide alike. This bound is for the program as it is. Every repeat is
+the same function of its own decisions and of the hubs that it shares with its neighbours. Message passing moves its
+costs onto those hubs (as `dual` does, the hub that one repeat makes and the next one reads being one and the same),
+until
+
+    seconds of a repeat ≥ b + Σ messages(hub states)
+
+holds with b as large as it gets. The same b and messages hold for each of n repeats. So the run costs at least n × b,
+and for every hub inside it the least that the messages of those who share it add up to. What they say about hubs
+that the rest of the program shares is added to that rest, which is solved as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from shardwright.planner.clock import Clock
+from shardwright.planner.segments.chain import Chain, Key, SolvedChain, aligned
+from shardwright.planner.segments.cut import Run
+from shardwright.planner.segments.layout import Variable
+from shardwright.planner.solver.dual import tighten
+from shardwright.planner.solver.passing import Passing
+from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, reduce
+from shardwright.planner.solver.solve import of_core, of_problem, solve
+
+#: Rounds of messages at most; and how many that gain how little, relatively, end them. `_ROUGH`: where every strategy
+#: on three axes is in the problem and a round is dear.
+_ROUNDS = 200
+_FINE = 5, 3e-5
+_ROUGH = 2, 6e-4
+
+#: Relative gap at which the segments outside the runs count as bounded.
+_CLOSE = 5e-4
+
+#: The same of an assignment that is descended from.
+_CLOSE_ALIKE = 1e-3
+
+
+def lower_bound(chain: Chain, time_limit_s: float) -> float:
+    """Seconds a step that no assignment of the chain's variables is under; the less, the later it is."""
+    states = chain.states()
+    total = chain.constant
+    shared: dict[Variable, FloatArray] = {}
+    for run in chain.runs:
+        repeat = _Repeat(chain, run, states)
+        repeat.tighten(chain.graph.clock)
+        total += run.repeats * repeat.constant()
+        for variable, messages in repeat.on_hubs():
+            if _is_inside(chain, run, variable):
+                total += float(messages.min())
+            else:
+                known = shared.get(variable)
+                shared[variable] = messages if known is None else known + messages
+    return total + _rest(chain, states, shared, total, time_limit_s)
+
+
+def best_alike(chain: Chain, close: float = _CLOSE_ALIKE) -> SolvedChain:
+    """The best states that message passing reads off a chain whose repeats decide alike, and the bound that it ends
+    at: nearer to the relaxation's optimum than `lower_bound`, and one of all plans where the chain has no runs.
+
+    close: relative gap between the two at which it ends.
+    """
+    problem, variables, states = chain.rolled()
+    reduction = reduce(problem, drops_dear=False)
+    begin = of_core(chain.begun(variables, states), reduction)
+    bounded = tighten(reduction.core, close, chain.graph.clock, begin)
+    if bounded.end is not None:
+        chain.ended(of_problem(bounded.end, reduction, problem), variables, states)
+    found, decided_s = reduction.complete(bounded.states), chain.constant + reduction.constant
+    return SolvedChain(
+        states=chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()}),
+        value=decided_s + bounded.value,
+        rolled_bound=decided_s + bounded.lower_bound,
+    )
+
+
+def _is_inside(chain: Chain, run: Run, variable: Variable) -> bool:
+    """Whether only segments of the run share a hub."""
+    touching = {chain.owner(variable)[0], *chain.graph.layout.crossing.get(variable, ())}
+    return all(run.first <= segment < run.stop for segment in touching)
+
+
+def _rest(
+    chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, FloatArray], beside_s: float, time_limit_s: float
+) -> float:
+    """The least that all segments outside the runs cost together, with what the runs say about hubs they share.
+
+    beside_s: what the runs cost at least.
+    """
+    inside = {segment for run in chain.runs for segment in range(run.first, run.stop)}
+    variables: dict[Variable, int] = {}
+    problem = Problem()
+
+    def variable(found: Variable, key: Key) -> int:
+        if found not in variables:
+            variables[found] = len(problem.costs)
+            problem.costs.append(np.zeros(len(states[key])))
+        return variables[found]
+
+    for found, messages in shared.items():
+        problem.costs[variable(found, chain.key_of(found))] += messages
+    for segment, instance in enumerate(chain.instances):
+        if segment in inside:
+            continue
+        kind, keys = chain.core(segment)
+        names = [instance.variables[v] for v in kind.reduction.variables]
+        numbers = [variable(name, key) for name, key in zip(names, keys, strict=True)]
+        costs, edges = aligned(kind, keys, states)
+        for number, cost in zip(numbers, costs, strict=True):
+            problem.costs[number] = problem.costs[number] + cost
+        for (v, w), matrix in edges.items():
+            problem.add_edge(numbers[v], numbers[w], matrix)
+    if not problem.costs:
+        return 0.0
+    if chain.is_for_bound:
+        reduction = reduce(problem, drops_dear=False)
+        core = reduction.core
+        passing = Passing(core.costs, [(*edge, core.edges[edge]) for edge in sorted(core.edges)])
+        return reduction.constant + _raised(passing, *_ROUGH, chain.graph.clock, beside_s + reduction.constant)
+    return solve(problem, time_limit_s=time_limit_s, close=_CLOSE, clock=chain.graph.clock).lower_bound
+
+
+def _raised(passing: Passing, patience: int, least_gain: float, clock: Clock, beside_s: float = 0.0) -> float:
+    """The bound after rounds of messages until `patience` of them gain little, beside all else, or it is late."""
+    history: list[float] = []
+    for number in range(_ROUNDS):
+        history.append(passing.round())
+        if number >= patience and history[-1] - history[-1 - patience] <= least_gain * abs(beside_s + history[-1]):
+            break
+        if clock.is_late:
+            break
+    return history[-1]
+
+
+#: A core variable of a repeat: offset of its segment in the period, position in the reduction.
+_Role = tuple[int, int]
+
+
+class _Repeat:
+    """One repeat of a run: core variables (roles), which of them are one variable in the program (slots), edges.
+
+    messages: per role, what it asks of its variable. passing: of slots. hubs: slots of variables that other repeats or
+    segments share, in order.
+    """
+
+    def __init__(self, chain: Chain, run: Run, states: dict[Key, IntArray]) -> None:
+        self.chain, self.run = chain, run
+        self.messages: dict[_Role, FloatArray] = {}
+        self.hubs: dict[int, None] = {}
+        self._slot_of: dict[_Role, int] = {}
+        self._ends: list[tuple[_Role, _Role]] = []
+        numbers: dict[Key, int] = {}
+        unary: list[FloatArray] = []
+        matrices = []
+        for offset in range(run.period):
+            segment = run.first + run.period + offset  # of the second repeat: it has neighbours on both sides
+            kind, keys = chain.core(segment)
+            costs, edges = aligned(kind, keys, states)
+            for i, (v, key, cost) in enumerate(zip(kind.reduction.variables, keys, costs, strict=True)):
+                slot = self._slot_of[offset, i] = numbers.setdefault(key, len(numbers))
+                self.messages[offset, i] = cost
+                if slot == len(unary):
+                    unary.append(np.zeros(len(cost)))
+                unary[slot] = unary[slot] + cost
+                if v in kind.boundary:
+                    self.hubs[slot] = None
+            for (v, w), matrix in sorted(edges.items()):
+                self._ends.append(((offset, v), (offset, w)))
+                matrices.append(matrix)
+        slots = ((self._slot_of[v], self._slot_of[w]) for v, w in self._ends)
+        self.passing = Passing(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
+
+    def tighten(self, clock: Clock) -> None:
+        """Raise the bound by message passing until it is late, and add to each role's message what its edges said."""
+        _raised(self.passing, *(_ROUGH if self.chain.is_for_bound else _FINE), clock)
+        for (v, w), (left, right) in zip(self._ends, self.passing.told, strict=True):
+            self.messages[v] = self.messages[v] + left
+            self.messages[w] = self.messages[w] + right
+
+    def constant(self) -> float:
+        """What one repeat costs at least, besides what its messages say about hubs."""
+        return self.passing.bound() - sum(float(self.passing.unary[slot].min()) for slot in self.hubs)
+
+    def on_hubs(self) -> Iterator[tuple[Variable, FloatArray]]:
+        """Every hub that segments of the run share, with the sum of their messages about it."""
+        totals: dict[Variable, FloatArray] = {}
+        for segment in range(self.run.first, self.run.stop):
+            offset = (segment - self.run.first) % self.run.period
+            instance = self.chain.instances[segment]
+            for i, v in enumerate(self.chain.kind(segment).reduction.variables):
+                if self._slot_of[offset, i] in self.hubs:
+                    variable = instance.variables[v]
+                    known = totals.get(variable)
+                    added = self.messages[offset, i]
+                    totals[variable] = added if known is None else known + added
+        yield from totals.items()

@@ -1,0 +1,168 @@
+"""From the best plan on a mesh to a better one on a mesh that refines it, a few axes at a time.
+
+On three axes a value has hundreds of layouts: too many to search outright for large programs. A plan on two axes is one
+on three as well, though: an axis that is split in two does the same with both parts. From there one axis at a time is
+set free, for every instruction at once, while along the others each does what it does now. Such a neighbourhood is a
+problem like the whole one with a fraction of the states, solved by the same reductions to the best plan in it, so
+no round makes a plan worse. It ends where no round finds a better one (block coordinate descent). What it finds is
+bounded by all strategies on its mesh (`MeshSearch.chain_to_bound`); `effort="best"` searches three axes outright.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+from shardwright.planner.memory.budget import MemoryPrice
+from shardwright.planner.segments.chain import Chain, Key, SolvedChain
+from shardwright.planner.segments.choices import Graph
+from shardwright.planner.segments.cut import Instance, Run
+from shardwright.planner.segments.layout import Variable
+from shardwright.planner.solver.starts import Start
+from shardwright.planner.strategies.expansion import Near, Strategy
+from shardwright.shardings import Mesh, TensorSharding
+
+#: Part of the step time that a round must save for the other axes to be tried again, and the gap at which the
+#: problem of a round counts as solved.
+LEAST_GAIN = 1e-3
+CLOSE = 1e-3
+
+
+def lifted(coarse: Chain, states: Mapping[Variable, int], mesh: Mesh) -> tuple[dict[Variable, Strategy], list[str]]:
+    """A plan as one on a mesh that refines its own, and the axes of that in the order in which they are best set free:
+    parts of a divided one first."""
+    parts = axis_parts(coarse.graph.prices.mesh, mesh)
+    lift = _Lift(parts)
+    at = {variable: lift(strategy) for variable, strategy in coarse.strategies(states).items()}
+    return at, [part for names in sorted(parts.values(), key=len, reverse=True) for part in names]
+
+
+def descend(
+    chain: Chain,
+    at: Mapping[Variable, Strategy],
+    fine: Graph,
+    axes: Sequence[str],
+    *,
+    time_limit_s: float,
+    most_rounds: int | None = None,
+    price: MemoryPrice | None = None,
+) -> tuple[Chain, SolvedChain]:
+    """The best plan found on the mesh of `fine` from one that is `at` there, and the neighbourhood it is in.
+
+    chain: segments of the same program on any mesh. fine: the same program on its mesh. axes: set free in turn.
+    time_limit_s: for the integer programs of one round. most_rounds: None goes on until no axis gains. price: of
+    memory, at which the plan is the best; what it costs then includes that.
+    Raises PlanError where not even the plan itself can be had there.
+    """
+    instances, runs = chain.instances, chain.runs
+    best: tuple[Chain, SolvedChain] | None = None
+    idle = 0  # rounds since one that gained
+    for name in islice(cycle(axes), most_rounds):
+        free = frozenset({name})
+        near = _around(instances, runs, fine, at, free)
+        priced = near.with_price(price)
+        priced.start = _begun(priced, free)
+        solved = priced.solve(time_limit_s, close=CLOSE, known=at)
+        fine.neighbourhoods.ends[free] = priced.graph.near, priced.start
+        gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
+        idle = 0 if gains else idle + 1
+        if gains:
+            best = near, solved
+            at = near.strategies(solved.states)
+        if idle >= len(axes) - 1 or fine.clock.is_late:
+            break
+    assert best is not None, "a mesh that refines another one has axes"
+    return best
+
+
+def placed(
+    chain: Chain, at: Mapping[Variable, Strategy], fine: Graph, *, time_limit_s: float
+) -> tuple[Chain, SolvedChain]:
+    """A plan of another search, with the prices of the mesh of `fine`: as `descend`, where no axis is free."""
+    near = _around(chain.instances, chain.runs, fine, at, frozenset())
+    return near, near.solve(time_limit_s, close=CLOSE, known=at)
+
+
+def _begun(chain: Chain, free: frozenset[str]) -> Start[Key]:
+    """Where message passing over a neighbourhood begins: where that over the last one with the same free axes ended,
+    between variables to which the same is left."""
+    graph = chain.graph
+    if free not in graph.neighbourhoods.ends:
+        return Start()
+    left, end = graph.neighbourhoods.ends[free]
+    is_same = {key: left.get(v) is graph.near[v] for pair in end.moved for key in pair for v in [chain.variable(key)]}
+    return Start(moved={pair: moved for pair, moved in end.moved.items() if all(is_same[key] for key in pair)})
+
+
+def axis_parts(coarse: Mesh, fine: Mesh) -> dict[str, tuple[str, ...]]:
+    """Which neighbouring axes of `fine` an axis of `coarse` is split into."""
+    found: dict[str, tuple[str, ...]] = {}
+    names = iter(fine.axes)
+    for axis in coarse.axes:
+        size, parts = 1, []
+        while size < axis.size:
+            part = next(names)
+            size *= part.size
+            parts.append(part.name)
+        found[axis.name] = tuple(parts)
+    return found
+
+
+class _Lift:
+    """Says strategies of the coarse mesh on the finer one; equal objects once."""
+
+    def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
+        self._parts = parts
+        self._strategies: dict[int, Strategy] = {}
+        self._shardings: dict[TensorSharding, TensorSharding] = {}
+
+    def __call__(self, strategy: Strategy) -> Strategy:
+        found = self._strategies.get(id(strategy))
+        if found is None:
+            found = self._strategies[id(strategy)] = self._lifted(strategy)
+        return found
+
+    def _lifted(self, strategy: Strategy) -> Strategy:
+        pairs = zip(strategy.choices, self._parts.values(), strict=False)  # what follows no rule has no choices
+        return Strategy(
+            operands=tuple(map(self._sharding, strategy.operands)),
+            results=tuple(map(self._sharding, strategy.results)),
+            partial=self._axes(strategy.partial),
+            summed_first=self._axes(strategy.summed_first),
+            gathered=self._axes(strategy.gathered),
+            choices=tuple(choice for choice, names in pairs for _ in names),
+        )
+
+    def _sharding(self, lies: TensorSharding) -> TensorSharding:
+        found = self._shardings.get(lies)
+        if found is None:
+            found = TensorSharding(tuple(map(self._axes, lies.dims)), self._axes(lies.unreduced))
+            self._shardings[lies] = found
+        return found
+
+    def _axes(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(part for axis in names for part in self._parts[axis])
+
+
+def _around(
+    instances: Sequence[Instance],
+    runs: Sequence[Run],
+    fine: Graph,
+    at: Mapping[Variable, Strategy],
+    free: frozenset[str],
+) -> Chain:
+    """The chain of the plans near `at`. Segments are of one kind where the same is left to them."""
+    known = fine.neighbourhoods
+    left: dict[int, Near] = {}  # by the strategy's identity: those of one set are few
+    for strategy in at.values():
+        if id(strategy) not in left:
+            left[id(strategy)] = known.near(strategy, free)
+    near = {variable: left[id(strategy)] for variable, strategy in at.items()}
+
+    def kind(instance: Instance) -> int:
+        return known.kind(instances, instance, [near[variable] for variable in instance.variables])
+
+    alike = tuple(replace(instance, kind=kind(instance)) for instance in instances)
+    graph = replace(fine, near=near, _sets={}, _least_s={})
+    return Chain(graph=graph, instances=alike, runs=runs, _problems=known.problems)

@@ -1,0 +1,339 @@
+"""What of the graph of decisions does not depend on the mesh: its variables, and which of them are hubs.
+
+A variable is a node that chooses its strategy, or a *hub*: how a value lies for its readers. A value with several
+readers that would have it moved has one, so that a move which several share (a gradient reduced once,
+weights gathered for forward and backward) is paid once; so has every value that crosses from one segment to another.
+What a loop carries and others read behind it has a hub for those alone: a gradient that a loop adds up stays a
+partial sum inside, and is reduced once for all who read it.
+
+What is made from constants, iota and scalars alone is left out: any device can make any part of it, so it takes
+the sharding its readers want (`Layout.is_free`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.hlo import Instruction
+from shardwright.planner.costs.kernels import Kernels
+from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
+from shardwright.planner.rules.linear import is_zero, reduced_at_once
+from shardwright.planner.segments.cut import CHOOSERS, Segments
+from shardwright.planner.strategies.expansion import ways_through
+from shardwright.planner.strategies.known_rules import KnownRules
+
+#: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
+_REMADE = frozenset({
+    "constant", "iota", "broadcast", "convert", "compare", "select", "add", "subtract", "multiply", "divide", "negate",
+    "and", "or", "not", "xor", "maximum", "minimum", "reshape", "transpose", "sign", "abs", "clamp", "rsqrt", "sqrt",
+    "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
+})  # fmt: skip
+
+#: Instructions that fill memory with little.
+FILLED = frozenset({"broadcast", "iota"})
+
+_VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "bitcast"})
+
+#: A variable: (node, -1) its strategy, (node, leaf) the hub of one of its array leaves.
+Variable = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What of the graph does not depend on the mesh.
+
+    signatures: per node, a number that is equal for instructions with equal strategies (`KnownRules.number`); -1 for
+    what only hands on.
+    is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
+    ways: per node, which operands may be partial together.
+    hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
+    apart: hubs of what a loop carries, for readers behind it: the loop. direct: readers inside it, and what they read.
+    handed_on: values that all their readers take as they are made, partial sums too. only_use: of values without a hub
+    that one node reads, which, and at which of its operand leaves.
+    whole: hubs that lie reduced, because what is made anew for each reader reads them.
+    last_read: of values made anew, the last node that chooses freely and reads one, and at which of its operand leaves.
+    kernels: what fusion makes of the nodes; what is made anew is part of its readers' kernels, besides.
+    keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
+    """
+
+    flow: Dataflow
+    segments: Segments
+    signatures: tuple[int, ...]
+    is_free: tuple[bool, ...]
+    can_be_partial: tuple[bool, ...]
+    ways: tuple[tuple[frozenset[int], ...], ...]
+    hubs: Mapping[Leaf, float]
+    crossing: Mapping[Leaf, tuple[int, ...]]
+    apart: Mapping[Leaf, Instruction]
+    direct: frozenset[tuple[int, Leaf]]
+    handed_on: frozenset[Leaf]
+    only_use: Mapping[Leaf, tuple[int, int]]
+    whole: frozenset[Leaf]
+    last_read: Mapping[Leaf, tuple[int, int]]
+    kernels: Kernels
+    keys: Mapping[int, Hashable]
+
+    def describe(self, variable: Variable) -> Hashable:
+        """What decides the states and costs of a variable on any mesh, besides what it is connected to."""
+        index, leaf = variable
+        node = self.flow.nodes[index]
+        if leaf >= 0:
+            may_be_partial = self.can_be_partial[index] and variable not in self.whole
+            crosses = variable in self.crossing
+            is_apart, is_fused = variable in self.apart, self.kernels.is_fused[index]
+            return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, is_apart, is_fused)
+        uses = [  # of values made anew: whether they are zero
+            (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
+        ]
+        direct = [use.position for use in node.uses if (index, use.source) in self.direct] if self.direct else ()
+        what = node.shapes if node.is_value else self.signatures[index]
+        return (
+            what,
+            node.is_value,
+            node.weight,
+            self.can_be_partial[index],
+            self.ends_kernel(index),
+            self.kernels.is_fused[index],
+            self.ways[index],
+            tuple(uses),
+            tuple(direct),
+            self.keys.get(index),
+        )
+
+    def pays_for(self, node: Node, use: Use) -> bool:
+        """Whether a node decides what something takes that it reads: that is made anew, and nothing reads it later.
+        What is made anew for others too is no smaller, or stored besides."""
+        return self.last_read.get(use.source) == (node.index, use.position)
+
+    def ends_kernel(self, index: int) -> bool:
+        """Whether a node takes a launch of its own."""
+        return self.kernels.ends[index] and not self.is_free[index]
+
+    def source(self, node: Node, use: Use) -> Variable:
+        """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
+        is_hub = use.source in self.hubs and (node.index, use.source) not in self.direct
+        return use.source if is_hub else (use.source[0], -1)
+
+
+def lay_out(
+    flow: Dataflow,
+    free: Sequence[bool],
+    segments: Segments,
+    pinned: Mapping[int, Hashable],
+    keys: Mapping[int, Hashable],
+    kernels: Kernels,
+    rules: KnownRules,
+) -> Layout:
+    """Decide what may be partial and which values get hubs.
+
+    pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
+    keys: the same of nodes that differ in anything else. kernels: see `find_kernels`. rules: of the instructions.
+    """
+    signatures = [-1 if node.is_value else rules.number(node.instruction) for node in flow.nodes]
+    instructions = {number: node.instruction for number, node in zip(signatures, flow.nodes, strict=True)}
+    through = {number: ways_through(each) for number, each in instructions.items() if number >= 0}
+    ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
+    sums = {
+        number: any(factor.reduction == "add" for factor in rules.of_number(number).factors)
+        and not reduced_at_once(each)
+        for number, each in instructions.items()
+        if number >= 0
+    }
+    made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
+    partial = _can_be_partial(flow, free, made, ways, frozenset(pinned))
+    allowed = tuple(
+        [
+            tuple([way for way in found if _is_partial(node, way, partial)]) if found else ()
+            for node, found in zip(flow.nodes, ways, strict=True)
+        ]
+    )
+    uses: dict[Leaf, list[tuple[Node, Use]]] = {}
+    hard: set[Leaf] = set()
+    whole: set[Leaf] = set()
+    last_read: dict[Leaf, tuple[int, int]] = {}
+    for node in flow.nodes:
+        is_free = free[node.index]
+        for use in node.uses:
+            leaf = use.source
+            if free[leaf[0]]:
+                if not is_free:
+                    last_read[leaf] = node.index, use.position
+            elif not is_free:
+                uses.setdefault(leaf, []).append((node, use))
+                if use.hard:
+                    hard.add(leaf)
+            elif partial[leaf[0]]:
+                whole.add(leaf)  # a scalar that something made anew reads
+    hubs: dict[Leaf, float] = {}
+    crossing: dict[Leaf, tuple[int, ...]] = {}
+    arguments = frozenset(flow.parameters)
+    apart, direct = _behind_loops(flow, segments, uses, whole)
+    special = {*whole, *apart}
+    for leaf in sorted({*whole, *uses}):
+        found = uses.get(leaf, [])
+        if len(found) == 1 and segments.of[found[0][0].index] == segments.of[leaf[0]] and leaf not in special:
+            continue  # most: one reader beside it
+        if leaf in apart:
+            found = [(node, use) for node, use in found if (node.index, leaf) not in direct]
+        if leaf in hard:
+            continue
+        away = {segments.of[node.index] for node, _ in found}
+        away.discard(segments.of[leaf[0]])
+        is_shared = len(found) > 1 and (partial[leaf[0]] or leaf[0] in arguments or _choosers(found) > 1)
+        if away or is_shared or leaf in whole or leaf in apart:
+            hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
+        if away:
+            crossing[leaf] = tuple(sorted(away))
+    return Layout(
+        flow=flow,
+        segments=segments,
+        signatures=tuple(signatures),
+        is_free=tuple(free),
+        can_be_partial=tuple(partial),
+        ways=allowed,
+        hubs=hubs,
+        crossing=crossing,
+        apart=apart,
+        direct=direct,
+        handed_on=frozenset([leaf for leaf in hard if all(use.hard for _, use in uses[leaf])]),
+        only_use={
+            leaf: (found[0][0].index, found[0][1].position)
+            for leaf, found in uses.items()
+            if len(found) == 1 and leaf not in hubs
+        },
+        whole=frozenset(whole),
+        last_read=last_read,
+        kernels=kernels,
+        keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
+    )
+
+
+def _choosers(found: Sequence[tuple[Node, Use]]) -> int:
+    """How many readers choose how they take what they read."""
+    return sum([node.instruction.opcode in CHOOSERS and not node.is_value for node, _ in found])
+
+
+def _is_partial(node: Node, way: frozenset[int], can: Sequence[bool]) -> bool:
+    """Whether all operands of a way may be partial sums."""
+    return all(can[node.uses[leaf].source[0]] for leaf in way)
+
+
+def _behind_loops(
+    flow: Dataflow, segments: Segments, uses: Mapping[Leaf, Sequence[tuple[Node, Use]]], whole: Container[Leaf]
+) -> tuple[Mapping[Leaf, Instruction], frozenset[tuple[int, Leaf]]]:
+    """What loops carry and several nodes read behind them, with the loop, and every reader inside of such a value.
+
+    Not where a reader inside is of another segment, or takes the value as it lies.
+    """
+    apart: dict[Leaf, Instruction] = {}
+    direct: set[tuple[int, Leaf]] = set()
+    for loop, carried in flow.leaves.items():
+        if loop.opcode != "while":
+            continue
+        inside = computations_of(loop)
+        for leaf in carried:
+            found = uses.get(leaf, ())
+            within = [node for node, _ in found if node.computation in inside]
+            if leaf in whole or len(found) - len(within) < 2 or any(use.hard for _, use in found):
+                continue
+            if all(segments.of[node.index] == segments.of[leaf[0]] for node in within):
+                apart[leaf] = loop
+                direct.update((node.index, leaf) for node in within)
+    return apart, frozenset(direct)
+
+
+def _can_be_partial(
+    flow: Dataflow,
+    free: Sequence[bool],
+    made: Sequence[bool],
+    ways: Sequence[tuple[frozenset[int], ...]],
+    pinned: frozenset[int],
+) -> list[bool]:
+    """Per node, whether its value may be a partial sum: made by a contracted factor, or linear in what may be one.
+
+    made: nodes with such a factor. What loops carry may be if anything that flows into it may, for a whole value can
+    become a partial sum: assumed first, dropped until nothing changes.
+    """
+    fixed = pinned | set(flow.parameters) | set(flow.outputs)
+    fixed |= {node.index for node in flow.nodes if node.is_value and node.instruction.opcode in BARRIERS}
+    can = [False] * len(flow.nodes)
+    for node in flow.nodes:
+        can[node.index] = node.is_value and bool(node.uses) and node.index not in fixed and node.shapes[0].rank > 0
+        can[node.index] = can[node.index] and node.shapes[0].element_type.startswith(("f", "bf"))
+    zero = [
+        not node.is_value
+        and (free[node.index] or node.instruction.opcode in FILLED)
+        and is_zero(node.instruction)
+        and node.shapes[0].element_type.startswith(("f", "bf"))
+        for node in flow.nodes
+    ]
+    # In order, so that again is only to be looked where something is fed from behind: what a loop carries.
+    has_loops = any(use.source[0] > node.index for node in flow.nodes if can[node.index] for use in node.uses)
+    changed = True
+    while changed:
+        changed = False
+        for node in flow.nodes:
+            i = node.index
+            if i in fixed:
+                continue
+            if free[i]:
+                found = zero[i]
+            elif node.is_value:
+                found = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
+            else:
+                found = made[i] or zero[i] or (bool(ways[i]) and any(_is_partial(node, way, can) for way in ways[i]))
+            if found != can[i]:
+                can[i] = found
+                changed = has_loops
+    return can
+
+
+def variables_of(layout: Layout, nodes: Sequence[int]) -> tuple[list[Variable], int]:
+    """The variables of `nodes`, each followed by its hubs, then the hubs they read from elsewhere; how many are own."""
+    own: list[Variable] = []
+    elsewhere: dict[Variable, None] = {}
+    inside = set(nodes)
+    for index in nodes:
+        own.append((index, -1))
+        own += [(index, leaf) for leaf in range(len(layout.flow.nodes[index].shapes)) if (index, leaf) in layout.hubs]
+        for use in layout.flow.nodes[index].uses:
+            if use.source[0] not in inside and not layout.is_free[use.source[0]]:
+                elsewhere[layout.source(layout.flow.nodes[index], use)] = None
+    return [*own, *elsewhere], len(own)
+
+
+def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
+    """`nodes`, and what only rearranges or converts their values."""
+    found = set(nodes)
+    if nodes:
+        for node in flow.nodes:
+            if node.instruction.opcode in _VIEWS and not node.is_value and node.uses[0].source[0] in found:
+                found.add(node.index)
+    return frozenset(found)
+
+
+def free_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = False) -> list[bool]:
+    """Per node, whether each reader gets it made anew, in the sharding that it wants.
+
+    Not what a loop carries or the program returns: that is stored once. with_stored: that too, as it is made of
+    nothing that is split.
+    """
+    stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].dimensions for use in node.uses}
+    free: list[bool] = []
+    for node in flow.nodes:
+        is_free = (
+            node.instruction.opcode in _REMADE
+            and not node.is_value
+            and (with_stored or node.index not in stored)
+            and len(node.shapes) == 1
+            and node.index not in pinned
+        )
+        if is_free:
+            for use in node.uses:  # most are left at the first
+                source, leaf = use.source
+                if source >= node.index or not (free[source] or not flow.nodes[source].shapes[leaf].dimensions):
+                    is_free = False
+                    break
+        free.append(is_free)
+    return free

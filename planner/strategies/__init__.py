@@ -1,0 +1,1 @@
+"""The ways to compute an instruction on a mesh, from the rules; which of them are legal."""

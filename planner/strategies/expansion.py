@@ -1,0 +1,343 @@
+"""The ways to compute one instruction on a mesh: its rule's factors, one or none per axis.
+
+A strategy gives each mesh axis a factor of the rule, takes a partial sum through (where the instruction is linear),
+or leaves it idle (the axis replicates). A contracted factor leaves a partial sum: it stays one until a reader
+wants the value whole (all-reduce) or split (reduce-scatter), which is how ZeRO-like plans come out of the same
+search. Maxima, products and the like are reduced where they arise; where no all-reduce combines partial results
+(argmax), every device gathers them and reduces once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from shardwright.hlo import ArrayShape, Instruction
+from shardwright.planner.rules import Factor, OpRule, denied
+from shardwright.planner.rules.halo import exchanged_bytes
+from shardwright.planner.rules.linear import linear_ways, reduced_at_once
+from shardwright.planner.strategies.uneven import MaySplit, divides
+from shardwright.shardings import Mesh, TensorSharding
+
+#: Products take no partial sums through: a sum is reduced before the next product reads it, never after.
+_NOT_THROUGH = frozenset({"dot", "convolution", "ragged-dot"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What one mesh axis does: nothing, split a factor, or take the partial sums of `linear` operand leaves through."""
+
+    factor: Factor | None = None
+    linear: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective that an instruction itself needs to be computed split: neighbours' borders of an operand, by a
+    collective-permute, or the partial results of all devices, by an all-gather.
+
+    axes: those it runs along. payload_bytes: as `cost.wire_bytes` takes it.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to compute an instruction: shardings per array leaf of the operands as used, and of the result.
+
+    partial: axes that a contracted factor takes whose partial results an all-reduce combines. A sum over them is left
+    unreduced in `results`; anything else is reduced at once. summed_first: those of `partial` over which XLA sums ahead
+    of the others, in a collective of its own (over the image of a convolution). gathered: axes over which partial
+    results are gathered instead. exchanges: what is computed from them, and what borders neighbours exchange before
+    (`rules.halo`).
+    choices: what each mesh axis does, where the strategy comes from a rule; it says nothing more than the rest.
+    """
+
+    operands: tuple[TensorSharding, ...]
+    results: tuple[TensorSharding, ...]
+    partial: tuple[str, ...] = ()
+    summed_first: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    choices: tuple[Choice, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Near:
+    """The strategies that do as `strategy` does along every mesh axis that is not `free`.
+
+    Known by identity: whoever makes them makes one for all variables of which the same is left.
+    """
+
+    strategy: Strategy
+    free: frozenset[str]
+
+    def choices(self, mesh: Mesh, every: Sequence[Choice]) -> list[Sequence[Choice]]:
+        """Per mesh axis, what of `every` choice is left to it."""
+        fixed = zip(mesh.axes, self.strategy.choices, strict=True)
+        return [every if axis.name in self.free else (choice,) for axis, choice in fixed]
+
+    def admits(self, other: Strategy) -> bool:
+        """Whether `other` lays everything out as `strategy` does, the free axes aside."""
+        mine = (*self.strategy.operands, *self.strategy.results)
+        return all(
+            self._fixed(a) == self._fixed(b) for a, b in zip(mine, (*other.operands, *other.results), strict=True)
+        )
+
+    def _fixed(self, lies: TensorSharding) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(axis for axis in dim if axis not in self.free) for dim in (*lies.dims, lies.unreduced))
+
+
+def ways_through(instruction: Instruction) -> tuple[frozenset[int], ...]:
+    """Operand leaves that may be partial sums together (`rules.linear`); none for products and scalars."""
+    if instruction.opcode in _NOT_THROUGH or not any(leaf.rank for leaf in instruction.shape.leaves):
+        return ()
+    return tuple(way.operands for way in linear_ways(instruction) if way.operands)
+
+
+def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
+    """Result shardings before anything is reduced."""
+    if not strategy.partial or all(set(strategy.partial) <= set(s.unreduced) for s in strategy.results):
+        return strategy.results
+    return tuple(
+        TensorSharding(s.dims, (*s.unreduced, *(axis for axis in strategy.partial if axis not in s.unreduced)))
+        for s in strategy.results
+    )
+
+
+def stages_of_sum(strategy: Strategy) -> list[tuple[TensorSharding, ...]]:
+    """Result shardings before anything is reduced, and behind each collective but the last that reduces them."""
+    local = local_results(strategy)
+    if not strategy.summed_first:
+        return [local]
+    first = frozenset(strategy.summed_first)
+    return [local, tuple(TensorSharding(s.dims, tuple(a for a in s.unreduced if a not in first)) for s in local)]
+
+
+def shardings_of(
+    shape: ArrayShape,
+    mesh: Mesh,
+    partial: bool = False,
+    near: Near | None = None,
+    may_split: MaySplit = divides,
+) -> Iterator[TensorSharding]:
+    """Every way to split the dimensions of `shape` over the mesh axes; replicated first.
+
+    partial: an axis may also hold partial sums, where shards are even. near: only those. may_split: how many parts a
+    dimension may have.
+    """
+    every: list[int | None] = [None, *range(shape.rank), *((-1,) if partial else ())]
+    options = [every] * len(mesh.axes)
+    if near is not None:
+        (lies,) = near.strategy.results
+        places = {axis: dim for dim, axes in enumerate(lies.dims) for axis in axes} | dict.fromkeys(lies.unreduced, -1)
+        options = [every if axis.name in near.free else [places.get(axis.name)] for axis in mesh.axes]
+    sizes = mesh.sizes
+    for dims in product(*options):
+        split: list[tuple[str, ...]] = [()] * shape.rank
+        unreduced = tuple(axis.name for axis, dim in zip(mesh.axes, dims, strict=True) if dim == -1)
+        for axis, dim in zip(mesh.axes, dims, strict=True):
+            if dim is not None and dim >= 0:
+                split[dim] = (*split[dim], axis.name)
+        fits = divides if unreduced else may_split
+        if all(fits(size, [sizes[axis] for axis in axes]) for size, axes in zip(shape.dimensions, split, strict=True)):
+            yield TensorSharding(tuple(split), unreduced)
+
+
+def enumerate_strategies(
+    instruction: Instruction,
+    rule: OpRule,
+    mesh: Mesh,
+    linear: tuple[frozenset[int], ...] = (),
+    near: Near | None = None,
+    may_split: MaySplit = divides,
+) -> Iterator[Strategy]:
+    """Strategies of `instruction` on `mesh`: each axis takes one factor, partial sums through, or nothing.
+
+    The first is replicated, unless only those `near` one are asked for. Left out: a factor that its axes do not
+    divide, unless `may_split` and the factor allow padding; two factors on one dimension of one tensor; and what XLA is
+    known to compute wrongly.
+    """
+    choices = choices_of(rule, linear)
+    along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
+    yield from strategies_of(instruction, mesh, along, may_split)
+
+
+def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[Choice]:
+    """What a mesh axis may do for an instruction; nothing comes first. linear: see `enumerate_strategies`."""
+    choices = [Choice()]
+    if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
+        choices += [Choice(factor=factor) for factor in (*rule.factors, *rule.bordered)]
+        choices += [Choice(linear=way) for way in linear]
+    return choices
+
+
+def strategies_of(
+    instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[Choice]], may_split: MaySplit
+) -> Iterator[Strategy]:
+    """Every different strategy that comes of one choice per mesh axis."""
+    inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
+    results = instruction.shape.leaves
+    seen, count = set[Strategy](), 0
+    for combination in product(*choices):
+        strategy = _strategy(instruction, combination, inputs, results, mesh, may_split)
+        if strategy is None:
+            continue
+        assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
+        if any(assignment.values()) and denied(instruction, assignment, mesh):
+            continue
+        seen.add(strategy)
+        if len(seen) > count:
+            count = len(seen)
+            yield strategy
+
+
+def _strategy(
+    instruction: Instruction,
+    combination: tuple[Choice, ...],
+    inputs: tuple[ArrayShape, ...],
+    results: tuple[ArrayShape, ...],
+    mesh: Mesh,
+    may_split: MaySplit,
+) -> Strategy | None:
+    """The strategy that the axes' choices make together; None where they do not go together."""
+    taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
+    if taken and not all(splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
+        return None
+    through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
+    of_operands = [(axis, factor.name, factor.operands) for axis, factor in taken]
+    operands = [_split(leaf, i, of_operands) for i, leaf in enumerate(inputs)]
+    of_results = [(axis, factor.name, factor.results) for axis, factor in taken]
+    outputs = [_split(leaf, i, of_results) for i, leaf in enumerate(results)]
+    if None in operands or None in outputs:
+        return None
+    gathered = tuple(axis for axis, factor in taken if factor.reduction == "gather")
+    contracted = tuple(axis for axis, factor in taken if factor.contracted and axis not in gathered)
+    kept = [] if reduced_at_once(instruction, [factor for _, factor in taken]) else taken
+    sums = {axis for axis, factor in kept if factor.reduction == "add"} | {axis for axis, _ in through}
+    if any(axis not in sums for axis in contracted) and through:
+        return None  # a maximum over partial sums is none
+    unreduced = tuple(axis.name for axis in mesh.axes if axis.name in sums)
+    used = tuple(
+        [
+            _sharding(tuple(dims), tuple([axis for axis, leaves in through if i in leaves]))
+            for i, dims in enumerate(operands)
+            if dims is not None
+        ]
+    )
+    made = tuple([_sharding(tuple(dims), unreduced) for dims in outputs if dims is not None])
+    if through and not all(_is_even(*pair, mesh) for pair in ((inputs, used), (results, made))):
+        return None
+    return Strategy(
+        operands=used,
+        exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(taken, results, made, mesh)) if taken else (),
+        results=made,
+        partial=contracted,
+        summed_first=_summed_first(taken),
+        gathered=gathered,
+        choices=combination,
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _sharding(dims: tuple[tuple[str, ...], ...], unreduced: tuple[str, ...]) -> TensorSharding:
+    """One object for equal shardings, of which a program has few: to make and to compare them takes longer."""
+    return TensorSharding(dims, unreduced)
+
+
+def _summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
+    """Axes that sum over an image split with borders, beside others that sum over anything else."""
+    sums = [(axis, factor) for axis, factor in taken if factor.reduction == "add"]
+    bordered = tuple(axis for axis, factor in sums if factor.halo)
+    return bordered if len(bordered) < len(sums) else ()
+
+
+def _sizes_taken(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, list[int]]]:
+    """The sizes of the axes that take each factor."""
+    sizes = mesh.sizes
+    found: dict[str, tuple[Factor, list[int]]] = {}
+    for axis, factor in taken:
+        found.setdefault(factor.name, (factor, []))[1].append(sizes[axis])
+    return found.values()
+
+
+def splits(factor: Factor, axes: Sequence[int], may_split: MaySplit) -> bool:
+    """Whether a factor may be split over axes of these sizes."""
+    if not divides(factor.size, axes) and not (factor.may_pad and may_split(factor.size, axes)):
+        return False
+    return all(halo.permutes(prod(axes)) is not None for halo in factor.halo)
+
+
+def _is_even(leaves: Sequence[ArrayShape], lies: Sequence[TensorSharding], mesh: Mesh) -> bool:
+    """Whether what is partial has even shards: XLA cannot mark another as a partial sum."""
+    pairs = zip(leaves, lies, strict=True)
+    return all(not sharding.unreduced or sharding.is_even(leaf.dimensions, mesh) for leaf, sharding in pairs)
+
+
+def _borders(
+    taken: list[tuple[str, Factor]], inputs: tuple[ArrayShape, ...], used: tuple[TensorSharding, ...], mesh: Mesh
+) -> Iterator[Exchange]:
+    """The permutes of every operand's borders, each dimension's carrying the borders of those before it along."""
+    factors = {factor.name: factor for _, factor in taken if factor.halo}
+    if not factors:
+        return
+    axes_of: dict[str, tuple[str, ...]] = {}
+    for axis, factor in taken:
+        axes_of[factor.name] = (*axes_of.get(factor.name, ()), axis)
+    for i, (leaf, sharding) in enumerate(zip(inputs, used, strict=True)):
+        shard = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
+        for name, factor in factors.items():
+            for halo in factor.halo:
+                axes = axes_of[name]
+                parts = mesh.size(axes)
+                if halo.operand == i and parts > 1:
+                    for payload_bytes in exchanged_bytes([(halo, parts)], shard):
+                        yield Exchange(kind="collective-permute", axes=axes, payload_bytes=payload_bytes)
+                    shard = shard * halo.held(parts) // (halo.size // parts)
+
+
+def _gathers(
+    taken: list[tuple[str, Factor]], results: tuple[ArrayShape, ...], made: tuple[TensorSharding, ...], mesh: Mesh
+) -> Iterator[Exchange]:
+    """The all-gathers of each result's partial results: along one reduced dimension after the other, the last first.
+
+    Nothing is reduced between, so that each gathers what the one before has.
+    """
+    axes_of: dict[int, tuple[str, ...]] = {}
+    for axis, factor in taken:
+        if factor.reduction == "gather" and (reduced := factor.operands[0]) is not None:
+            axes_of[reduced] = (*axes_of.get(reduced, ()), axis)
+    if not axes_of:
+        return
+    for leaf, sharding in zip(results, made, strict=True):
+        gathered = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
+        for reduced in sorted(axes_of, reverse=True):
+            axes = axes_of[reduced]
+            if mesh.size(axes) > 1:
+                gathered *= mesh.size(axes)
+                yield Exchange(kind="all-gather", axes=axes, payload_bytes=gathered)
+
+
+def _split(
+    leaf: ArrayShape, position: int, taken: list[tuple[str, str, tuple[int | None, ...]]]
+) -> list[tuple[str, ...]] | None:
+    """Axes per dimension of one array leaf; None where two factors meet on one dimension.
+
+    taken: axes with their factor's name and the dimension that it splits of each leaf.
+    """
+    dims: list[tuple[str, ...]] = [()] * len(leaf.dimensions)
+    owner: dict[int, str] = {}
+    for axis, name, splits in taken:
+        dim = splits[position]
+        if dim is None:
+            continue
+        if owner.setdefault(dim, name) != name:
+            return None
+        dims[dim] = (*dims[dim], axis)
+    return dims

@@ -1,0 +1,218 @@
+"""Whether one instruction may be computed as a plan says, from the rules alone.
+
+What must hold, per instruction:
+
+1. every value has as many shardings as arrays, of their rank, over known axes in mesh order; partial sums have even
+   shards (`form_problems`);
+2. each mesh axis is idle, takes one factor of the instruction's rule, or hands a partial sum on by one of the
+   instruction's linear ways (`_explanations`). A contracted factor's and a way's result is reduced where it is
+   made (`InstructionPlan.partial`) or stays partial; a maximum or a product is reduced at once and whole;
+3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_uneven`);
+4. XLA is not known to compute the combination wrongly (`denied`, `reduced_at_once`).
+
+Nothing here looks beyond the instruction, so that equal instructions with equal shardings are judged once
+(`verify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from shardwright.hlo import Instruction, Shape
+from shardwright.planner.rules import Factor, OpRule, denied, rule_of
+from shardwright.planner.rules.linear import LinearWay, linear_ways, reduced_at_once
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh, TensorSharding, ValueSharding
+
+#: How an axis is used: a factor split over it, a partial sum handed on, or not at all.
+Explanation = Factor | LinearWay | None
+
+
+# ---- form ----------------------------------------------------------------------
+
+
+def form_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) -> tuple[str, ...]:
+    """Opcode, numbers of operands and leaves, ranks, axes: what the other checks take for granted."""
+    if entry.opcode != instruction.opcode:
+        return (f"planned as {entry.opcode}",)
+    if len(entry.operands) != len(instruction.operands):
+        return (f"planned with {len(entry.operands)} operands",)
+    unknown = [axis for axis in entry.partial if axis not in mesh.sizes]
+    if unknown or len(set(entry.partial)) != len(entry.partial):
+        return (f"partial over {entry.partial}, which are not axes of the mesh",)
+    problems = [
+        f"operand {i} {problem}"
+        for i, (operand, value) in enumerate(zip(instruction.operands, entry.operands, strict=True))
+        for problem in _value_problems(operand.shape, value, mesh)
+    ]
+    problems += [f"the result {problem}" for problem in _value_problems(instruction.shape, entry.result, mesh)]
+    if entry.shared:
+        problems += [f"for readers it {problem}" for problem in _value_problems(instruction.shape, entry.shared, mesh)]
+        for lies, shared in zip(entry.result, entry.shared, strict=False):
+            if shared.unreduced and shared != lies:
+                problems.append(f"for readers it is brought to a partial sum, {shared}")
+    return tuple(problems)
+
+
+def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[str]:
+    """Number of leaves, rank and axes of one value's shardings."""
+    if len(value) != len(shape.leaves):
+        yield f"has {len(shape.leaves)} arrays, planned with {len(value)} shardings"
+        return
+    order = {axis.name: i for i, axis in enumerate(mesh.axes)}
+    for leaf, sharding in zip(shape.leaves, value, strict=True):
+        if len(sharding.dims) != leaf.rank:
+            yield f"of rank {leaf.rank} is planned as {sharding}"
+            continue
+        unknown = [axis for axis in (*sharding.axes, *sharding.unreduced) if axis not in order]
+        if unknown:
+            yield f"is split over {', '.join(unknown)}: not an axis of the mesh"
+            continue
+        if sharding.unreduced and not sharding.is_even(leaf.dimensions, mesh):
+            yield f"is partial and split unevenly, {sharding}: XLA has no such sums"
+        for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
+            if list(axes) != sorted(axes, key=order.__getitem__):
+                where = f"dimension {dim}" if dim < leaf.rank else "its partial sum"
+                yield f"has the axes of {where} out of mesh order: {sharding}"
+
+
+# ---- rule ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Where one mesh axis shows in an instruction: dimension per operand leaf and per result leaf.
+
+    A leaf is split over the axis, partial over it, or neither: `TensorSharding` allows no axis twice.
+    """
+
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    partial_operands: frozenset[int]
+    partial_results: int  # leaves
+    is_reduced: bool
+
+    @property
+    def is_idle(self) -> bool:
+        splits = (*self.operands, *self.results)
+        shows = self.is_reduced or self.partial_operands or self.partial_results
+        return not shows and all(dim is None for dim in splits)
+
+    @property
+    def stays_partial(self) -> bool:
+        return self.partial_results == len(self.results) and not self.is_reduced
+
+    @property
+    def is_reduced_here(self) -> bool:
+        return self.is_reduced and not self.partial_results
+
+
+def _use_of(axis: str, operands: Sequence[TensorSharding], entry: InstructionPlan) -> _Use:
+    def places(value: Sequence[TensorSharding]) -> tuple[int | None, ...]:
+        return tuple(next((dim for dim, axes in enumerate(s.dims) if axis in axes), None) for s in value)
+
+    return _Use(
+        operands=places(operands),
+        results=places(entry.result),
+        partial_operands=frozenset(i for i, s in enumerate(operands) if axis in s.unreduced),
+        partial_results=sum(axis in s.unreduced for s in entry.result),
+        is_reduced=axis in entry.partial,
+    )
+
+
+def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) -> tuple[str, ...]:
+    """Each axis takes at most one factor or way; together they are even and not denied."""
+    operands = flat(entry.operands)
+    rule: OpRule | None = None
+    ways: tuple[LinearWay, ...] | None = None
+    explanations: dict[str, list[Explanation]] = {}
+    for axis in mesh.axes:
+        if axis.size == 1:
+            continue
+        use = _use_of(axis.name, operands, entry)
+        if use.is_idle:
+            continue
+        rule = rule or rule_of(instruction)
+        ways = linear_ways(instruction) if ways is None else ways
+        found = _explanations(rule, ways, use)
+        if not found:
+            return (f"axis {axis.name}: {_why_not(instruction, rule, use, entry)}",)
+        explanations[axis.name] = found
+    reasons = []
+    for combination in product(*explanations.values()):
+        reason = _combined(instruction, dict(zip(explanations, combination, strict=True)), entry, mesh)
+        if reason is None:
+            return ()
+        reasons.append(reason)
+    return (f"{_describe(entry)}: {reasons[0]}",)
+
+
+def _explanations(rule: OpRule, ways: Sequence[LinearWay], use: _Use) -> list[Explanation]:
+    """The factors and the ways that give exactly this use of an axis."""
+    found: list[Explanation] = [f for f in (*rule.factors, *rule.bordered) if _is_split_by(f, use)]
+    return [*found, *(way for way in ways if _is_handed_on(way, use))]
+
+
+def _is_split_by(factor: Factor, use: _Use) -> bool:
+    if factor.operands != use.operands or use.partial_operands:
+        return False
+    if not factor.contracted:
+        return factor.results == use.results and not use.is_reduced and not use.partial_results
+    if factor.reduction == "add":
+        return use.is_reduced_here or use.stays_partial
+    return use.is_reduced_here and all(dim is None for dim in use.results)
+
+
+def _is_handed_on(way: LinearWay, use: _Use) -> bool:
+    if way.operands != use.partial_operands or any(dim is not None for dim in use.operands):
+        return False
+    return use.stays_partial or (use.is_reduced_here and bool(way.operands))
+
+
+def _why_not(instruction: Instruction, rule: OpRule, use: _Use, entry: InstructionPlan) -> str:
+    if use.partial_operands:
+        if not use.is_reduced and not use.partial_results:
+            return f"an operand is partial, the result is not, nor is it reduced: {_describe(entry)}"
+        return f"{instruction.opcode} is not linear in its partial operand: {_describe(entry)}"
+    names = ", ".join(factor.name for factor in (*rule.factors, *rule.bordered)) or f"none ({rule.reason})"
+    return f"no factor of its rule splits {_describe(entry)}; factors: {names}"
+
+
+def _combined(
+    instruction: Instruction, taken: Mapping[str, Explanation], entry: InstructionPlan, mesh: Mesh
+) -> str | None:
+    """Why these explanations, one per axis in use, do not go together; None where they do."""
+    factors = {axis: factor for axis, factor in taken.items() if isinstance(factor, Factor)}
+    if not factors:
+        return None
+    sums = any(factor.contracted for factor in factors.values())
+    is_partial = any(sharding.unreduced for sharding in (*flat(entry.operands), *entry.result))
+    if sums and is_partial and (why := reduced_at_once(instruction, factors.values())):
+        return why
+    return _uneven(factors, mesh) or denied(instruction, factors, mesh)
+
+
+def _uneven(factors: Mapping[str, Factor], mesh: Mesh) -> str | None:
+    parts: dict[str, int] = {}
+    for axis, factor in factors.items():
+        parts[factor.name] = parts.get(factor.name, 1) * mesh.sizes[axis]
+    for factor in factors.values():
+        count = parts[factor.name]
+        if factor.size % count and not factor.may_pad:
+            return f"factor {factor.name} has {factor.size} elements, not divided by {count}"
+        if any(halo.permutes(count) is None for halo in factor.halo):
+            return f"factor {factor.name} split {count} ways needs more than its neighbours' borders"
+    return None
+
+
+def flat(values: Sequence[ValueSharding]) -> ValueSharding:
+    """Shardings of several values' leaves, in order."""
+    return tuple(sharding for value in values for sharding in value)
+
+
+def _describe(entry: InstructionPlan) -> str:
+    operands = ", ".join(str(sharding) for sharding in flat(entry.operands))
+    reduced = f" reduced over {', '.join(entry.partial)}" if entry.partial else ""
+    return f"({operands}) -> {', '.join(str(sharding) for sharding in entry.result)}{reduced}"

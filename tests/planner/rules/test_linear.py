@@ -1,0 +1,171 @@
+"""Where partial sums may go: the table against the definition, and against what XLA makes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.hlo import Instruction, parse
+from shardwright.planner.rules import Factor, rule_of
+from shardwright.planner.rules.linear import LinearWay, becomes_partial, is_zero, linear_ways, reduced_at_once
+from shardwright.shardings import Mesh
+from tests.planner.linear_trials import Trial, instructions_of, judge, judge_all, trials_of
+from tests.planner.rules.rule_programs import hlo_text, operations
+
+MESHES = [Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 2}), Mesh.of({"x": 2, "y": 2, "z": 2})]
+
+
+@pytest.fixture(scope="module")
+def instructions() -> list[Instruction]:
+    return list(instructions_of({name: hlo_text(program) for name, program in operations().items()}))
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_xla_takes_partial_sums_through(instructions: list[Instruction], mesh: Mesh) -> None:
+    """Of each opcode some trials; `make validate-linear` tries all."""
+    trials = [trial for each in instructions for trial in trials_of(each, mesh)]
+    verdicts = judge_all(sampled(trials, per_opcode=2))
+    assert not [str(verdict) for verdict in verdicts if not (verdict.is_exact and verdict.is_cheap)]
+
+
+def sampled(trials: list[Trial], per_opcode: int) -> list[Trial]:
+    """Trials spread evenly over those of each opcode."""
+    total = Counter(trial.instruction.opcode for trial in trials)
+    seen, kept = Counter[str](), []
+    for trial in trials:
+        opcode = trial.instruction.opcode
+        step = max(1, total[opcode] // per_opcode)
+        if seen[opcode] % step == 0:
+            kept.append(trial)
+        seen[opcode] += 1
+    return kept
+
+
+def test_what_is_reduced_at_once_is_wrong_when_kept(instructions: list[Instruction]) -> None:
+    """A failure means that XLA was mended: lift `reduced_at_once`."""
+    mesh = MESHES[0]
+    denied = [each for each in instructions if reduced_at_once(each)]
+    assert {each.opcode for each in denied} == {"gather", "convolution"}
+    for opcode in ("gather", "convolution"):
+        instruction = next(each for each in denied if each.opcode == opcode and sums(each))
+        (verdict,) = judge([Trial(instruction, mesh, {"x": sums(instruction)[0]})])
+        assert not verdict.is_exact, f"XLA is right by now: {verdict}"
+
+
+def sums(instruction: Instruction) -> list[Factor]:
+    return [f for f in rule_of(instruction).factors if f.contracted and f.size % 4 == 0]
+
+
+def test_nothing_partial_beside_rows_that_are_looked_up(instructions: list[Instruction]) -> None:
+    """A failure means that XLA was mended: `reduced_at_once` may speak of the summed axis alone."""
+    lookup = next(each for each in instructions if each.opcode == "gather" and sums(each))
+    chosen = {"x": LinearWay(frozenset({0})), "y": sums(lookup)[0]}
+    (verdict,) = judge([Trial(lookup, MESHES[1], chosen, ("y",))])
+    assert not verdict.is_exact, f"XLA is right by now: {verdict}"
+
+
+_COMPLEX = """
+from tests.xla.hand import entry, lower, named, plan, run_planned, sharding
+import numpy as np
+x = np.ones((4, 8), np.complex64)
+text = lower(lambda a: -a, x)
+part = sharding((None, None), ("x",))
+run_planned(plan(text, {"x": 2}, {}, {}, [entry(named(text, "negate")[0], [part], part)]), x)
+"""
+
+
+def test_xla_dies_of_whole_complex_values_used_as_partial() -> None:
+    """A failure means that XLA was mended: lift the denial in `becomes_partial`."""
+    died = subprocess.run([sys.executable, "-c", _COMPLEX], capture_output=True, check=False)
+    assert died.returncode < 0, died.stderr.decode()[-500:]
+    assert not becomes_partial("c64")
+
+
+# ---- the table -------------------------------------------------------------------
+
+
+def ways(function: object, *shapes: tuple[tuple[int, ...], str]) -> dict[str, list[list[int]]]:
+    """Ways by opcode of the instructions of a lowered function, each sorted."""
+    avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    module = parse(jax.jit(function).lower(*avals).as_text("hlo"))  # type: ignore[arg-type]
+    found: dict[str, list[list[int]]] = {}
+    for instruction in module.instructions():
+        found[instruction.opcode] = sorted(sorted(way.operands) for way in linear_ways(instruction))
+    return found
+
+
+F32 = ((8, 8), "float32")
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "opcode", "expected"),
+    [
+        (lambda a: a.astype(jnp.float32), "bfloat16", "convert", [[0]]),
+        (lambda a: a.astype(jnp.float32), "float16", "convert", [[0]]),
+        (lambda a: a.astype(jnp.bfloat16), "float32", "convert", []),
+        (lambda a: a.astype(jnp.bfloat16), "float16", "convert", []),
+        (lambda a: a.astype(jnp.float16), "bfloat16", "convert", []),
+        (lambda a: a.astype(jnp.float32), "int32", "convert", []),
+        (lambda a: a.astype(jnp.int32), "float32", "convert", []),
+        (lambda a: a.astype(jnp.int16), "int8", "convert", []),
+        (lambda a: jax.lax.div(a, a), "int32", "divide", []),
+        (lambda a: jax.lax.div(a, a), "float32", "divide", [[0]]),
+        (lambda a: a * a, "int32", "multiply", [[0], [1]]),
+        (lambda a: a | a, "int32", "or", []),
+        (lambda a: jax.lax.max(a, a), "float32", "maximum", []),
+        (lambda a: jax.lax.pad(a, np.float32(0), [(1, 1, 0), (0, 0, 0)]), "float32", "pad", [[0]]),
+        (lambda a: jax.lax.pad(a, np.float32(1), [(1, 1, 0), (0, 0, 0)]), "float32", "pad", []),
+        (lambda a: jax.lax.reduce(a, np.float32(0), jax.lax.add, (0,)), "float32", "reduce", [[0]]),
+        (lambda a: jax.lax.reduce(a, np.float32(1), jax.lax.add, (0,)), "float32", "reduce", []),
+        (lambda a: jax.lax.reduce(a, np.float32(0), jax.lax.max, (0,)), "float32", "reduce", []),
+        (lambda a: jax.lax.select(a > 0, a, -a), "float32", "select", [[1, 2]]),
+        (jnp.sort, "float32", "sort", []),
+        (lambda a: a.at[np.array([1])].set(a[0]), "float32", "scatter", []),
+        (lambda a: a.at[np.array([1])].add(a[0]), "float32", "scatter", [[0, 2]]),
+        (lambda a: (a > 0) & (a < 1), "float32", "and", []),
+        (lambda a: jax.lax.reduce_precision(a, 8, 7), "float32", "reduce-precision", []),
+    ],
+)
+def test_the_table(function: object, dtype: str, opcode: str, expected: list[list[int]]) -> None:
+    assert ways(function, ((8, 8), dtype))[opcode] == expected
+
+
+def test_handing_on_is_no_way() -> None:
+    found = ways(lambda a: jax.lax.scan(lambda c, _: (c + a, None), a, None, length=3)[0], F32)
+    assert found["while"] == found["tuple"] == found["get-tuple-element"] == found["parameter"] == []
+
+
+@pytest.mark.parametrize(
+    ("literal", "shape", "expected"),
+    [
+        ("0", "f32[]", True), ("-0", "f32[]", True), ("0.0e+00", "f32[]", True), ("0e5", "f32[]", True),
+        ("1e-10", "f32[]", False), ("nan", "f32[]", False), ("inf", "f32[]", False), ("10", "s32[]", False),
+        ("{0, 0}", "f32[2]", True), ("{0, 1}", "f32[2]", False), ("(0, 0)", "c64[]", True), ("(0, 1)", "c64[]", False),
+        ("false", "pred[]", False),
+    ],
+)  # fmt: skip
+def test_zero(literal: str, shape: str, expected: bool) -> None:
+    text = f"HloModule z\n\nENTRY main {{\n  ROOT c = {shape} constant({literal})\n}}\n"
+    assert is_zero(parse(text).entry.root) is expected
+
+
+def test_copies_of_zero() -> None:
+    text = """HloModule z
+
+ENTRY main {
+  c = f32[] constant(0)
+  b = f32[4,2]{1,0} broadcast(c), dimensions={}
+  t = f32[2,4]{1,0} transpose(b), dimensions={1,0}
+  n = f32[2,4]{1,0} exponential(t)
+  ROOT out = (f32[2,4]{1,0}, f32[2,4]{1,0}) tuple(t, n)
+}
+"""
+    of = {each.name: each for each in parse(text).instructions()}
+    assert [name for name in of if is_zero(of[name])] == ["c", "b", "t"]
+    assert linear_ways(of["t"]) == (LinearWay(frozenset()), LinearWay(frozenset({0})))

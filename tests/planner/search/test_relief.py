@@ -1,0 +1,194 @@
+"""What is tried where memory binds: parts of the batch, values computed again, a price of memory."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import shardwright as sw
+from benchmarks.truth_models import gpt2
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.cost import hardware_profile, required_bytes
+from shardwright.errors import PlanError
+from shardwright.planner.memory.fitting import HOPELESS, NEARLY
+from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.search import relief
+from shardwright.planner.search.found import Outcome
+from shardwright.planner.search.search import Search
+from shardwright.planner.search.sparing import sparing_plan
+from shardwright.shardings import Mesh
+from tests.planner import programs
+
+#: Two heads over eight devices: each computes both, and two parts of the batch take less time than the whole.
+OPTIONS = {"force": "tensor", "mesh": "8", "stages": 1, "cache": False}
+
+
+def test_where_parts_of_the_batch_take_less_than_the_whole_more_parts_are_still_searched():
+    text = gpt2(heads=2, width=64, layers=1, batch=64, context=128, vocabulary=64)
+    whole = sw.plan(text, 8, **OPTIONS)
+    budget = round(0.4 * whole.memory.peak_bytes)
+    parts = sw.plan(text, 8, memory_budget=budget, **OPTIONS)
+    assert parts.micro_batches > 1
+    assert parts.memory.peak_bytes <= budget
+    assert parts.cost.step_s < whole.cost.step_s, "this step no longer shows what is tested"
+
+
+class FindsLate(Search):
+    """A search whose plans are over the memory until a plan that takes little is known."""
+
+    sparing: Outcome | None = None
+
+    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        return FindsLate.sparing is not None and super().fit(outcome, at_once=at_once, below_s=below_s)
+
+
+def test_the_program_of_the_plan_that_takes_little_is_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sparing(search: Search) -> Outcome | None:
+        monkeypatch.setattr(FindsLate, "sparing", sparing_plan(search))
+        return FindsLate.sparing
+
+    monkeypatch.setattr(relief, "sparing_plan", sparing)
+    text, cluster = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), Cluster.local(4)
+    profile, way = hardware_profile(cluster.hardware), {"mesh": {"data": 4}, "micro_batches": 1}
+    least = sw.plan(text, cluster, force="fsdp", remat="full", stages=1, cache=False, **way)
+    limit = round(1.1 * required_bytes(least.memory, profile))
+    found = FindsLate(text, cluster, PlanOptions(memory_budget=limit, **way)).run()
+    assert FindsLate.sparing is not None
+    assert found.cost.step_s < FindsLate.sparing.step_s
+    assert required_bytes(found.memory, profile) <= limit
+    assert 0 <= found.cost.gap < 0.05
+
+
+def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
+    """The plan of the fastest mesh needs more than there is, one of a mesh that is slower by 10 % fits."""
+    step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
+    search = Search(programs.lower(step), replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    outcome = search.outcome()
+    needed = {id(each): search.needed_bytes(outcome.plan(each)) for each in outcome.tried}
+    slow = min(outcome.tried, key=lambda each: needed[id(each)])
+    assert slow.step_s > outcome.fastest.step_s * (1 + relief.NEAR_ENOUGH)
+    search.limit_bytes = needed[id(slow)]
+    made = relief.relieved(outcome)
+    assert made.found is not None
+    assert made.search.needed_bytes(made.found) <= search.limit_bytes
+    assert made.step_s < slow.step_s * (1 - relief.LEAST_GAIN)
+
+
+@pytest.mark.parametrize("excess", [(NEARLY + HOPELESS) / 2, 2 * HOPELESS])
+def test_memory_has_a_price_before_more_parts_are_searched(excess: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits tells how many parts need not be planned at all; what the fastest plan needs does not tell whether any
+    fits."""
+    text, way = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), {"mesh": {"data": 4}}
+    search = Search(text, replace(Cluster.local(4), hardware="a100"), PlanOptions(**way))
+    outcome = search.outcome()
+    top = relief._ladder(outcome)[-1]
+    least = search.variant(top, 1)
+    search.limit_bytes = round(least.search.needed_bytes(least.plan(least.fastest)) / excess)
+    done: list[tuple[str, int]] = []
+    fit, variant = Search.fit, Search.variant
+
+    def fitting(made: Search, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        if made.recomputation is None:
+            return False
+        if not at_once:
+            done.append(("fitted", made.program.micro_batches))
+        return fit(made, outcome, at_once=at_once, below_s=below_s)
+
+    def searching(made: Search, again: Recomputation | None, parts: int, *without: frozenset[Mesh]) -> Outcome:
+        done.append(("searched", parts))
+        return variant(made, again, parts, *without)
+
+    monkeypatch.setattr(Search, "fit", fitting)
+    monkeypatch.setattr(Search, "variant", searching)
+    relief.relieved(outcome)
+    assert ("fitted", 1) in done
+    assert ("searched", 2) not in done[: done.index(("fitted", 1))]
+
+
+@pytest.mark.parametrize(("slower", "count"), [(0.05, 0), (0.5, 1)])
+def test_parts_that_promise_much_have_a_price_though_something_fits(
+    slower: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fits is of the whole batch; no fastest plan of two parts fits, but one takes far less."""
+    outcome = _outcome()
+    search, ladder = outcome.search, relief._ladder(outcome)[-1:]
+    search.limit_bytes = 1
+    parts = {(2, rung): search.variant(again, 2) for rung, again in ((relief.NOTHING, None), (0, ladder[0]))}
+    plan = outcome.plan(outcome.fastest)
+    step_s = parts[2, 0].fastest.step_s * (1 + slower) / (1 - relief.GAIN_OF_PARTS)
+    outcome.found = replace(plan, cost=replace(plan.cost, compute_s=step_s, communication_s=0.0, hidden_s=0.0))
+    priced: list[Outcome] = []
+
+    def fitting(made: Search, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        if not at_once:
+            priced.append(outcome)
+        return False
+
+    monkeypatch.setattr(Search, "fit", fitting)
+    table = relief._Table(search, ladder, {(1, relief.NOTHING): outcome, **parts})
+    table.found = outcome
+    table._bisect(2)
+    assert priced == [parts[2, 0]][:count]
+
+
+def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing again, even what costs nothing, could not save what a search of its own is worth."""
+    outcome = _outcome()
+    searched: list[int] = []
+
+    def fitting(made: Search, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        if made.recomputation is not None:
+            return False
+        plan = outcome.plan(outcome.fastest)
+        cost = replace(plan.cost, compute_s=plan.cost.compute_s + slower * plan.cost.step_s)
+        outcome.found = replace(plan, cost=cost)
+        return True
+
+    def searching(made: Search, again: Recomputation | None, parts: int, *without: frozenset[Mesh]) -> Outcome:
+        searched.append(parts)
+        return variant(made, again, parts, *without)
+
+    variant = Search.variant
+    monkeypatch.setattr(Search, "fit", fitting)
+    monkeypatch.setattr(Search, "variant", searching)
+    for part, times in ((0.5, 0), (2.0, 1)):
+        slower = part * relief.WORTH_A_TABLE
+        ladder = [Recomputation(instructions=frozenset(), segments=(), stages={})]
+        relief._Table(outcome.search, ladder, {(1, relief.NOTHING): outcome}).best()
+        assert len(searched) == times
+
+
+def test_parts_that_cannot_be_enough_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts need half of what one does, or more."""
+    outcome = _outcome()
+    search, ladder = outcome.search, relief._ladder(outcome)
+    least = search.variant(ladder[-1], 1)
+    search.limit_bytes = round(least.search.needed_bytes(least.plan(least.fastest)) / (2.2 * HOPELESS))
+    searched: list[int] = []
+    variant = Search.variant
+
+    def searching(made: Search, again: Recomputation | None, parts: int, *without: frozenset[Mesh]) -> Outcome:
+        searched.append(parts)
+        if parts > 1:
+            raise PlanError("as far as this test goes")
+        return variant(made, again, parts, *without)
+
+    monkeypatch.setattr(Search, "fit", lambda *_, **__: False)
+    monkeypatch.setattr(Search, "variant", searching)
+    list(_bisected(relief._Table(search, ladder, {(1, relief.NOTHING): outcome})))
+    assert 1 in searched
+    assert [parts for parts in searched if parts > 1] == [4]
+
+
+def _bisected(table: relief._Table) -> Iterator[int]:
+    for number in table._numbers():
+        table._bisect(number)
+        yield number
+
+
+def _outcome() -> Outcome:
+    """A small step on four devices, memory aside."""
+    text, way = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), {"mesh": {"data": 4}}
+    return Search(text, replace(Cluster.local(4), hardware="a100"), PlanOptions(**way)).outcome()

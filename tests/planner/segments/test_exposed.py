@@ -1,0 +1,81 @@
+"""Gradients that move beside compute: which values those are, and what a step saves by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.links import Link
+from shardwright.planner import plan
+from shardwright.planner.search.program import Program
+from shardwright.planner.segments.exposed import late_nodes
+from shardwright.plans import Plan
+from tests.planner import programs
+
+EIGHT = replace(Cluster.local(8), hardware="a100")
+
+
+def planned(text: str, overlap: float, *, bandwidth: float | None = None, **options: object) -> Plan:
+    link = None if bandwidth is None else Link(bandwidth_bytes_per_s=bandwidth, latency_s=1e-6)
+    return plan(text, replace(EIGHT, overlap=overlap, intra_node=link), PlanOptions(**options))  # type: ignore[arg-type]
+
+
+def of_gradients_s(made: Plan) -> float:
+    """Seconds a step of the collectives that the plan itself puts down to gradients."""
+    return sum(each.time_s for each in made.collectives if each.cause.startswith("gradient of"))
+
+
+@pytest.fixture(scope="module")
+def wide_mlp() -> str:
+    return programs.lower(programs.mlp(batch=4096, width=1024, hidden=4096))
+
+
+@pytest.mark.parametrize("program", [programs.mlp(), programs.scan()], ids=["unrolled", "scanned"])
+def test_gradients_are_what_the_backward_pass_sums_and_no_product_reads(program: programs.Program) -> None:
+    flow = Program(programs.lower(program), PlanOptions()).flow
+    found = Program(programs.lower(program), PlanOptions()).gradients
+    sizes = {flow.nodes[i].shapes[leaf].dimensions for i, leaf in found}
+    state = {flow.nodes[i].shapes[0].dimensions for i in set(flow.aliases.values()) for i in [flow.parameters[i]]}
+    assert {size for size in state if size} <= sizes  # each parameter's gradient
+    products = {node.index for node in flow.nodes if node.instruction.opcode == "dot" and not node.is_value}
+    for node in flow.nodes:
+        assert node.index not in products or not any(use.source in found for use in node.uses)
+    late = late_nodes(flow)
+    assert not any(late[index] for index in products)
+    assert any(late)
+
+
+def test_a_step_waits_for_the_exposed_part_of_its_gradients(wide_mlp: str) -> None:
+    whole, half = (planned(wide_mlp, overlap, bandwidth=3e12, force="data") for overlap in (0.0, 0.5))
+    assert whole.cost.hidden_s == 0 < of_gradients_s(half)
+    assert half.cost.hidden_s == pytest.approx(0.5 * of_gradients_s(half))
+    assert half.cost.step_s == pytest.approx(whole.cost.step_s - half.cost.hidden_s)
+    assert half.cost.gap < 0.01
+    assert "50% of the time that gradients move is priced" in half.cost.bound_scope
+
+
+def test_nothing_hides_behind_compute_that_is_not_there(wide_mlp: str) -> None:
+    made = planned(wide_mlp, 0.9, bandwidth=1e8, force="data")
+    assert made.cost.hidden_s < made.cost.compute_s < 0.1 * of_gradients_s(made)
+    assert made.cost.lower_bound_s <= made.cost.step_s
+    assert made.cost.step_s + made.cost.hidden_s == pytest.approx(
+        planned(wide_mlp, 0.0, bandwidth=1e8, force="data").cost.step_s
+    )
+
+
+@pytest.mark.parametrize("bandwidth", [2e9, 2e10])
+def test_plans_that_promise_too_much_are_searched_again(wide_mlp: str, bandwidth: float) -> None:
+    hiding, waiting = (planned(wide_mlp, overlap, bandwidth=bandwidth) for overlap in (0.9, 0.0))
+    forced = planned(wide_mlp, 0.9, bandwidth=bandwidth, force="data")
+    assert hiding.cost.lower_bound_s <= hiding.cost.step_s <= min(waiting.cost.step_s, forced.cost.step_s) * 1.002
+    assert hiding.cost.lower_bound_s <= forced.cost.step_s
+
+
+@pytest.mark.parametrize("bandwidth", [1e11, 1e12])
+def test_the_search_moves_more_where_it_can_hide_it(wide_mlp: str, bandwidth: float) -> None:
+    hiding, waiting = (planned(wide_mlp, overlap, bandwidth=bandwidth) for overlap in (0.9, 0.0))
+    assert of_gradients_s(hiding) > of_gradients_s(waiting)
+    assert hiding.cost.step_s < waiting.cost.step_s - 0.9 * of_gradients_s(waiting)  # what its plan could hide at most

@@ -1,0 +1,126 @@
+"""Beginning where another search ended: never wrong, and soon done where little has changed."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from shardwright.planner.solver import dual
+from shardwright.planner.solver.passing import Passing
+from shardwright.planner.solver.pbqp import Problem
+from shardwright.planner.solver.solve import solve
+from shardwright.planner.solver.starts import Place, Start, among, told
+
+SEEDS = range(20)
+
+
+def random_problem(seed: int, size: int = 6, states: int = 4) -> Problem:
+    """Every variable joined to every other: nothing can be folded."""
+    rng = np.random.default_rng(seed)
+    problem = Problem(costs=[rng.random(states) for _ in range(size)])
+    for v, w in combinations(range(size), 2):
+        problem.add_edge(v, w, rng.random((states, states)))
+    return problem
+
+
+def best_of(problem: Problem) -> float:
+    return min(problem.value(np.array(each)) for each in product(*(range(len(cost)) for cost in problem.costs)))
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The bounds after each round of messages."""
+    found: list[float] = []
+    whole = Passing.round
+
+    def counting(passing: Passing) -> float:
+        found.append(whole(passing))
+        return found[-1]
+
+    monkeypatch.setattr(Passing, "round", counting)
+    return found
+
+
+def test_the_same_problem_goes_on_where_it_ended(rounds: list[float]) -> None:
+    """Nearly: what was moved for states that were dropped is from before they were."""
+    cold, warm = 0.0, 0.0  # seconds open after a first round, of all problems
+    for seed in SEEDS:
+        problem = random_problem(seed)
+        best = best_of(problem)
+        rounds.clear()
+        first = dual.tighten(problem, start=Start())
+        cold += best - rounds[0]
+        rounds.clear()
+        dual.tighten(problem, start=first.end)
+        warm += best - rounds[0]
+    assert warm < 0.5 * cold
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_start_makes_a_bound_or_a_value_wrong(seed: int) -> None:
+    problem, rng = random_problem(seed), np.random.default_rng(seed + 100)
+    moved = {edge: (rng.normal(0, 1e6, 4), rng.normal(0, 10, 4)) for edge in problem.edges}
+    moved[0, 1][0][2] = np.nan
+    moved[0, 9] = moved[0, 1]  # of an edge that there is not
+    found = dual.tighten(problem, start=Start(moved=moved, states={0: 3, 2: 1}))
+    best = best_of(problem)
+    assert found.lower_bound <= best + 1e-9
+    assert found.value == pytest.approx(problem.value(found.states))
+    assert found.value >= best - 1e-9
+
+
+def test_a_start_in_terms_of_a_problem_reaches_its_core(rounds: list[float]) -> None:
+    cold, warm = 0.0, 0.0
+    for seed in SEEDS:
+        problem = random_problem(seed)
+        problem.costs.append(np.zeros(4))  # is folded away
+        problem.add_edge(0, 6, np.random.default_rng(seed).random((4, 4)))
+        rounds.clear()
+        first = solve(problem, time_limit_s=10, start=Start())
+        cold += first.value - rounds[0]
+        assert first.end is not None
+        assert set(first.end.states) == set(range(7))
+        rounds.clear()
+        again = solve(problem, time_limit_s=10, start=first.end)
+        warm += again.value - rounds[0]
+        assert again.value == pytest.approx(first.value)
+    assert warm < 0.5 * cold
+
+
+def test_what_costs_little_enough_is_taken_at_once(rounds: list[float]) -> None:
+    problem = random_problem(1)
+    first = dual.tighten(problem)
+    known = Start(states=dict(enumerate(first.states.tolist())))
+    rounds.clear()
+    found = dual.tighten(problem, start=known, enough=first.value + 1e-9)
+    assert not rounds
+    assert found.value <= first.value + 1e-9
+    assert found.lower_bound <= first.value
+
+
+def test_starts_are_told_by_names_states_and_counts() -> None:
+    start = Start(moved={("a", "b"): (np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0]))}, states={"a": 1, "b": 2})
+    places = {
+        "a": [Place(7, np.array([1, 0, -1]), 2)],
+        "b": [Place(3, np.array([2, 1]), 3), Place(9, np.array([0]))],
+    }
+    found = told(start, places, {"a": 4, "b": 4})
+    assert found.states == {7: 0, 3: 0}
+    assert set(found.moved) == {(3, 7), (7, 9)}
+    of_b, of_a = found.moved[3, 7]
+    np.testing.assert_allclose(of_b, [2.5, 2.0])
+    np.testing.assert_allclose(of_a, [1.0, 0.5, np.nan])
+    np.testing.assert_allclose(found.moved[7, 9][1], [0.75])
+
+
+def test_what_falls_together_is_added() -> None:
+    ends = np.array([1.0, 2.0]), np.array([3.0, 4.0])
+    places = {name: [Place(number, np.arange(2))] for name, number in {"a": 0, "b": 1, "c": 0}.items()}
+    found = told(Start(moved={("a", "b"): ends, ("b", "c"): ends}), places)
+    np.testing.assert_allclose(found.moved[0, 1], [[4.0, 6.0], [4.0, 6.0]])
+
+
+def test_places_among_states() -> None:
+    assert among(np.array([1, 3]), 4).tolist() == [-1, 0, -1, 1]
