@@ -29,7 +29,7 @@ from memory_models import LARGE_MODELS, MODELS
 
 import shardwright as sw
 from shardwright.cost import hardware_profile, memory
-from shardwright.cost.memory import required_bytes
+from shardwright.cost.peak.memory import required_bytes
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import parse
 from shardwright.plans import MemorySummary, Plan

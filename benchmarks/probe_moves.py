@@ -2,7 +2,7 @@
 
 For each mesh and shape, one program holds all (source, target) pairs, as Shardy constraints on a chain of
 operations each. XLA's partitioner takes a second or two for a few hundred of them; what it inserted is read from
-its dump and held against `shardwright.cost.reshard`. Exit code 1 where one differs in kind, devices or bytes.
+its dump and held against `shardwright.cost.moves.reshard`. Exit code 1 where one differs in kind, devices or bytes.
 
     python benchmarks/probe_moves.py [--mesh 2x2x2 --shape 16x32x64] [--all]   # --all prints what agrees, too
 """
@@ -16,7 +16,7 @@ from itertools import islice, product
 from typing import NamedTuple
 
 from shardwright.cost import reshard, wire_bytes
-from shardwright.cost.device_groups import groups_along
+from shardwright.cost.moves.device_groups import groups_along
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService, observed_collectives

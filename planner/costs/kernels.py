@@ -1,6 +1,6 @@
 """Which instructions end a kernel: what a device launches once for a whole chain of fused instructions.
 
-After XLA's InstructionFusion (xla/service/instruction_fusion.cc), which `cost/fusion.py` follows for one device's
+After XLA's InstructionFusion (xla/service/instruction_fusion.cc), which `cost/peak/fusion.py` follows for one device's
 program: a value that loops alone read is computed in the kernels that read it, unless it is expensive and several
 kernels would compute it; reductions and what anything else reads (products, what a loop carries, results) are written.
 Here the program is as yet unsplit, so that the answer is the same on every mesh. What a plan moves between two

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, collective_time_s
-from shardwright.cost.device_groups import device_groups
+from shardwright.cost.moves.device_groups import device_groups
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices, times
 from shardwright.shardings import Mesh, MeshAxis

@@ -3,7 +3,7 @@
 The search asks for the same few thousand prices millions of times: shardings are
 interned to small integers, and resharding prices come as matrices between lists
 of them. Which collectives take one sharding to another depends on the array only as far as its dimensions are uneven
-(`cost.many_moves` says which arrays are of one kind), and many pairs need the same ones: they are interned too (as
+(`many_moves` says which arrays are of one kind), and many pairs need the same ones: they are interned too (as
 *moves*), and each is priced once for an array's size. The formulas are `shardwright.cost`'s; nothing is priced here.
 """
 
@@ -25,8 +25,8 @@ from shardwright.cost import (
     group_time_s,
     reshard_time_s,
 )
-from shardwright.cost.many_moves import Kind, Layouts, Moves, layouts_on
-from shardwright.cost.memory import shard_bytes
+from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
+from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.shardings import Mesh, TensorSharding
 

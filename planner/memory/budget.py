@@ -1,10 +1,10 @@
 """Memory as a constraint of the search: what states of variables take where the program's memory peaks.
 
-For a position of the schedule the bytes on one device are a sum over the values that are live there (`cost.liveness`),
-each by its own sharding: linear in the choice. So the constraint moves into the costs with a price per byte (Lagrange
-relaxation: Everett, 1963): at a price p the search minimizes seconds + p × bytes, and whatever it finds is the
-fastest plan of those that take no more bytes than it does. That the price makes dearer what does not fit
-also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p × budget.
+For a position of the schedule the bytes on one device are a sum over the values that are live there
+(`cost.peak.liveness`), each by its own sharding: linear in the choice. So the constraint moves into the costs with a
+price per byte (Lagrange relaxation: Everett, 1963): at a price p the search minimizes seconds + p × bytes, and
+whatever it finds is the fastest plan of those that take no more bytes than it does. That the price makes dearer what
+does not fit also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p × budget.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.liveness import Liveness
-from shardwright.cost.memory import Held, shard_bytes
-from shardwright.cost.readers import Reader, bytes_turned
+from shardwright.cost.peak.liveness import Liveness
+from shardwright.cost.peak.memory import Held, shard_bytes
+from shardwright.cost.peak.readers import Reader, bytes_turned
 from shardwright.hlo import ArrayShape
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.memory.carried import Reading, argument_of, readings
@@ -171,15 +171,15 @@ class Memory:
     def only_stored(self, peak: Peak, stored: Iterable[tuple[str, int]]) -> Peak:
         """A peak with those of its values only that a plan stores at some time, arguments and results.
 
-        stored: the instruction and array leaf of each (`cost.memory`).
+        stored: the instruction and array leaf of each (`cost.peak.memory`).
         """
         kept = {leaf for name, number in stored if (leaf := self._leaf(name, number)) is not None} | self._always
         values = {leaf: times for leaf, times in peak.values.items() if leaf in kept}
         return replace(peak, values=values, reduced=peak.reduced & kept)
 
     def peak_of_buffers(self, held: Iterable[Held], decisions: Decisions) -> Peak:
-        """Where `cost.memory` says that a plan takes the most bytes: what is stored there because of how the plan lays
-        it out, too. Another plan need not store it, so that this says what to change, and bounds nothing.
+        """Where `cost.peak.memory` says that a plan takes the most bytes: what is stored there because of how it lays
+        that out, too. Another plan need not store it, so that this says what to change, and bounds nothing.
 
         held: what is live there besides arguments and results.
         """

@@ -1,7 +1,7 @@
 """What loops carry unchanged from arguments, and who decides what is stored of it as long as they run.
 
 An argument that a loop reads gathered is stored twice then: as the argument lies, and gathered. Where a compiler makes
-what is the same in each pass ahead of the loop (`cost.hoisting`), the copy lies as an instruction of the body uses it,
+what is the same in each pass ahead of the loop (`peak.hoisting`), the copy lies as an instruction of the body uses it,
 wherever the plan gathers it; that the loop carries it otherwise may cost nothing. Where it does not, the copy lies as
 the loop carries it. Where weights are rounded ahead of loops, only that copy is left: nothing is said of it.
 """

@@ -25,7 +25,7 @@ from typing import Any
 
 import networkx
 
-from shardwright.cost.memory import shard_bytes
+from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
 from shardwright.planner.plans.assemble import Decisions, segment_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.readers import bytes_turned
+from shardwright.cost.peak.readers import bytes_turned
 from shardwright.planner.costs.prices import FloatArray, IntArray
 from shardwright.planner.graph.dataflow import Leaf, Node, Use
 from shardwright.planner.memory.budget import Operand, Peak

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from shardwright.cost.memory import shard_bytes
+from shardwright.cost.peak.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner.memory.budget import Peak
 from shardwright.planner.plans.assemble import Decisions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardwright.cost.memory import shard_bytes
+from shardwright.cost.peak.memory import shard_bytes
 from shardwright.errors import PlanCheckError
 from shardwright.pipelines import PipelineProgram, PipelineValue
 from shardwright.planner.pipeline.apply import Applied

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.cost import Move, reshard, wire_bytes
-from shardwright.cost.device_groups import groups_along
+from shardwright.cost.moves.device_groups import groups_along
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes

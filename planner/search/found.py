@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardwright.cost.memory import Held
+from shardwright.cost.peak.memory import Held
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.again.trails import Entry
 from shardwright.planner.memory.budget import MemoryPrice

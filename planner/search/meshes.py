@@ -21,7 +21,7 @@ from math import prod
 
 from shardwright.cluster import Cluster
 from shardwright.config import MAX_MESH_AXES, PlanOptions
-from shardwright.cost.device_groups import device_groups
+from shardwright.cost.moves.device_groups import device_groups
 from shardwright.errors import OptionError
 from shardwright.options import DEFAULT_AXES
 from shardwright.planner.pins.pins import Requirements, axis_orders, named_axes, program_meshes, tiled_sizes

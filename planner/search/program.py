@@ -10,7 +10,7 @@ from copy import copy
 
 from shardwright.config import PlanOptions
 from shardwright.cost import HardwareProfile
-from shardwright.cost.liveness import Liveness, liveness
+from shardwright.cost.peak.liveness import Liveness, liveness
 from shardwright.hlo import Module
 from shardwright.options import name_matches
 from shardwright.planner.costs.kernels import Kernels, find_kernels

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.cost.memory import shard_bytes, temporaries_bytes
+from shardwright.cost.peak.memory import shard_bytes, temporaries_bytes
 from shardwright.hlo import ArrayShape, Computation, Instruction
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.plans.assemble import Decisions

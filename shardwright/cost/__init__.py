@@ -1,12 +1,12 @@
 """What a plan costs: seconds of compute and communication, bytes of memory, from hardware data."""
 
-from shardwright.cost.collectives import Topology, collective_time_s, group_time_s, wire_bytes
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
-from shardwright.cost.liveness import Liveness, liveness
-from shardwright.cost.memory import memory, memory_and_peak, required_bytes
-from shardwright.cost.paths import Move
+from shardwright.cost.moves.collectives import Topology, collective_time_s, group_time_s, wire_bytes
+from shardwright.cost.moves.paths import Move
+from shardwright.cost.moves.reshard import reshard, reshard_time_s
+from shardwright.cost.peak.liveness import Liveness, liveness
+from shardwright.cost.peak.memory import memory, memory_and_peak, required_bytes
 from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, known_profiles
-from shardwright.cost.reshard import reshard, reshard_time_s
 
 __all__ = [
     "HardwareProfile",

@@ -33,19 +33,19 @@ class Link:
 class Compiler:
     """What the device's XLA compiler does that decides which values are stored, and how long.
 
-    schedule: the order kernels run in, one of `cost.schedule.SCHEDULES`.
+    schedule: the order kernels run in, one of `cost.peak.schedule.SCHEDULES`.
     reduce_takes_in: what a reduction computes inside its own kernel: `loops` (whatever a kernel can) or
-        `library` (what kernels of a library do, `cost.library`; where none is called, one elementwise instruction that
+        `library` (what kernels of a library do, `peak.library`; where none is called, one elementwise instruction that
         nobody else reads).
     repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
     repeats_expensive: whether elementwise functions that take long, such as tanh, count as cheap for that.
     products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
         an elementwise instruction that alone reads their result as well.
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
-    merges_all_reduces: whether like all-reduces run as one, of whatever size (`cost.combined`).
+    merges_all_reduces: whether like all-reduces run as one, of whatever size (`cost.peak.combined`).
     creates_reduce_scatters: whether an all-reduce of which each device keeps a slice becomes a reduce-scatter, which
         stores that slice only.
-    merges_before_partitioning: whether equal values are one before they are laid out (`cost.duplicates`).
+    merges_before_partitioning: whether equal values are one before they are laid out (`cost.peak.duplicates`).
     splits_all_to_alls: whether an all-to-all sends pieces that kernels cut out before it, and what it receives is put
         together behind it.
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.cost.memory import shard_bytes
+from shardwright.cost.peak.memory import shard_bytes
 from shardwright.plans import PlannedCollective, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from shardwright.cost import wire_bytes
-from shardwright.cost.device_groups import device_groups
+from shardwright.cost.moves.device_groups import device_groups
 from shardwright.hlo import parse
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.plans import Plan, PlannedCollective

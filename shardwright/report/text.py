@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.cost.memory import shard_bytes
+from shardwright.cost.peak.memory import shard_bytes
 from shardwright.plans import Plan, VariablePlan
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
 from shardwright.report.search import candidates_section, group_segments, recomputed_section, segments_section

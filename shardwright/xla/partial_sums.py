@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.cost.reshard import landing
+from shardwright.cost.moves.reshard import landing
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardwright.cost import hardware_profile
-from shardwright.cost.inline import inlined
-from shardwright.cost.lowered import Lowering
-from shardwright.cost.program import Program
+from shardwright.cost.peak.inline import inlined
+from shardwright.cost.peak.lowered import Lowering
+from shardwright.cost.peak.program import Program
 from shardwright.hlo import Computation, parse
 from shardwright.shardings import Mesh
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardwright.cost import wire_bytes
-from shardwright.cost.device_groups import device_groups
+from shardwright.cost.moves.device_groups import device_groups
 from shardwright.plans import CostSummary, MemorySummary, Plan, PlannedCollective
 from shardwright.report.collectives import explain_proof, proof_as_dict
 from shardwright.report.proof import Proof, prove

@@ -6,7 +6,7 @@ import numpy as np
 
 from shardwright.cluster import Cluster
 from shardwright.cost import hardware_profile
-from shardwright.cost.memory import shard_bytes
+from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import Prices
 from shardwright.shardings import Mesh, TensorSharding

@@ -10,7 +10,7 @@ import pytest
 from shardwright.cluster import Cluster, ClusterNode
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
-from shardwright.cost.collectives import Topology, collective_time_s
+from shardwright.cost.moves.collectives import Topology, collective_time_s
 from shardwright.errors import OptionError
 from shardwright.planner.search.meshes import candidate_meshes, given_mesh, refines
 from shardwright.shardings import Mesh

@@ -1,0 +1,143 @@
+"""Seconds and wire bytes of collectives: latency per step plus bytes over the links that a group of devices crosses.
+
+Ring algorithms over n devices (Thakur, Rabenseifner, Gropp, "Optimization of
+Collective Communication Operations in MPICH", 2005): all-gather and
+reduce-scatter send (n-1)/n of the whole array in n-1 steps, an all-reduce is
+one of each. An all-to-all sends (n-1)/n of a device's own shard, a permute all
+of it.
+
+Groups that lie across nodes, as NCCL runs them (src/graph/tuning.cc, src/graph/rings.cc):
+
+- A ring enters and leaves each node once. Every member has a link of its own to other nodes, and as many rings run
+  side by side as the smallest node has members; each carries its part. So a node sends at the pace of all
+  its members' links together, but no member faster than inside the node.
+- Of a ring's n-1 rounds, one less than there are nodes wait for a link between nodes, the others for one inside. An
+  all-reduce of few bytes goes up and down a tree over nodes instead: whichever waits less.
+- All-to-alls and permutes go straight to their receiver: what leaves the node goes over the sender's own link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import TYPE_CHECKING
+
+from shardwright.cost.moves.device_groups import Spread, spreads
+from shardwright.cost.moves.tilings import Order, along, count
+from shardwright.cost.profiles import HardwareProfile, Link
+from shardwright.errors import InternalError
+from shardwright.shardings import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.cluster import Cluster
+    from shardwright.links import Link as ClusterLink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Which devices share a node, and the links inside and between nodes.
+
+    devices_per_node: devices of each node, in the mesh's device order.
+    intra_node / inter_node: what ONE device sends inside its node / to other nodes.
+    efficiency: part of a link's bandwidth that collectives attain.
+    reduce_scatter_runs_as: the kind whose time a reduce-scatter takes (see `HardwareProfile`).
+    latency_counts: what a collective pays latency for (see `HardwareProfile`).
+    overlap: part of the time of gradient synchronisation that runs beside compute.
+    """
+
+    devices_per_node: tuple[int, ...]
+    intra_node: Link
+    inter_node: Link
+    efficiency: float
+    reduce_scatter_runs_as: str = "reduce-scatter"
+    latency_counts: str = "ring-steps"
+    overlap: float = 0.0
+
+    @classmethod
+    def of(cls, cluster: Cluster, profile: HardwareProfile) -> Topology:
+        """The cluster's nodes with its own link speeds, the profile's where it names none."""
+        return cls(
+            devices_per_node=tuple(node.device_count for node in cluster.nodes if node.device_count),
+            intra_node=_link(cluster.intra_node, profile.intra_node),
+            inter_node=_link(cluster.inter_node, profile.inter_node),
+            efficiency=profile.collective_efficiency,
+            reduce_scatter_runs_as=profile.reduce_scatter_runs_as,
+            latency_counts=profile.latency_counts,
+            overlap=profile.overlap if cluster.overlap is None else cluster.overlap,
+        )
+
+
+def _link(named: ClusterLink | None, default: Link) -> Link:
+    if named is None:
+        return default
+    latency_s = default.latency_s if named.latency_s is None else named.latency_s
+    return Link(bandwidth_bytes_per_s=named.bandwidth_bytes_per_s, latency_s=latency_s)
+
+
+def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
+    """Bytes one device puts on the wire for one collective of `group_size` devices.
+
+    payload_bytes: the larger of the collective's operand and result on one device: the whole
+    array of an all-reduce, all-gather or reduce-scatter, one shard of an all-to-all or permute.
+    """
+    n = group_size
+    if n <= 1:
+        return 0
+    if kind == "all-reduce":
+        return round(2 * payload_bytes * (n - 1) / n)
+    if kind in ("all-gather", "reduce-scatter", "all-to-all"):
+        return round(payload_bytes * (n - 1) / n)
+    if kind == "collective-permute":
+        return payload_bytes
+    raise InternalError(f"unknown collective kind {kind!r}")
+
+
+def collective_time_s(kind: str, payload_bytes: int, axes: tuple[str, ...], mesh: Mesh, topology: Topology) -> float:
+    """Seconds of one collective over all of the named mesh axes, all its groups running side by side.
+
+    payload_bytes: as `wire_bytes` takes it.
+    """
+    return group_time_s(kind, payload_bytes, along(axes, mesh), mesh, topology)
+
+
+def group_time_s(kind: str, payload_bytes: int, atoms: Order, mesh: Mesh, topology: Topology) -> float:
+    """The same of a collective whose groups differ in `atoms`, which may be parts of axes."""
+    kind = topology.reduce_scatter_runs_as if kind == "reduce-scatter" else kind
+    n = count(atoms)
+    if n <= 1:
+        return 0.0
+    return max(
+        _latency_s(kind, n, spread, topology) + _transfer_s(kind, payload_bytes, n, spread, topology)
+        for spread in spreads(atoms, mesh, topology.devices_per_node)
+    )
+
+
+def _latency_s(kind: str, n: int, spread: Spread, topology: Topology) -> float:
+    inside_s, between_s = topology.intra_node.latency_s, topology.inter_node.latency_s
+    nodes = len(spread)
+    if topology.latency_counts == "members":
+        return n * (inside_s if nodes == 1 else between_s)
+    if kind == "collective-permute":
+        return inside_s if nodes == 1 else between_s
+    if kind == "all-to-all":
+        beyond = n - min(spread)
+        return (n - 1 - beyond) * inside_s + beyond * between_s
+    rounds_s = (n - nodes) * inside_s + (nodes - 1) * between_s
+    if kind != "all-reduce":
+        return rounds_s
+    tree_s = (max(spread) - 1) * inside_s + ceil(log2(nodes)) * between_s
+    return 2 * (rounds_s if nodes == 1 else min(rounds_s, tree_s))
+
+
+def _transfer_s(kind: str, payload_bytes: int, n: int, spread: Spread, topology: Topology) -> float:
+    inside = topology.intra_node.bandwidth_bytes_per_s * topology.efficiency
+    between = topology.inter_node.bandwidth_bytes_per_s * topology.efficiency
+    sent = wire_bytes(kind, payload_bytes, n)
+    if len(spread) == 1:
+        return sent / inside
+    if kind == "collective-permute":
+        return sent / min(inside, between)
+    if kind == "all-to-all":
+        most_between, most_inside = n - min(spread), max(spread) - 1
+        return payload_bytes / n * max(most_between / between, most_inside / inside)
+    return sent / min(inside, min(spread) * between)

@@ -1,0 +1,82 @@
+"""Which devices run a collective together: those that differ only along some axes of the mesh, or parts of axes.
+
+A mesh lays its devices row-major over its axes, major first, and each axis over its prime factors (`Atom`): a device's
+number has one digit for each atom. XLA splits and joins axes as suits the tiles that it moves, so a group may have
+half of one axis and all of another; which devices that are follows from the digits alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.moves.tilings import Atom, Order, along, factors
+from shardwright.shardings import Mesh
+
+IntArray = NDArray[np.int64]
+
+#: Members of one group per node, the most first.
+Spread = tuple[int, ...]
+
+
+def device_groups(axes: tuple[str, ...], mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Positions of devices that differ only along `axes`, one tuple a group."""
+    return groups_along(along(axes, mesh), mesh)
+
+
+@cache
+def groups_along(atoms: Order, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Positions of devices that differ only in `atoms`, one tuple a group."""
+    groups: dict[int, list[int]] = {}
+    for device, group in enumerate(_group_of_devices(atoms, mesh).tolist()):
+        groups.setdefault(group, []).append(device)
+    return tuple(tuple(group) for group in groups.values())
+
+
+@lru_cache(maxsize=1 << 14)
+def spreads(atoms: Order, mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
+    """How the groups that differ in `atoms` lie in nodes, each way once; devices beyond the last node count as one
+    more."""
+    groups = _group_of_devices(atoms, mesh)
+    nodes = np.searchsorted(np.cumsum(devices_per_node), np.arange(mesh.device_count), side="right")
+    members = np.zeros((groups.max() + 1, len(devices_per_node) + 1), np.int64)
+    np.add.at(members, (groups, nodes), 1)
+    members[:, ::-1].sort(axis=1)
+    found = dict.fromkeys(map(tuple, members[np.unique(groups)].tolist()))
+    return tuple(tuple(count for count in each if count) for each in found)
+
+
+def _group_of_devices(atoms: Order, mesh: Mesh) -> IntArray:
+    """A number for each device, the same within a group: its digits in the atoms that the group agrees on."""
+    digits = _digits(mesh)
+    for atom in atoms:
+        _cut_anew(digits, atom)
+    number = np.zeros(mesh.device_count, np.int64)
+    for atom, digit in digits.items():
+        if atom not in atoms:
+            number = number * atom.size + digit
+    return number
+
+
+def _digits(mesh: Mesh) -> dict[Atom, IntArray]:
+    """The digits of all devices in each prime factor of the mesh axes."""
+    atoms = along(tuple(mesh.sizes), mesh)
+    numbers = np.unravel_index(np.arange(mesh.device_count), tuple(atom.size for atom in atoms) or (1,))
+    return dict(zip(atoms, numbers, strict=False))
+
+
+def _cut_anew(digits: dict[Atom, IntArray], wanted: Atom) -> None:
+    """Replace digits by those of the cut that `wanted` came from, unless they are there."""
+    if wanted in digits or wanted.cut is None:
+        return
+    before, sizes = wanted.cut
+    for atom in before:
+        _cut_anew(digits, atom)
+    number = sum(
+        digits.pop(atom) * prod(later.size for later in before[place + 1 :]) for place, atom in enumerate(before)
+    )
+    after = factors(before, sizes)
+    digits.update(zip(after, np.unravel_index(number, tuple(atom.size for atom in after)), strict=True))

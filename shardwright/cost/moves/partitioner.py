@@ -1,0 +1,311 @@
+"""What XLA's SPMD partitioner does to bring an array from one tiling to another.
+
+It tries ways in a fixed order and takes the first that fits; the ways below are in that order, each
+with the conditions of XLA's (`xla/service/spmd/spmd_partitioner.cc`, `PartitionedHlo::ReshardNoCache` and what it
+calls). Not every way is a good one, and some moves that a cheap way exists for gather everything: that is the
+point of following XLA instead of theory.
+`benchmarks/probe_moves.py` holds every move against XLA's own program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from shardwright.cost.moves.edges import evenly, parts_of, rows_beside, sent_rows
+from shardwright.cost.moves.retile import (
+    displaced,
+    handed_over,
+    joined_atoms,
+    refined,
+    split_dimension,
+    swaps_between,
+    with_dimension_shared,
+    with_shared,
+    without_dimensions,
+    without_sharing,
+)
+from shardwright.cost.moves.tilings import Order, Tiling, arranged, reshaped
+
+
+class Joined(NamedTuple):
+    """A shard and what neighbours sent of theirs, concatenated.
+
+    elements: of both. is_minor: whether along the last dimension.
+    """
+
+    elements: int
+    is_minor: bool
+
+
+class Step(NamedTuple):
+    """One collective over the devices that differ in `atoms`; elements: of its payload on one device.
+
+    joined: what each device makes of its shard and the result; None where the result takes the shard's place.
+    """
+
+    kind: str
+    atoms: Order
+    elements: int
+    joined: Joined | None = None
+
+
+class Resharding:
+    """The steps of one resharding.
+
+    shape: dimensions of the array in elements. alike: dimensions along which all elements are equal.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], steps: list[Step] | None = None, alike: frozenset[int] = frozenset()
+    ) -> None:
+        self.shape = shape
+        self.alike = alike
+        self.steps: list[Step] = [] if steps is None else steps
+
+    def run(self, have: Tiling, want: Tiling, *, may_gather_all: bool = True) -> bool:
+        """Add the steps from `have` to `want`; False, and none, where all would have to be gathered but may not.
+
+        Raises DividesByZero where XLA does.
+        """
+        if have == want or have.is_replicated:
+            return True
+        for way in _WAYS:
+            before = len(self.steps)
+            if way(self, have, want):
+                return True
+            del self.steps[before:]  # XLA drops what an attempt left behind
+        if not may_gather_all:
+            return False
+        self._gather(have, reshaped(have, (1,) * len(have.tiles)))
+        return True
+
+    # ---- the ways, in XLA's order ----------------------------------------------
+    def permute(self, have: Tiling, want: Tiling) -> bool:
+        """The same tiles on other devices."""
+        if want.is_replicated or have.sizes != want.sizes:
+            return False
+        if have != want and not self._is_alike(have, want):
+            self._add("collective-permute", displaced(have.order, want.order), self._local(have))
+        return True
+
+    def all_to_all(self, have: Tiling, want: Tiling) -> bool:
+        """The same numbers of tiles on other dimensions."""
+        if want.is_replicated or have.is_partial != want.is_partial:
+            return False
+        swaps = swaps_between(have.tiles, want.tiles)
+        return swaps is not None and self._swap(have, want, swaps)
+
+    def slice_of_shared(self, have: Tiling, want: Tiling) -> bool:
+        """Every device keeps a part of a tile that it shares; free, but for a permute if other devices want it."""
+        if not have.is_partial or want.is_replicated:
+            return False
+        sliced = refined(have, want)
+        if sliced is None:
+            return False
+        self._exchange_edges(have, sliced, have)
+        return self.permute(sliced, want)
+
+    def gather_to_shared(self, have: Tiling, want: Tiling) -> bool:
+        """All-gathers to larger tiles, after a permute if other devices share them."""
+        if not want.is_partial:
+            return False
+        held = refined(want, have)
+        if held is None:
+            return False
+        self.permute(have, held)
+        self._exchange_edges(held, want, held)
+        self._gather(held, want)
+        return True
+
+    def rotate(self, have: Tiling, want: Tiling) -> bool:
+        """[1, a, b] shared by c, to [a, b, c] and back: one dimension is shared on the way."""
+        if want.is_replicated or have.is_partial == want.is_partial:
+            return False
+        shared, whole = (have, want) if have.is_partial else (want, have)
+        if shared.tiles[0] != 1 or shared.sizes[1:] != whole.tiles or shared.order != whole.order:
+            return False
+        between = reshaped(whole, (*whole.tiles[:-1], 1))
+        if have.is_partial:
+            return self.all_to_all(have, between) and self.run(between, want)
+        return self.run(have, between) and self.all_to_all(between, want)
+
+    def in_pieces(self, have: Tiling, want: Tiling) -> bool:
+        """Ways that take two reshardings."""
+        if want.is_replicated:
+            return False
+        if (split := split_dimension(self.shape, have, want)) is not None:
+            return self._through_split(*split, want)
+        between = with_dimension_shared(have, want) or without_sharing(have, want)
+        return between is not None and self.run(have, between) and self.run(between, want, may_gather_all=False)
+
+    def in_groups(self, have: Tiling, want: Tiling) -> bool:
+        """Dimensions with as many tiles before as after stay as they are; the rest is resharded between them."""
+        same = [dim for dim, (a, b) in enumerate(zip(have.tiles, want.tiles, strict=True)) if a == b > 1]
+        if not same or want.is_replicated:
+            return False
+        inner_have, inner_want = without_dimensions(have, same), without_dimensions(want, same)
+        kept = [have.parts[dim] for dim in same]
+        if kept != [want.parts[dim] for dim in same]:
+            inner_want = reshaped(inner_have, inner_want.tiles)
+        local = tuple(-(-n // have.tiles[dim]) if dim in same else n for dim, n in enumerate(self.shape))
+        Resharding(local, self.steps, self.alike).run(inner_have, inner_want)
+        parts = list(inner_want.parts)
+        for dim, part in zip(same, kept, strict=True):
+            parts[dim] = part
+        return self.run(arranged(parts[:-1], parts[-1]), want)
+
+    # ---- what the ways are made of -----------------------------------------------
+    def _swap(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> bool:
+        """All-to-alls that move shards from the first dimension of each pair to the second; then a permute.
+
+        Pairs of even dimensions that do not meet go in one all-to-all, ahead of the others: out of the order in which
+        each pair's first dimension is split enough.
+        """
+        together = self._together(have, want, swaps)
+        if len(together) < 2:
+            together = []
+        rest = [pair for pair in swaps if pair not in together]
+        for pairs in [together, *([pair] for pair in rest)]:
+            if pairs:
+                moved: Order = ()
+                before, elements = have, self._local(have) if len(pairs) > 1 else self._padded(have, pairs[0])
+                for source, target in pairs:
+                    have, atoms = handed_over(have, source, target)
+                    moved += atoms
+                for _, target in pairs:
+                    self._fit_edges(before, target, self._split(before, target), self._held(before, have, target))
+                self._add("all-to-all", moved, elements)
+                for source, _ in pairs:
+                    self._fit_edges(have, source, self._held(have, before, source), self._split(have, source))
+        return self.permute(have, want)
+
+    def _together(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        chosen: list[tuple[int, int]] = []
+        seen: set[int] = set()
+        for source, target in sorted(swaps, key=lambda pair: pair[1]):
+            even = self.shape[source] % have.tiles[source] == 0 == self.shape[target] % want.tiles[target]
+            if even and not {source, target} & seen:
+                chosen.append((source, target))
+                seen |= {source, target}
+        return chosen
+
+    def _gather(self, have: Tiling, want: Tiling) -> None:
+        """What brings together the dimensions that `want` splits less (`PartitionedHlo::ReplicatePartial`).
+
+        Where one shard has all there is, it is summed with zeros of the others, before; all-gathers follow, the last
+        dimension first, padding travelling along; dimensions of fewer elements than half their shards are summed from
+        zeros, after.
+        """
+        local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
+        whole = [-(-n // tiles) for n, tiles in zip(self.shape, want.tiles, strict=True)]
+        factors = [a // b for a, b in zip(have.tiles, want.tiles, strict=True)]
+        joined = [dim for dim, factor in enumerate(factors) if factor > 1]
+        copied = [dim for dim in joined if whole[dim] == local[dim]]
+        summed = [dim for dim in joined if dim not in copied and whole[dim] <= factors[dim] // 2]
+        self._sum(have, want, copied, local)
+        gathered = [dim for dim in joined if dim not in copied and dim not in summed]
+        for dim in reversed(gathered):
+            local[dim] *= factors[dim]
+            self._add("all-gather", joined_atoms(have, want, dim), prod(local))
+        for dim in (*gathered, *summed):
+            local[dim] = whole[dim]
+        self._sum(have, want, summed, local)
+
+    def _sum(self, have: Tiling, want: Tiling, dims: Sequence[int], local: Sequence[int]) -> None:
+        """One sum of arrays of `local` dimensions over the devices that differ along `dims`."""
+        if dims:
+            self._add("all-reduce", tuple(a for d in reversed(dims) for a in joined_atoms(have, want, d)), prod(local))
+
+    def _exchange_edges(self, have: Tiling, want: Tiling, held: Tiling) -> None:
+        """What neighbours exchange where padded shards of one size take the place of another's: along dimensions that
+        both tilings split, one of them more, of which devices share shards in the other.
+
+        held: the one that splits them more where they are gathered, less where they are sliced; those that share a
+        shard of it do the same.
+        """
+        local = [self._split(held, dim) for dim in range(len(self.shape))]
+        for dim, size in enumerate(local):
+            coarse, fine = (have, want) if have.tiles[dim] < want.tiles[dim] else (want, have)
+            few, parts = coarse.tiles[dim], fine.tiles[dim] // coarse.tiles[dim]
+            whole, padded = self._split(coarse, dim), self._held(coarse, fine, dim)
+            if few == 1 or whole == padded:
+                continue
+            row = prod(local) // size
+            # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
+            if coarse is have:
+                sent, edge = sent_rows(self.shape[dim], whole, evenly(padded, few)), (padded - whole) * few
+                local[dim] = padded
+            else:
+                sent = sent_rows(self.shape[dim], size, parts_of(whole, size, few, parts))
+                edge = (padded - whole) * (few - 1)
+            self._permute_edges(held, dim, [rows * row for rows in sent], (size + edge) * row)
+
+    def _fit_edges(self, held: Tiling, dim: int, rows: int, wanted: int) -> None:
+        """What neighbours exchange around an all-to-all, where shards of `rows` rows become ones of `wanted`."""
+        few = held.tiles[dim]
+        if few == 1 or rows == wanted:
+            return
+        row = self._local(held) // self._split(held, dim)
+        sent = rows_beside(self.shape[dim], rows, wanted, few)
+        if sent is None:
+            self._gather(held, with_shared(held, dim))
+            return
+        size = self._split(held, dim) + abs(wanted - rows) * few
+        self._permute_edges(held, dim, [rows * row for rows in sent], size * row)
+
+    def _permute_edges(self, held: Tiling, dim: int, sent: Sequence[int], joined: int) -> None:
+        """A permute for so many elements each; what devices make of their shard and all of them has `joined`."""
+        for left, elements in zip(reversed(range(len(sent))), sent, strict=True):
+            made = None if left else Joined(joined, dim == len(self.shape) - 1)
+            self._add("collective-permute", held.parts[dim], elements, made)
+
+    def _split(self, tiling: Tiling, dim: int) -> int:
+        """Elements of a shard along one dimension."""
+        return -(-self.shape[dim] // tiling.tiles[dim])
+
+    def _held(self, coarse: Tiling, fine: Tiling, dim: int) -> int:
+        """The same of a shard of `coarse` that is put together of padded ones of `fine`."""
+        return self._split(fine, dim) * (fine.tiles[dim] // coarse.tiles[dim])
+
+    def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
+        """Reshard with dimension `dim` seen as two, and see them as one again."""
+        inner = -(-self.shape[dim] // prod(before.tiles[dim : dim + 2])) * before.tiles[dim + 1]
+        shape = (*self.shape[:dim], self.shape[dim] // inner, inner, *self.shape[dim + 1 :])
+        if not Resharding(shape, self.steps).run(before, goal, may_gather_all=False):
+            return False
+        tiles = (*goal.tiles[:dim], goal.tiles[dim] * goal.tiles[dim + 1], *goal.tiles[dim + 2 :])
+        return self.run(reshaped(goal, tiles), want, may_gather_all=False)
+
+    def _is_alike(self, have: Tiling, want: Tiling) -> bool:
+        """Whether every device holds already what it wants: tiles differ along dimensions of equal elements only.
+        XLA knows that of a value, not of what a collective has made of it."""
+        pairs = enumerate(zip(have.parts[:-1], want.parts[:-1], strict=True))
+        return not self.steps and all(dim in self.alike or before == after for dim, (before, after) in pairs)
+
+    def _local(self, tiling: Tiling) -> int:
+        return prod(-(-n // tiles) for n, tiles in zip(self.shape, tiling.tiles, strict=True))
+
+    def _padded(self, have: Tiling, pair: tuple[int, int]) -> int:
+        """Elements of one shard before an all-to-all, its target dimension padded so that it can be split."""
+        source, target = pair
+        local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
+        local[target] = -(-self.shape[target] // have.tiles[source]) * have.tiles[source] // have.tiles[target]
+        return prod(local)
+
+    def _add(self, kind: str, atoms: Order, elements: int, joined: Joined | None = None) -> None:
+        self.steps.append(Step(kind, atoms, elements, joined))
+
+
+_Way = Callable[[Resharding, Tiling, Tiling], bool]
+
+_WAYS: tuple[_Way, ...] = (
+    Resharding.permute,
+    Resharding.all_to_all,
+    Resharding.slice_of_shared,
+    Resharding.gather_to_shared,
+    Resharding.rotate,
+    Resharding.in_pieces,
+    Resharding.in_groups,
+)

@@ -1,0 +1,233 @@
+"""Which buffers a program's values lie in, and when each is live.
+
+What XLA's buffer assignment does as far as it decides the peak: views share what they show;
+a kernel may write over an operand of the same size that nobody reads later, if it reads
+each element only for the same element of its result; a loop's carried values are updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
+from shardwright.cost.peak.combined import combined_all_reduces
+from shardwright.cost.peak.donated import copied_arguments, written_over
+from shardwright.cost.peak.fusion import Kernels, fuse
+from shardwright.cost.peak.inline import first_leaf
+from shardwright.cost.peak.program import Program
+from shardwright.cost.peak.rounding import round_for_products
+from shardwright.cost.peak.schedule import Step, schedule
+from shardwright.cost.profiles import Compiler
+from shardwright.hlo import Instruction
+from shardwright.hlo.shapes import TupleShape
+
+#: Elementwise kernels are those whose root is: what they took in is told by `Kernels.reads`.
+_WRITES_OVER = ELEMENTWISE | {"bitcast", "reshape", "copy"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Buffers:
+    """Storage of one computation; positions are those of `order`.
+
+    owners: (node, leaf) whose value each buffer holds. size_bytes: 0 where somebody else pays (parameters, results).
+    starts / ends: first and last position at which it is live; `ends` is before `starts` where the
+        value lies in another's memory.
+    follows: the buffer that each one lies in whose value is written over another's.
+    free: (bytes, first, last position) of arguments that hold nothing meanwhile.
+    where: per node, the buffer of each leaf; nodes that are not kept have none.
+    """
+
+    order: list[Step]
+    owners: list[tuple[int, int]] = field(default_factory=list)
+    size_bytes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    follows: dict[int, int] = field(default_factory=dict)
+    free: list[tuple[int, int, int]] = field(default_factory=list)
+    where: list[tuple[int, ...]] = field(default_factory=list)
+
+    def lifetimes(self) -> Iterator[tuple[int, int, int]]:
+        """(bytes, first, last position) of each piece of memory, whatever values follow one another in it."""
+        starts: dict[int, int] = {}
+        written_over = set(self.follows.values())
+        for buffer, size in enumerate(self.size_bytes):
+            if not size:
+                continue
+            before = self.follows.get(buffer)
+            starts[buffer] = self.starts[buffer] if before is None else starts[before]
+            if buffer not in written_over:
+                yield size, starts[buffer], self.ends[buffer]
+
+
+def buffers_of(program: Program, compiler: Compiler, *, donated: Mapping[int, int] | None = None) -> Buffers:
+    """Fuse, schedule and allocate a program as `compiler` does.
+
+    donated: per parameter node, the node whose value is written over it.
+    """
+    if compiler.products_read_bf16:
+        round_for_products(program)
+    kernels = fuse(program, compiler)
+    together = combined_all_reduces(program) if compiler.merges_all_reduces else ()
+    order = schedule(program, kernels, compiler.schedule, together)
+    in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
+    buffers = allocate(program, kernels, order, in_place)
+    if compiler.schedule == "breadth-first":
+        _copy_early(program, buffers)
+    if donated and compiler.fills_donated:
+        _free_donated(program, kernels, buffers, donated)
+    if donated and compiler.copies_donated:
+        _copy_arguments(program, kernels, buffers, donated)
+    return buffers
+
+
+def _copy_early(program: Program, buffers: Buffers) -> None:
+    """Let what is updated in place, in a copy since others read what it begins as, begin as soon as that is there.
+
+    After CopyInsertion, which is ahead of the schedule: a copy needs nothing else.
+    """
+    for buffer, (node, leaf) in enumerate(buffers.owners):
+        if program.opcodes[node] not in COPYING or buffer in buffers.follows or not buffers.size_bytes[buffer]:
+            continue
+        sources = [each for operand in program.operands[node] for each in buffers.where[operand]]
+        if leaf < len(sources):
+            buffers.starts[buffer] = min(buffers.starts[buffer], buffers.starts[sources[leaf]] + 1)
+
+
+def _free_donated(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
+    """Let arguments that results are written over be free in between: once all have read them."""
+    position = {node: i for i, step in enumerate(buffers.order) for node in step}
+    for parameter, readers, writer in written_over(program, kernels, donated):
+        last = max((position[reader] for reader in readers), default=-1)
+        if last + 1 < position[writer]:
+            buffers.free.append((sum(program.sizes_bytes[parameter]), last + 1, position[writer] - 1))
+
+
+def _copy_arguments(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
+    """Add copies of parameters, from the beginning until their last readers ran; they themselves are free until they
+    are written over."""
+    position = {node: i for i, step in enumerate(buffers.order) for node in step}
+    for parameter, readers, writer in copied_arguments(program, kernels, buffers.order, donated):
+        size = sum(program.sizes_bytes[parameter])
+        buffers.owners.append((parameter, 0))
+        buffers.size_bytes.append(size)
+        buffers.starts.append(0)
+        buffers.ends.append(max(position[reader] for reader in readers))
+        buffers.free.append((size, 1, position[writer] - 1))
+
+
+def allocate(
+    program: Program,
+    kernels: Kernels,
+    order: list[Step],
+    in_place: Collection[str] = IN_PLACE,
+) -> Buffers:
+    """Buffers of a computation whose parameters and results its caller pays for.
+
+    in_place: opcodes whose results may lie where an operand did, whatever its shape.
+    """
+    buffers = Buffers(order=order, where=[()] * len(program.opcodes))
+    position = {node: i for i, step in enumerate(order) for node in step}
+    for node, is_kept in enumerate(kernels.is_kept):
+        if is_kept:
+            _place(program, kernels, buffers, node, position[node])
+    where, ends = buffers.where, buffers.ends
+    for node, i in position.items():
+        for source in kernels.reads[node]:
+            for buffer in where[source]:
+                if ends[buffer] < i:
+                    ends[buffer] = i
+    _free_callers_buffers(program, buffers)
+    for node, i in position.items():
+        if not kernels.is_view[node] and not kernels.is_library[node]:
+            _write_over(program, kernels, buffers, node, i, in_place)
+    return buffers
+
+
+def _place(program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int) -> None:
+    instruction = program.instructions[node]
+    read = [buffer for operand in program.operands[node] for buffer in buffers.where[operand]]
+    if kernels.is_view[node]:
+        first = 0
+        if program.opcodes[node] == "get-tuple-element":
+            shape = program.instructions[program.operands[node][0]].shape
+            assert isinstance(shape, TupleShape)
+            first = first_leaf(shape, instruction.index)
+        buffers.where[node] = tuple(read[first : first + len(program.sizes_bytes[node])])
+        return
+    unchanged = invariant_leaves(instruction) if program.opcodes[node] == "while" else set()
+    leaves = []
+    for leaf, size in enumerate(program.sizes_bytes[node]):
+        if leaf in unchanged:
+            leaves.append(read[leaf])
+            continue
+        leaves.append(len(buffers.owners))
+        buffers.owners.append((node, leaf))
+        buffers.size_bytes.append(0 if program.opcodes[node] == "constant" else size)
+        buffers.starts.append(position)
+        buffers.ends.append(position)
+    buffers.where[node] = tuple(leaves)
+
+
+def _free_callers_buffers(program: Program, buffers: Buffers) -> None:
+    for node in (*program.parameters, program.root):
+        for buffer in buffers.where[node]:
+            buffers.size_bytes[buffer] = 0
+    last = len(buffers.order) - 1
+    for buffer in buffers.where[program.root]:
+        buffers.ends[buffer] = last
+
+
+def _write_over(
+    program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int, in_place: Collection[str]
+) -> None:
+    """Let results take over the buffers of operands that die here: those are live until before."""
+    reusable = list(_reusable(program, kernels, buffers, node, position, in_place))
+    for buffer in buffers.where[node]:
+        size = buffers.size_bytes[buffer]
+        if buffers.owners[buffer][0] != node or not size:
+            continue
+        old = next((each for each in reusable if buffers.size_bytes[each] == size), None)
+        if old is not None:
+            reusable.remove(old)
+            buffers.ends[old] = position - 1
+            buffers.follows[buffer] = old
+
+
+def _reusable(
+    program: Program, kernels: Kernels, buffers: Buffers, node: int, position: int, in_place: Collection[str]
+) -> Iterator[int]:
+    opcode = program.opcodes[node]
+    if opcode not in in_place and opcode not in _WRITES_OVER:
+        return
+    starts, ends = buffers.starts, buffers.ends
+    for source, aligned in kernels.reads[node].items():
+        dying = [each for each in buffers.where[source] if ends[each] == position and starts[each] < position]
+        if not dying or (opcode == "while" and source != program.operands[node][0]):
+            continue  # what a loop has hoisted is read in every pass
+        if opcode in in_place or (aligned and _is_alike(program, kernels, node, source)):
+            yield from dying
+
+
+def _is_alike(program: Program, kernels: Kernels, node: int, source: int) -> bool:
+    """Whether XLA sees one shape in both: it writes over nothing else, and not through a view.
+
+    After HloDataflowAnalysis::CanShareOperandBufferWithUser (xla/hlo/analysis/hlo_dataflow_analysis.cc).
+    """
+    ours, theirs = (program.instructions[each].shape.leaves for each in (node, source))
+    is_same = len(ours) == len(theirs) == 1 and ours[0].dimensions == theirs[0].dimensions
+    return is_same and not kernels.is_view[source]
+
+
+def invariant_leaves(instruction: Instruction) -> set[int]:
+    """Leaves that a loop hands on unchanged: they stay where they were before it."""
+    kept: set[int] = set()
+    (body,) = instruction.called["body"]
+    first = 0
+    for index, value in enumerate(body.root.operands if body.root.opcode == "tuple" else ()):
+        count = len(value.shape.leaves)
+        is_parameter = value.opcode == "get-tuple-element" and value.operands[0] is body.parameters[0]
+        if is_parameter and value.index == index:
+            kept.update(range(first, first + count))
+        first += count
+    return kept

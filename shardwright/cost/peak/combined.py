@@ -1,0 +1,142 @@
+"""Which all-reduces run as one, as XLA's AllReduceCombiner makes them.
+
+After CombineInstructionsByKey (xla/service/collective_combiner_utils.h), without a limit on their size. All-reduces
+are alike where they reduce one element type in one way over the same groups of devices. In post-order, the first that
+is left is combined with those like it that follow, up to the first that needs one of them: what comes behind that is
+left for later, though it may not. So which run as one hangs on the order, and a combined all-reduce waits for whatever
+any of them does: a gradient may wait for a loop that has nothing to do with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+
+from shardwright.cost.moves.tilings import Order
+from shardwright.cost.peak.program import Program
+from shardwright.hlo import Instruction
+
+_MARK = "reduces"
+
+
+def reducing(instruction: Instruction, element_type: str, atoms: Order, node: int) -> tuple[object, ...]:
+    """The mark of a node that reduces what devices have of an instruction's result: no other node is equal to it.
+
+    element_type: as it is sent. atoms: what of the mesh axes the devices of one group differ in.
+    """
+    applied = instruction.called.get("to_apply")
+    opcode = applied[0].root.opcode if applied else "add"
+    return (_MARK, (opcode, element_type, frozenset(atoms)), node)
+
+
+def combined_all_reduces(program: Program) -> list[tuple[int, ...]]:
+    """Groups of all-reduces that run as one, of more than one node each."""
+    keys = {
+        node: mark[1]
+        for node, mark in program.marks.items()
+        if program.opcodes[node] == "all-reduce" and isinstance(mark, tuple) and mark[0] == _MARK
+    }
+    return _Combiner(program, keys).run() if len(keys) > 1 else []
+
+
+class _Combiner:
+    """Combines nodes of a program.
+
+    keys: what is equal for nodes that may be combined.
+    The program is seen as a graph of those nodes alone, and of junctions, which need several of them.
+    """
+
+    def __init__(self, program: Program, keys: Mapping[int, Hashable]) -> None:
+        self.keys = keys
+        self.needs: list[tuple[int, ...]] = []
+        self.leader: dict[int, int] = {}
+        self.members: dict[int, list[int]] = {}
+        self.node_of: dict[int, int] = {}  # of a program, by places of this graph
+        self.root = self._contracted(program)
+
+    def run(self) -> list[tuple[int, ...]]:
+        left = set(self.node_of)
+        while left:
+            order = self._post_order()
+            done_before = self._done_before(order)
+            alike: dict[Hashable, list[int]] = {}
+            for place in order:
+                if place in left:
+                    alike.setdefault(self.keys[self.node_of[place]], []).append(place)
+            for place in order:
+                if place not in left:
+                    continue
+                found = self._from(place, alike[self.keys[self.node_of[place]]], done_before, left)
+                left.difference_update(found)
+                if len(found) > 1:
+                    self._combine(found)
+                    break  # what needs what is another now
+            else:
+                break
+        return [tuple(sorted(self.node_of[each] for each in found)) for found in self.members.values()]
+
+    def _from(self, first: int, alike: list[int], done_before: Mapping[int, int], left: set[int]) -> list[int]:
+        """The first of some places that are left, and those behind it up to one that needs any of them."""
+        found, bits = [first], 1 << first
+        for place in alike[alike.index(first) + 1 :]:
+            if place in left:
+                if done_before[place] & bits:
+                    break
+                found.append(place)
+                bits |= 1 << place
+        return found
+
+    def _contracted(self, program: Program) -> int:
+        """Fill the graph; returns the place of what the program's root needs."""
+        stands_for: list[int | None] = []
+        junctions: dict[tuple[int, ...], int] = {}
+        for node, operands in enumerate(program.operands):
+            read = (stands_for[operand] for operand in operands)
+            needed = tuple(dict.fromkeys(each for each in read if each is not None))
+            if node in self.keys:
+                self.node_of[len(self.needs)] = node
+                stands_for.append(len(self.needs))
+                self.needs.append(needed)
+            elif len(needed) > 1:
+                if needed not in junctions:
+                    junctions[needed] = len(self.needs)
+                    self.needs.append(needed)
+                stands_for.append(junctions[needed])
+            else:
+                stands_for.append(needed[0] if needed else None)
+        root = stands_for[program.root]
+        assert root is not None  # what nothing needs is not in a program
+        return root
+
+    def _post_order(self) -> list[int]:
+        """Places, each behind those that it needs, the first of them first; combined ones stand together."""
+        order: dict[int, None] = {}
+        todo = [self.root]
+        while todo:
+            place = todo[-1]
+            together = self._together(place)
+            missing = [each for member in together for each in self.needs[member] if each not in order]
+            if place in order or not missing:
+                todo.pop()
+                order.update(dict.fromkeys(together))
+            else:
+                todo += reversed(missing)
+        return list(order)
+
+    def _done_before(self, order: Iterable[int]) -> dict[int, int]:
+        """Per place, all that it needs, as bits of one number; combined ones need what any of them does."""
+        found: dict[int, int] = {}
+        for place in order:
+            if place in found:
+                continue
+            together, bits = self._together(place), 0
+            for each in (each for member in together for each in self.needs[member]):
+                bits |= found[each] | sum(1 << other for other in self._together(each))
+            found.update(dict.fromkeys(together, bits))
+        return found
+
+    def _together(self, place: int) -> list[int]:
+        return self.members.get(self.leader.get(place, place), [place])
+
+    def _combine(self, places: list[int]) -> None:
+        self.members[places[0]] = places
+        self.leader |= dict.fromkeys(places, places[0])

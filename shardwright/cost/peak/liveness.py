@@ -1,0 +1,134 @@
+"""When each value of a module takes memory, whatever its sharding: memory as linear constraints of a search.
+
+At every position of the schedule, the bytes on one device are the arguments, the results that are not
+written over arguments, and the shards of the values that are live there. So for a chosen position
+
+    sum over live values v of bytes(v, sharding of v)  <=  budget
+
+is linear in the choice of shardings. Left out, because they depend on the choice: what collectives need, and
+values that fusion would not store but that must be, to be resharded. `cost.peak.memory` has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.peak.buffers import Buffers, buffers_of
+from shardwright.cost.peak.inline import bodies
+from shardwright.cost.peak.lowered import Lowering
+from shardwright.cost.peak.program import Program
+from shardwright.cost.peak.programs import Programs
+from shardwright.cost.peak.readers import Reader, reader_of
+from shardwright.cost.peak.schedule import Step
+from shardwright.cost.profiles import HardwareProfile, hardware_profile
+from shardwright.hlo import Computation, Module
+from shardwright.shardings import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """The stored values of one computation; a value that owns no buffer (a view, one that is fused or written over
+    another, a parameter, a result) is not among them.
+
+    order: name of the instruction that runs at each position.
+    names / leaves: the instruction and array leaf that each value is, of a loop's body where the loop hoists it; a
+        name stands several times where its computation is called several times.
+    readers: of each value the instruction that it is a copy for; None if it is none.
+    sizes_bytes: of the whole array. starts / ends: first and last position at which it is live.
+    bodies: per position of a loop, conditional or call, the computations that run there; what the
+        largest of them needs adds to that position.
+    """
+
+    order: tuple[str, ...]
+    names: tuple[str, ...]
+    leaves: NDArray[np.int64]
+    readers: tuple[Reader | None, ...]
+    sizes_bytes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    bodies: tuple[tuple[int, tuple[Liveness, ...]], ...]
+
+    def live_at(self, position: int) -> NDArray[np.int64]:
+        """Indices of the values that are live at a position."""
+        return np.flatnonzero((self.starts <= position) & (position <= self.ends))
+
+    def live_bytes(self, sizes_bytes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Bytes at each position, bodies included, if each value had the size given (default: unsharded).
+
+        With sizes given, bodies are left out: they have values, and sizes, of their own.
+        """
+        sizes = self.sizes_bytes if sizes_bytes is None else sizes_bytes
+        change = np.zeros(len(self.order) + 1, dtype=np.int64)
+        np.add.at(change, self.starts, sizes)
+        np.subtract.at(change, self.ends + 1, sizes)
+        live = np.cumsum(change)[:-1]
+        if sizes_bytes is None:
+            for position, bodies in self.bodies:
+                live[position] += max((int(body.live_bytes().max(initial=0)) for body in bodies), default=0)
+        return live
+
+    def peaks(self, count: int) -> list[int]:
+        """Up to `count` positions worth a constraint, the largest first: each is the largest of its stretch,
+        stretches being equal parts of the schedule."""
+        live = self.live_bytes()
+        bounds = np.linspace(0, len(live), min(count, len(live)) + 1).astype(np.int64)
+        found = [int(a + np.argmax(live[a:b])) for a, b in pairwise(bounds)]
+        return sorted(found, key=lambda position: (-live[position], position))
+
+
+def liveness(module: Module, profile: HardwareProfile | None = None) -> Liveness:
+    """The stored values of a module's entry and, inside, of its loops' and branches' bodies.
+
+    profile: whose compiler fuses and orders; the CPU's where none is given.
+    """
+    profile = profile or hardware_profile("cpu")
+    return _Maker(profile).of(module.entry)
+
+
+class _Maker:
+    def __init__(self, profile: HardwareProfile) -> None:
+        self._compiler = profile.compiler
+        self._programs = Programs(Lowering(Mesh(axes=()), {}, profile))
+        self._made: dict[tuple[Computation, bool], Liveness] = {}
+
+    def of(self, computation: Computation, *, is_loop: bool = False) -> Liveness:
+        key = (computation, is_loop)
+        if key not in self._made:
+            program = self._programs.of(computation, is_loop=is_loop)
+            self._made[key] = self._liveness(program, buffers_of(program, self._compiler))
+        return self._made[key]
+
+    def _liveness(self, program: Program, buffers: Buffers) -> Liveness:
+        kept = [
+            i
+            for i, (size, start, end) in enumerate(zip(buffers.size_bytes, buffers.starts, buffers.ends, strict=True))
+            if size and start <= end
+        ]
+        owners = [buffers.owners[i] for i in kept]
+        users = program.users()
+        return Liveness(
+            order=tuple(program.instructions[step[0]].name for step in buffers.order),
+            names=tuple(program.instructions[node].name for node, _ in owners),
+            leaves=_array([leaf for _, leaf in owners]),
+            readers=tuple(reader_of(program, users, node) for node, _ in owners),
+            sizes_bytes=_array([buffers.size_bytes[i] for i in kept]),
+            starts=_array([buffers.starts[i] for i in kept]),
+            ends=_array([buffers.ends[i] for i in kept]),
+            bodies=tuple(self._bodies(program, buffers.order)),
+        )
+
+    def _bodies(self, program: Program, order: Sequence[Step]) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
+        for position, (node, *_) in enumerate(order):
+            found = bodies(program.instructions[node])
+            if found:
+                is_loop = program.opcodes[node] == "while"
+                yield position, tuple(self.of(body, is_loop=is_loop) for body in found)
+
+
+def _array(values: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,242 @@
+"""Peak bytes on one device: the buffers of the program that the device runs, over the order it runs them in."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from shardwright.cost.opcodes import PRODUCTS
+from shardwright.cost.peak.buffers import Buffers, buffers_of
+from shardwright.cost.peak.chip import off_chip
+from shardwright.cost.peak.heap import Interval, heap_bytes, outside, peak_time
+from shardwright.cost.peak.inline import bodies
+from shardwright.cost.peak.lowered import Lowering
+from shardwright.cost.peak.program import Program
+from shardwright.cost.peak.programs import Programs
+from shardwright.cost.peak.readers import Reader, reader_of
+from shardwright.cost.peak.schedule import Step
+from shardwright.cost.peak.stacks import Order, orders_read, with_copied_stacks
+from shardwright.cost.profiles import HardwareProfile, hardware_profile
+from shardwright.hlo import Computation, Module
+from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.plans import InstructionPlan, MemorySummary, VariablePlan
+from shardwright.shardings import Mesh, TensorSharding
+
+
+class Held(NamedTuple):
+    """A buffer that is live where a program takes most.
+
+    name / leaf: the instruction and array leaf whose value it holds. is_added: whether a plan or a compiler adds it, to
+    bring the value to another layout; the value as it is made and padded, which is cut unevenly afterwards, is not.
+    reader: the instruction that it is a copy for, if it is one.
+    """
+
+    name: str
+    leaf: int
+    is_added: bool
+    size_bytes: int
+    reader: Reader | None
+
+
+class Predicted(NamedTuple):
+    """What a program takes on one device.
+
+    held: what is live where its intermediate values take most. stored: the instruction and array leaf of every value
+    that is in memory at some time, in whatever layout.
+    """
+
+    summary: MemorySummary
+    held: tuple[Held, ...]
+    stored: frozenset[tuple[str, int]]
+
+
+def memory(
+    module: Module,
+    instructions: Iterable[InstructionPlan],
+    parameters: Sequence[VariablePlan],
+    outputs: Sequence[VariablePlan],
+    mesh: Mesh,
+    profile: HardwareProfile | None = None,
+) -> MemorySummary:
+    """Predicted bytes on one device for a program planned as given: see `memory_and_peak`."""
+    return memory_and_peak(module, instructions, parameters, outputs, mesh, profile).summary
+
+
+def memory_and_peak(
+    module: Module,
+    instructions: Iterable[InstructionPlan],
+    parameters: Sequence[VariablePlan],
+    outputs: Sequence[VariablePlan],
+    mesh: Mesh,
+    profile: HardwareProfile | None = None,
+) -> Predicted:
+    """Predicted bytes on one device for a program planned as given, and what takes them.
+
+    instructions: one entry per instruction of the entry computation and of the bodies of
+    while, conditional and call; an instruction without an entry counts as replicated.
+    profile: whose compiler to follow; the CPU's where none is given.
+    """
+    estimate = _Estimate(mesh, {entry.name: entry for entry in instructions}, profile or hardware_profile("cpu"))
+    estimate.donated[module.entry] = {
+        variable.number: variable.alias for variable in parameters if variable.alias is not None
+    }
+    estimate.padded[module.entry] = {output.number for output in outputs if output.is_padded}
+    summary = MemorySummary(
+        arguments_bytes=sum(_stored_bytes(variable, mesh) for variable in parameters),
+        outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
+        temporaries_bytes=estimate.peak_bytes(module.entry),
+    )
+    return Predicted(summary, tuple(estimate.held(module.entry)), frozenset(estimate.stored()))
+
+
+def temporaries_bytes(
+    computations: Iterable[Computation], instructions: Iterable[InstructionPlan], mesh: Mesh, profile: HardwareProfile
+) -> tuple[int, ...]:
+    """Predicted peak bytes of intermediate values on one device, in each of some computations of a planned program;
+    what they take and hand on is their callers'."""
+    estimate = _Estimate(mesh, {entry.name: entry for entry in instructions}, profile)
+    return tuple(estimate.peak_bytes(computation) for computation in computations)
+
+
+def required_bytes(summary: MemorySummary, profile: HardwareProfile) -> int:
+    """Bytes a device must have for a plan to be called feasible: the predicted peak and, of its temporaries, a margin.
+
+    The margin is the profile's (`Compiler.margin_bytes`); arguments and outputs are known exactly.
+    """
+    return summary.peak_bytes + profile.compiler.margin_bytes(summary.temporaries_bytes)
+
+
+def shard_bytes(element_type: str, shape: tuple[int, ...], sharding: TensorSharding, mesh: Mesh) -> int:
+    """Bytes of one device's shard of an array."""
+    return (prod(sharding.shard_shape(shape, mesh)) * ELEMENT_BITS[element_type] + 7) // 8
+
+
+def _stored_bytes(variable: VariablePlan, mesh: Mesh) -> int:
+    return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
+
+
+class _Estimate:
+    def __init__(self, mesh: Mesh, plans: dict[str, InstructionPlan], profile: HardwareProfile) -> None:
+        self._programs = Programs(Lowering(mesh, plans, profile))
+        self._profile = profile
+        #: Per computation, the output leaf that is written over each parameter leaf that is given away.
+        self.donated: dict[Computation, dict[int, int]] = {}
+        #: Per computation, the output leaves that are stored padded.
+        self.padded: dict[Computation, set[int]] = {}
+        self._orders: dict[Computation, dict[int, Order]] = {}
+        self._free: dict[Computation, list[Interval]] = {}
+        self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
+        self._parts: dict[tuple[Computation, bool], tuple[Program, Buffers, list[int]]] = {}
+
+    def peak_bytes(self, computation: Computation) -> int:
+        """Bytes of intermediate values; parameters and results are the caller's."""
+        intervals, _ = self._intervals(computation)
+        free = self._free.get(computation)
+        return heap_bytes(outside(intervals, free) if free else intervals)
+
+    def held(self, computation: Computation) -> Iterator[Held]:
+        """The buffers that are live at the time at which most bytes are."""
+        intervals, _ = self._intervals(computation)
+        if intervals:
+            yield from self._held_at(computation, peak_time(intervals), is_loop=False)
+
+    def stored(self) -> Iterator[tuple[str, int]]:
+        """The instruction and array leaf of every value in a buffer, of the computations that were asked for."""
+        for program, buffers, _ in self._parts.values():
+            for (node, leaf), size in zip(buffers.owners, buffers.size_bytes, strict=True):
+                if size:
+                    yield program.instructions[node].name, leaf
+
+    def _held_at(self, computation: Computation, time: int, *, is_loop: bool) -> Iterator[Held]:
+        program, buffers, begins = self._parts[computation, is_loop]
+        at, users = bisect_right(begins, time) - 1, program.users()
+        for (node, leaf), size, start, end in zip(
+            buffers.owners, buffers.size_bytes, buffers.starts, buffers.ends, strict=True
+        ):
+            if size and start <= at <= end:
+                instruction = program.instructions[node]
+                is_added = program.opcodes[node] not in (instruction.opcode, "pad")
+                yield Held(instruction.name, leaf, is_added, size, reader_of(program, users, node))
+        step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs beside this one
+        for body, repeats in _bodies(program, step):
+            yield from self._held_at(body, time - begins[at], is_loop=repeats)
+
+    def _intervals(self, computation: Computation, *, is_loop: bool = False) -> tuple[list[Interval], int]:
+        """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes."""
+        key = (computation, is_loop)
+        if key not in self._known:
+            self._known[key] = self._made(computation, is_loop)
+        return self._known[key]
+
+    def _orders_read(self, body: Computation) -> dict[int, Order]:
+        if body not in self._orders:
+            self._orders[body] = orders_read(self._programs.of(body, is_loop=True), self._orders_read)
+        return self._orders[body]
+
+    def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
+        program = self._programs.of(computation, is_loop=is_loop)
+        if self._profile.compiler.copies_gathered:
+            program = with_copied_stacks(program, self._orders_read)
+        if self.padded.get(computation):
+            program = _with_padding(program, self.padded[computation])
+        donated = _donated_nodes(program, self.donated.get(computation, {}))
+        buffers = buffers_of(program, self._profile.compiler, donated=donated)
+        found: list[Interval] = []
+        workspace = self._profile.compiler.product_workspace_bytes
+        begins = [0]  # time of each position; what runs a body takes as long as that
+        for step in buffers.order:
+            duration = 1
+            for body, repeats in _bodies(program, step):
+                inner, takes = self._intervals(body, is_loop=repeats)
+                found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
+                duration = max(duration, takes)
+            if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
+                found.append(Interval(workspace, begins[-1], begins[-1]))
+            begins.append(begins[-1] + duration)
+
+        def timed(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
+            return [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in pieces]
+
+        found += timed(off_chip(buffers.lifetimes(), self._profile.compiler.chip_memory_bytes))
+        self._free[computation] = timed(buffers.free)
+        self._parts[computation, is_loop] = program, buffers, begins
+        return found, begins[-1]
+
+
+def _donated_nodes(program: Program, donated: Mapping[int, int]) -> dict[int, int]:
+    """The same by the nodes of a program, for parameters and outputs that are one array."""
+    if not donated or program.opcodes[program.root] != "tuple":
+        return {}
+    outputs = program.operands[program.root]
+    if any(len(program.sizes_bytes[node]) != 1 for node in (*program.parameters, *outputs)):
+        return {}
+    numbers = {program.instructions[node].index: node for node in program.parameters}
+    return {numbers[leaf]: outputs[output] for leaf, output in donated.items()}
+
+
+def _with_padding(program: Program, padded: Collection[int]) -> Program:
+    """The same program with zeros written behind the outputs that are stored padded: what else reads one of them reads
+    it without."""
+    outputs = program.operands[program.root]
+    if program.opcodes[program.root] != "tuple" or any(len(program.sizes_bytes[node]) != 1 for node in outputs):
+        return program
+    last, operands = program.root, list(outputs)
+    for leaf in padded:
+        node = operands[leaf]
+        sizes, elements = program.sizes_bytes[node], program.elements[node]
+        operands[leaf] = program.add("select", program.instructions[node], (node,), sizes, elements)
+        program.marks[operands[leaf]] = ("padded",)
+    sizes, elements = program.sizes_bytes[last], program.elements[last]
+    program.root = program.add("tuple", program.instructions[last], tuple(operands), sizes, elements)
+    return program.without_dead()
+
+
+def _bodies(program: Program, step: Step) -> Iterator[tuple[Computation, bool]]:
+    """The computations that a step runs, and whether it repeats them."""
+    for node in step:
+        opcode = program.opcodes[node]
+        if opcode == program.instructions[node].opcode:  # not what a plan added for it
+            for body in bodies(program.instructions[node]):
+                yield body, opcode == "while"

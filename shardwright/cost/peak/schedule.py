@@ -1,0 +1,63 @@
+"""In which order the kernels of a program run.
+
+`breadth-first` is XLA:CPU's default (BFScheduler in xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc,
+chosen by xla_cpu_enable_concurrency_optimized_scheduler): an instruction is queued as soon as its last
+operand has run, views after kernels: XLA makes its bitcasts of reshapes once the kernels are there, so that they
+are the last of a value's readers. `program` keeps the order of the text. `least-memory` is XLA:TPU's
+(`cost.peak.least_memory`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from shardwright.cost.peak.fusion import Kernels
+from shardwright.cost.peak.least_memory import least_memory
+from shardwright.cost.peak.program import Program
+
+#: Orders by name, as hardware profiles name them.
+SCHEDULES = ("breadth-first", "least-memory", "program")
+
+#: Nodes that run as one.
+Step = tuple[int, ...]
+
+
+def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[Step] = ()) -> list[Step]:
+    """Kept nodes in the order they run.
+
+    together: groups of nodes that run as one, once the last of them can; none may wait for another.
+    """
+    kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
+    if name == "program":
+        return [(node,) for node in kept]
+    if name == "least-memory":
+        return [(node,) for node in least_memory(program, kernels)]
+    return _breadth_first(kernels, kept, together)
+
+
+def _breadth_first(kernels: Kernels, kept: Sequence[int], together: Sequence[Step]) -> list[Step]:
+    step_of: dict[int, Step] = {node: members for members in together for node in members}
+    users: dict[int, list[int]] = {node: [] for node in kept}
+    waiting = dict.fromkeys(kept, 0)
+    for node in kept:
+        for source in kernels.reads[node]:
+            users[source].append(node)
+            waiting[node] += 1
+    for readers in users.values():
+        readers.sort(key=kernels.is_view.__getitem__)
+    missing = {members: len(members) for members in together}
+    queue: deque[Step] = deque((node,) for node in kept if not waiting[node])
+    order: list[Step] = []
+    while queue:
+        order.append(queue.popleft())
+        for node in order[-1]:
+            for user in users[node]:
+                waiting[user] -= 1
+                if waiting[user]:
+                    continue
+                step = step_of.get(user, (user,))
+                missing[step] = missing.get(step, 1) - 1
+                if not missing[step]:
+                    queue.append(step)
+    return order

@@ -1,0 +1,42 @@
+"""Predictions of the TPU profile beside what the TPU compiler, which is not installed here, said of the same plans.
+
+Its figures were made with libtpu 0.0.42.1 and jax 0.10.2 for a v5e:
+
+    python benchmarks/check_memory.py --tpu-python PYTHON --models mlp,mlp-bf16,lstm,moe,resnet \\
+        --plans data,tensor,mixed
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardwright as sw
+from benchmarks.memory_models import LARGE_MODELS
+from shardwright.cost import hardware_profile, memory
+from shardwright.hlo import parse
+
+ROOT = Path(__file__).resolve().parents[3]
+MB = 10**6
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "mesh", "taken_mb"),
+    [
+        ("mlp", "data", "8", 1879),  # weights are copied into the layout of their gradients
+        ("mlp-bf16", "data", "8", 1510),
+        ("mlp", "tensor", "8", 5016),  # gradients of weights wait for collectives
+        ("lstm", "tensor", "8", 2629),  # what only products read is carried as bfloat16
+        ("moe", "data", "8", 2937),  # activations are rounded where they are made
+        ("moe", "mixed", "2x4", 2555),  # an iota that two one-hot encodings spread is gathered for one of them
+        ("resnet", "data", "8", 5007),  # reshapes of the innermost dimension copy
+    ],
+)
+def test_the_peak_is_that_of_the_tpu_compiler(model: str, plan: str, mesh: str, taken_mb: int) -> None:
+    made = sw.plan(LARGE_MODELS[model](), ROOT / "cluster_configs" / "tpu_v5e_2x4.json", force=plan, mesh=mesh)
+    assert isinstance(made, sw.Plan)
+    profile = hardware_profile("tpu-v5e")
+    module = parse(made.require_hlo())
+    predicted = memory(module, made.instructions, made.parameters, made.outputs, made.mesh, profile)
+    assert predicted.peak_bytes / MB == pytest.approx(taken_mb, rel=0.15)
