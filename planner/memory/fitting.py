@@ -53,7 +53,7 @@ NEARLY, HOPELESS = 1.25, 1.6
 #: all plans that are tried then.
 MOST_PRICES = 3
 CLOSE_PRICES = 1.05
-MOST_MIXTURES = 6
+MOST_MIXTURES = 24
 
 #: The ratio of two prices between which plans hardly take less time than the line between the two that they give says.
 NEAR_PRICES = 2.0
@@ -327,7 +327,8 @@ class Fitting:
         best = self.known
         if best is None:
             return None
-        faster = [each.found for each in self.tried if each.found.cost.step_s < best.cost.step_s]
+        known = (self.start, *(each.found for each in self.tried))
+        faster = [plan for plan in known if plan.cost.step_s < best.cost.step_s]
         mixture = self._mixed(faster, best)
         return mixture if mixture is not best else None
 
