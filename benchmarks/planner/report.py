@@ -98,6 +98,7 @@ def print_timings(timings: Sequence[dict[str, Any]]) -> None:
             print(f"GPT-2 {timing['layers']} layers: {timing['error']}")
             continue
         print(
-            f"GPT-2 {timing['layers']} layers: planning {timing['ratio']:.2f} times lowering and printing, "
+            f"GPT-2 {timing['layers']} layers, {timing['instructions']} instructions: planning "
+            f"{timing['planning_s']:.2f} s, {timing['ratio']:.2f} times lowering and printing, "
             f"{timing['planner_peak_bytes'] / 2**30:.2f} GiB at its peak"
         )
