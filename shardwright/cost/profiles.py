@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwright.cluster import Cluster
 
 #: Temporaries of which `Compiler.small_temporaries_margin` is needed: plans that `temporaries_margin` does not cover
-#: have 3 and 15 MB of them (docs/hardware.md).
+#: have 3 and 15 MB of them (docs/benchmarks/memory.md).
 SMALL_BYTES = 32 << 20
 
 
