@@ -301,7 +301,7 @@ class Fitting:
             else:
                 over = made
                 self._add_peak(made.found)
-        best = self._mixed([self.start, *(each.found for each in self.tried)], best)
+        best = self._merged(best)
         solved = fits.found.solved
         is_final = self.search.is_large or self._descends or self._is_among_all
         if not is_final and solved.value - solved.rolled_bound > TIGHT * abs(solved.value):
@@ -320,6 +320,13 @@ class Fitting:
         over_s, over_bytes = over.found.cost.step_s, self.search.needed_bytes(over.found)
         saved, added_s = over_bytes - self.search.needed_bytes(fits.found), fits.found.cost.step_s - over_s
         return over_s + added_s * (over_bytes - self.search.limit_bytes) / saved >= self.below_s
+
+    def _merged(self, best: Found) -> Found:
+        """The fastest plan that fits of parts of all that prices gave, and of the one that is known to fit; `best`
+        where there is none faster than both."""
+        fitting = best if self.known is None else _faster(best, self.known)
+        mixture = self._mixed([self.start, *(each.found for each in self.tried)], fitting)
+        return mixture if mixture is not self.known else best
 
     def _mixed_with_known(self) -> Found | None:
         """A plan that takes parts of the one that is known to fit and of those that nearly do, and is faster; None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LEAST_GAIN = 1e-3
 
 #: The same of more micro-batches than before. What they add is priced least well: of GPT-2 124M on 8 devices two were
-#: predicted to take 1.8 % less than computing again, and counted in XLA's program took 2.9 % more (docs/benchmarks/plans.md).
+#: predicted to take 1.8 % less than computing again, and counted in XLA's program took 2.9 % more.
 GAIN_OF_PARTS = 3e-2
 
 #: Part of the step time by which a plan that fits as it is may be slower than one that does not, for nothing else to be
