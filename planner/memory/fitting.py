@@ -323,8 +323,12 @@ class Fitting:
 
     def _merged(self, best: Found) -> Found:
         """The fastest plan that fits of parts of all that prices gave, and of the one that is known to fit; `best`
-        where there is none faster than both."""
-        fitting = best if self.known is None else _faster(best, self.known)
+        where there is none faster than both.
+
+        Among all strategies prices give plans that have little in common with the one that is known: they are merged
+        with one another alone.
+        """
+        fitting = best if self.known is None or self._is_among_all else _faster(best, self.known)
         mixture = self._mixed([self.start, *(each.found for each in self.tried)], fitting)
         return mixture if mixture is not self.known else best
 
@@ -334,8 +338,7 @@ class Fitting:
         best = self.known
         if best is None:
             return None
-        known = (self.start, *(each.found for each in self.tried))
-        faster = [plan for plan in known if plan.cost.step_s < best.cost.step_s]
+        faster = [each.found for each in self.tried if each.found.cost.step_s < best.cost.step_s]
         mixture = self._mixed(faster, best)
         return mixture if mixture is not best else None
 
