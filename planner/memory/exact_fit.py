@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.errors import PlanError
 from shardwright.planner.memory.budget import Peak
-from shardwright.planner.memory.carried import argument_of
-from shardwright.planner.memory.state_bytes import carried_bytes, decided_bytes, kept_bytes
+from shardwright.planner.memory.rows import terms
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.layout import Variable, variables_of
@@ -125,24 +124,15 @@ def _solved(
 
 
 def _row(graph: Graph, peak: Peak, variables: Sequence[Variable], limit_bytes: int) -> ilp.Row:
+    """What a plan takes at a peak, but for copies that hubs make: the memory model judges these."""
     coefficients: dict[int, FloatArray] = {}
     pairs: dict[tuple[int, int], FloatArray] = {}
     position = {variable: i for i, variable in enumerate(variables)}
-    for (node, leaf), i in position.items():
-        decided = decided_bytes(graph, peak, node) if leaf < 0 else None
-        if decided is not None:
-            coefficients[i] = decided
-
-    def add(v: Variable, w: Variable, matrix: FloatArray) -> None:
-        i, j = position[v], position[w]
-        key = min(i, j), max(i, j)
-        pairs[key] = pairs.get(key, 0.0) + (matrix if i < j else matrix.T)
-
-    for made in sorted(peak.reduced):
-        kept = kept_bytes(graph, made) if (made[0], -1) in position else None
-        if kept is not None:
-            add((made[0], -1), kept[0], peak.times_value(made) * kept[1])
-    for reading in sorted(peak.carried):
-        argument = argument_of(graph.flow, reading)
-        add((argument, -1), (reading[0], -1), peak.times_carried(reading) * carried_bytes(graph, reading))
+    for decided, array in terms(graph, replace(peak, copies=frozenset()), position):
+        i, j = position[decided[0]], position[decided[-1]]
+        if i == j:
+            coefficients[i] = array
+        else:
+            key = min(i, j), max(i, j)
+            pairs[key] = pairs.get(key, 0.0) + (array if i < j else array.T)
     return ilp.Row(coefficients=coefficients, limit=float(limit_bytes), pairs=pairs)

@@ -1,7 +1,7 @@
 """What a peak takes as a sum over the variables that decide it: alone, or two at a time.
 
-A row of an integer program is such a sum with a limit (`mixing`). Every copy is a term of both who decides how the
-value lies and who wants it otherwise, as prices have it (`Chain.problem`).
+A row of an integer program is such a sum with a limit (`mixing`, `exact_fit`). Every copy is a term of both who decides
+how the value lies and who wants it otherwise, as prices have it (`Chain.problem`).
 """
 
 from __future__ import annotations
