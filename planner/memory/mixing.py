@@ -86,8 +86,12 @@ def mixed(
 
     room: peaks, and the bytes that it may take at each of them besides what the first plan takes there.
     """
+    size = -1
     for is_alike in (False, True):
         merged = _Merged.of(chain, plans, is_alike=is_alike)
+        if len(merged.left) == size:  # no two repeats decide alike: the same program again
+            break
+        size = len(merged.left)
         rows = [merged.row(peak, beside) for peak, beside in room]
         if any(row.limit < 0 for row in rows):
             return None

@@ -64,8 +64,10 @@ def branched(search: MeshSearch, found: Found, root: Branch, most_open: float) -
         widest = min(branches, key=lambda branch: branch.bound_s)
         if _is_closed(found, widest.bound_s, most_open) or search.is_late():
             break
-        parted = widest if divided(widest) else with_dearer(widest)
-        ranges = divided(parted)
+        parted, ranges = widest, divided(widest)
+        if not ranges:
+            parted = with_dearer(widest)
+            ranges = divided(parted)
         if not ranges:
             break
         branches.remove(widest)
