@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import pytest
 
 from shardwright.planner.memory import exact_fit
-from shardwright.planner.memory.budget import Peak
-from shardwright.planner.memory.exact_fit import fit_exactly
 from shardwright.planner.memory.fitting import RISING, Fitting, fitted
 from shardwright.planner.pins.force import Forced
 from shardwright.planner.search.read_off import fitted_among_all
@@ -17,7 +14,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import best_alike
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.descent import placed
-from tests.planner.search.test_branching import with_less_memory
+from tests.planner.search.test_branching import best_that_fits_s, with_less_memory
 from tests.planner.segments.test_descent import COARSE, FINE
 
 
@@ -30,16 +27,7 @@ def all_strategies(search: Search) -> tuple[Chain, SolvedChain]:
 def test_they_find_the_best_plan_that_fits_where_descents_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """By integer programs over all strategies; none is solved for the plan that is compared with that."""
     search, fastest = with_less_memory(16, 2048)
-    fine = search.chain(FINE, Forced(), frozenset())
-    model = search.memory_model(fine.graph.layout.hubs)
-
-    def judge(states: Mapping[tuple[int, int], int]) -> tuple[int, Peak]:
-        made = search.found(fine, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), ())
-        return search.needed_bytes(made), model.peak(made.decisions)
-
-    best = fit_exactly(fine, search.limit_bytes, [model.peak(fastest.decisions)], judge, 20.0)
-    assert best is not None
-    best_s = search.found(fine, best, ()).cost.step_s
+    best_s = best_that_fits_s(search, fastest)
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
     descended = fitted(search, fastest)
     made = fitted_among_all(search, descended, *all_strategies(search))

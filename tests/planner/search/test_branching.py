@@ -190,6 +190,21 @@ def with_less_memory(seed: int, eight: int) -> tuple[Search, Found]:
     return search, found
 
 
+def best_that_fits_s(search: Search, fastest: Found) -> float:
+    """Seconds a step of the best plan that fits on three axes, by integer programs over all strategies. fastest: the
+    plan that memory is short for."""
+    fine = search.chain(FINE, Forced(), frozenset())
+    model = search.memory_model(fine.graph.layout.hubs)
+
+    def judge(states: Mapping[Variable, int]) -> tuple[int, Peak]:
+        made = search.found(fine, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), ())
+        return search.needed_bytes(made), model.peak(made.decisions)
+
+    best = fit_exactly(fine, search.limit_bytes, [model.peak(fastest.decisions)], judge, 20.0)
+    assert best is not None
+    return search.found(fine, best, ()).cost.step_s
+
+
 def test_prices_are_tried_in_a_branch_alone() -> None:
     """A value takes as much as the branch says at a price at which it takes less without."""
     search, start = with_less_memory(29, 2048)
@@ -214,16 +229,7 @@ def test_prices_are_tried_in_a_branch_alone() -> None:
 def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly the best one that fits, by integer programs over all strategies on three axes."""
     search, fastest = with_less_memory(29, eight)
-    fine = search.chain(FINE, Forced(), frozenset())
-    model = search.memory_model(fine.graph.layout.hubs)
-
-    def judge(states: Mapping[Variable, int]) -> tuple[int, Peak]:
-        made = search.found(fine, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), ())
-        return search.needed_bytes(made), model.peak(made.decisions)
-
-    best = fit_exactly(fine, search.limit_bytes, [model.peak(fastest.decisions)], judge, 20.0)
-    assert best is not None
-    best_s = search.found(fine, best, ()).cost.step_s
+    best_s = best_that_fits_s(search, fastest)
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
     priced = fitted(search, fastest)
     made = bounded(search, priced, Bounding())
