@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
+from benchmarks.small_steps.held_out import HELD_OUT
 from benchmarks.small_steps.networks import NETWORKS
 from benchmarks.small_steps.solvers import SOLVERS
 
-SMALL_STEPS = {**NETWORKS, **SOLVERS}
+SMALL_STEPS = {**NETWORKS, **SOLVERS, **HELD_OUT}
