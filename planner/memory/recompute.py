@@ -237,7 +237,9 @@ def _loops(decisions: Decisions) -> list[_Kind]:
     costs = _Costs(decisions, {}, {})
     kinds = []
     for pair in pairs:
-        body = [i for i in pair.body if not pair.is_at_hand(i) and i is not pair.body.root and i.opcode != "parameter"]
+        # What has no leaf is no value: tokens, and the empty tuples that branches of conditionals take.
+        made = (i for i in pair.body if i is not pair.body.root and i.opcode != "parameter" and flow.leaves[i])
+        body = [i for i in made if not pair.is_at_hand(i)]
         name = segment_name(decisions, max(segments.of[flow.leaves[pair.forward.loop][0][0]], 0))
         values = costs.rows(body, pair)
         kinds.append(_Kind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))

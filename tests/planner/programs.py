@@ -126,6 +126,24 @@ def scan(layers: int = 6, batch: int = 16, width: int = 32, optimizer: Any = Non
     return _training(loss, params, _normal(3, batch, width, scale=1.0), optimizer=optimizer or optax.adam(1e-2))
 
 
+def volumes(layers: int = 2, batch: int = 16, width: int = 8) -> Program:
+    """Layers of a loop that add up how they stretch space: by a determinant, which branches for its sign, and by
+    what they scale with."""
+    params = {"w": _normal(1, layers, width, width), "scale": _normal(2, layers, width, width)}
+
+    def loss(p: Any, x: Any) -> Any:
+        def layer(carry: Any, p: Any) -> Any:
+            x, volume = carry
+            x = x @ p["w"]
+            scale = jax.nn.sigmoid(x @ p["scale"])
+            return (x * scale, volume + jnp.linalg.slogdet(p["w"])[1] + jnp.log(scale).sum(1)), None
+
+        (x, volume), _ = jax.lax.scan(layer, (x, jnp.zeros(batch)), p)
+        return jnp.mean((x**2).sum(1) - volume)
+
+    return _training(loss, params, _normal(3, batch, width, scale=1.0))
+
+
 def recurrent(steps: int = 5, batch: int = 16, width: int = 32, optimizer: Any = None) -> Program:
     """One cell for every time step: the backward loop adds its gradient up."""
     params = {"u": _normal(1, width, width), "w": _normal(2, width, width)}

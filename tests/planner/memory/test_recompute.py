@@ -19,7 +19,7 @@ from shardwright.planner import plan
 from shardwright.planner.memory.recompute import _Kind, _Value
 from shardwright.plans import Plan
 from shardwright.xla import CompileService
-from tests.planner.programs import gpt2, lower, scan
+from tests.planner.programs import gpt2, lower, scan, volumes
 from tests.planner.rewrites.rewrite_programs import deep_scan, run
 
 DEVICES = 4
@@ -164,6 +164,16 @@ def test_what_a_loop_keeps_for_its_backward_loop_is_computed_again() -> None:
     arguments = jax.tree.leaves(program[1])
     for expected, found in zip(run(step, arguments), run(made.hlo_text, viewed(made, arguments)), strict=True):
         np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_loop_keeps_is_computed_again_beside_branches() -> None:
+    """A branch of a conditional may take an empty tuple, which is no value to compute again."""
+    step = lower(volumes(layers=8, batch=512))
+    options = PlanOptions(mesh={"data": DEVICES}, micro_batches=1)
+    limit = plan(step, CLUSTER, options).memory.peak_bytes * 6 // 10
+    made = plan(step, CLUSTER, replace(options, memory_budget=limit))
+    assert made.memory.peak_bytes <= limit
+    assert made.recomputed
 
 
 def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
