@@ -47,7 +47,8 @@ class Layout:
     what only hands on.
     is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
     ways: per node, which operands may be partial together.
-    hubs: values with a hub, and the largest weight of a use of it. crossing: hubs that other segments read, and which.
+    hubs: values with a hub, and the largest weight of a use of it. crossing: variables that other segments depend on,
+    and which: hubs that they read, and makers of what they take as it is made.
     apart: hubs of what a loop carries, for readers behind it: the loop. direct: readers inside it, and what they read.
     handed_on: values that all their readers take as they are made, partial sums too. only_use: of values without a hub
     that one node reads, which, and at which of its operand leaves.
@@ -64,7 +65,7 @@ class Layout:
     can_be_partial: tuple[bool, ...]
     ways: tuple[tuple[frozenset[int], ...], ...]
     hubs: Mapping[Leaf, float]
-    crossing: Mapping[Leaf, tuple[int, ...]]
+    crossing: Mapping[Variable, tuple[int, ...]]
     apart: Mapping[Leaf, Instruction]
     direct: frozenset[tuple[int, Leaf]]
     handed_on: frozenset[Leaf]
@@ -78,9 +79,9 @@ class Layout:
         """What decides the states and costs of a variable on any mesh, besides what it is connected to."""
         index, leaf = variable
         node = self.flow.nodes[index]
+        crosses = variable in self.crossing
         if leaf >= 0:
             may_be_partial = self.can_be_partial[index] and variable not in self.whole
-            crosses = variable in self.crossing
             is_apart, is_fused = variable in self.apart, self.kernels.is_fused[index]
             return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, is_apart, is_fused)
         uses = [  # of values made anew: whether they are zero
@@ -92,6 +93,7 @@ class Layout:
             what,
             node.is_value,
             node.weight,
+            crosses,
             self.can_be_partial[index],
             self.ends_kernel(index),
             self.kernels.is_fused[index],
@@ -166,7 +168,7 @@ def lay_out(
             elif partial[leaf[0]]:
                 whole.add(leaf)  # a scalar that something made anew reads
     hubs: dict[Leaf, float] = {}
-    crossing: dict[Leaf, tuple[int, ...]] = {}
+    crossing: dict[Variable, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
     apart, direct = _behind_loops(flow, segments, uses, whole)
     special = {*whole, *apart}
@@ -176,10 +178,13 @@ def lay_out(
             continue  # most: one reader beside it
         if leaf in apart:
             found = [(node, use) for node, use in found if (node.index, leaf) not in direct]
-        if leaf in hard:
-            continue
         away = {segments.of[node.index] for node, _ in found}
         away.discard(segments.of[leaf[0]])
+        if leaf in hard:
+            if away:
+                maker = leaf[0], -1
+                crossing[maker] = tuple(sorted({*crossing.get(maker, ()), *away}))
+            continue
         is_shared = len(found) > 1 and (partial[leaf[0]] or leaf[0] in arguments or _choosers(found) > 1)
         if away or is_shared or leaf in whole or leaf in apart:
             hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)

@@ -20,7 +20,7 @@ from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.solve import solve
 from shardwright.planner.strategies.expansion import shardings_of
 from shardwright.shardings import Mesh
-from tests.planner.programs import PROGRAMS, gpt2, lower
+from tests.planner.programs import PROGRAMS, gpt2, lower, volumes
 
 ONE_AXIS = Mesh.of({"data": 8})
 TWO_AXES = Mesh.of({"data": 4, "model": 2})
@@ -87,6 +87,15 @@ def test_rolling_up_a_run_loses_nothing_here(deep: str, mesh: Mesh) -> None:
     assert value_written_out(chain, solved.states) == pytest.approx(solved.value, rel=1e-9)
     assert lower_bound(chain, 20.0) <= solved.value * (1 + 1e-9)
     assert lower_bound(chain, 20.0) >= solved.value * 0.995
+
+
+def test_what_segments_share_is_decided_once() -> None:
+    """Another segment's value can be taken as it is made, with no hub between: a conditional hands on what its branch
+    computes."""
+    chain = chain_of(lower(volumes()), TWO_AXES)
+    shared = {variable for instance in chain.instances for variable in instance.imports}
+    assert any(leaf < 0 for _, leaf in shared)
+    assert shared == set(chain.graph.layout.crossing)
 
 
 def test_whole_program_in_one_piece_agrees_with_its_segments(deep: str) -> None:
