@@ -99,7 +99,7 @@ class Fitting:
     takes there, which nearly every plan does. tried: what prices gave. promised_s: what those say that a plan that fits
     takes at least, besides what is made anew for its readers, if what they price is stored in all plans. least_s: the
     same, and all it computes, of what nearly every plan stores. Where plans are descended to, both are of what is near
-    one: good for giving up, and no bound.
+    one: good for giving up, and no bound. is_hopeless: whether nothing fits by far, however dear memory is.
     """
 
     search: MeshSearch
@@ -113,6 +113,7 @@ class Fitting:
     promised_s: float = 0.0
     best_price: float = 0.0
     least_s: float = 0.0
+    is_hopeless: bool = False
     _end: tuple[Chain, Start[Key]] | None = None
     _model: Memory = field(init=False)
 
@@ -132,6 +133,7 @@ class Fitting:
         if first is None:
             mixture = self._mixed_with_known()
             if mixture is None:
+                self.is_hopeless = self._excess(self.thriftiest) > HOPELESS
                 raise too_large(self.search, self.thriftiest)
             return mixture
         try:
@@ -255,11 +257,9 @@ class Fitting:
     def _first(self) -> _Priced | None:
         """A plan that fits, at as low a price as one is found at soon."""
         unit = self.start.cost.step_s / self.start.memory.peak_bytes
-        nearly_free = (NEARLY_FREE,) if self._excess(self.start) <= HOPELESS else ()
-        dear = (DEAR,) if self.known is None else ()  # whether anything fits the mesh is known
         asked: tuple[float, list[Peak]] | None = None
         risen: list[int] = []
-        for part in (*nearly_free, *dear, *RISING):
+        for part in self._first_parts():
             if (part * unit, self.peaks) == asked:  # of which the answer is known
                 continue
             asked = part * unit, self.peaks
@@ -276,6 +276,17 @@ class Fitting:
             if part == DEAR and self._excess(self.thriftiest) > (HOPELESS if explains else NEARLY):
                 return None
         return None
+
+    def _first_parts(self) -> tuple[float, ...]:
+        """The prices at which a plan that fits is looked for first, as parts of what `NEARLY_FREE` and `DEAR` are parts
+        of. Where something fits most likely, a dear price is only asked if the first that rises does not say."""
+        excess = self._excess(self.start)
+        nearly_free = (NEARLY_FREE,) if excess <= HOPELESS else ()
+        if self.known is not None:  # something does
+            return (*nearly_free, *RISING)
+        if excess <= NEARLY:
+            return (*nearly_free, RISING[0], DEAR, *RISING[1:])
+        return (*nearly_free, DEAR, *RISING)
 
     def _excess(self, found: Found) -> float:
         """What a plan needs, as a multiple of what there is."""

@@ -1,15 +1,15 @@
 """Where memory binds: values are computed again, the batch goes through in parts, or both.
 
 The search plans the program as it is first. Where the fastest plan is over the budget, the choices that `recompute`
-offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a table.
-The program as it is, is fitted by a price of memory first (`fitting`): often that costs next to nothing, and an entry
-that takes longer by what it computes again alone is not planned at all, nor is one on meshes where the program as it
-is takes longer than what fits already. Then for each number of micro-batches a bisection, which begins where what is
-saved should be enough, finds the first rung whose fastest plan fits as it is, or the rung that promises most is fitted
-by a price; higher ones only take longer, and those below are fitted by a price as long as they nearly fit. Others are
-fitted by a price, those first that promise most; the bound that comes with every price ends that soon where it leads
-to nothing faster. Entries that promise little are left out, so that another one could still be faster: the plan's
-bound is of its own entry.
+offers form a ladder of less memory for more time, and so do 2, 4, 8, … micro-batches (`microbatch`): together a
+table. The program as it is, is fitted by a price of memory first (`fitting`): often that costs next to nothing, and
+an entry that takes longer by what it computes again alone is not planned at all, nor is one on meshes where the
+program as it is takes longer than what fits already, or longer than on another mesh and no less memory. Then for each
+number of micro-batches a bisection, which begins where what is saved should be enough, finds the first rung whose
+fastest plan fits as it is, or the rung that promises most is fitted by a price; higher ones only take longer, and
+those below are fitted by a price as long as they nearly fit. Others are fitted by a price, those first that promise
+most; the bound that comes with every price ends that soon where it leads to nothing faster. Entries that promise
+little are left out, so that another one could still be faster: the plan's bound is of its own entry.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ WORTH_A_TABLE = 3e-3
 #: Part of the step time that the fastest plan of more micro-batches must save, for one that fits to be looked for by a
 #: price of memory there before there are even more of them.
 WORTH_A_PRICE = 0.1
+
+#: The ratio of what the fastest plans of two meshes need up to which the slower mesh saves nothing worth a search.
+MUCH_ALIKE = 1.05
 
 #: Entries that are fitted by a price of memory besides the program as it is, at most. What one promises: its fastest
 #: plan's time, times the ratio of what that needs to the budget.
@@ -251,8 +254,22 @@ class _Table:
         again and parts of a batch only add to that. Raises as `Search.variant` does."""
         below_s = self._below_s(number)
         slow = frozenset(mesh for mesh, least_s in self._least_s(number).items() if least_s >= below_s)
+        without = slow | self._dominated(slow)
         known = next((each for each in self.followed if each.search.computes(again, number)), None)
-        return known.widened(slow) if known is not None else self.search.variant(again, number, slow)
+        return known.widened(without) if known is not None else self.search.variant(again, number, without)
+
+    def _dominated(self, without: frozenset[Mesh]) -> frozenset[Mesh]:
+        """Meshes on which the program as it is takes longer than on another one, and no less memory, its fastest plans
+        compared; the other is none of those of `without`."""
+        outcome = self.tried[self.search.program.micro_batches, NOTHING]
+        plans = [outcome.plan(each) for each in outcome.tried if each.start is None]
+        known = [(found.mesh, found.cost.step_s, self.search.needed_bytes(found)) for found in plans]
+        left = [(step_s, needed) for mesh, step_s, needed in known if mesh not in without]
+        return frozenset(
+            mesh
+            for mesh, step_s, needed in known
+            if any(less_s * (1 + NEAR_ENOUGH) < step_s and less <= MUCH_ALIKE * needed for less_s, less in left)
+        )
 
     def _least_s(self, number: int) -> dict[Mesh, float]:
         """Seconds that the program, nothing computed again, takes at least on each mesh: in so many parts where that is

@@ -17,7 +17,7 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.source import Source
-from shardwright.planner.memory.fitting import CLOSE, fitted
+from shardwright.planner.memory.fitting import CLOSE, HOPELESS, Fitting
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.verify import check_plan
@@ -345,20 +345,23 @@ class Search(MeshSearch):
 
     def _choose(self, outcome: Outcome, at_once: bool, below_s: float) -> Found | None:
         best: Found | None = None
-        tried = outcome.tried
+        tried, hopeless_bytes = outcome.tried, math.inf
         for each in sorted(tried, key=lambda each: each.step_s * (1 + LEAST_GAIN * tried.index(each))):
             limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - LEAST_GAIN))
             if each.step_s >= limit_s:
                 break
             found = outcome.plan(each)
             if self.needed_bytes(found) > self.limit_bytes:
-                if at_once:
+                if at_once or self.needed_bytes(found) >= hopeless_bytes:
                     continue
+                fitting = Fitting(self, found, limit_s)
                 try:
-                    found = replace(fitted(self, found, limit_s), start=each.start)
+                    found = replace(fitting.best(), start=each.start)
                 except MemoryBudgetError as error:
                     outcome.refusals[each.mesh] = error
                     outcome.refusal = outcome.refusal or error
+                    if fitting.is_hopeless:  # and so is each mesh whose fastest plan does not need far less
+                        hopeless_bytes = min(hopeless_bytes, self.needed_bytes(found) / HOPELESS)
                     continue
             if found.cost.step_s < limit_s:
                 best = found

@@ -387,7 +387,7 @@ def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long(mon
     with pytest.raises(MemoryBudgetError):
         Fitting(search, fastest, below_s).best()
     unit = fastest.cost.step_s / fastest.memory.peak_bytes
-    assert asked == pytest.approx([part * unit for part in (NEARLY_FREE, DEAR, RISING[0], RISING[1])])
+    assert asked == pytest.approx([part * unit for part in (NEARLY_FREE, RISING[0], DEAR, RISING[1])])
 
 
 def test_where_a_plan_is_known_to_fit_prices_begin_low(monkeypatch: pytest.MonkeyPatch) -> None:

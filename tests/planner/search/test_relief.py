@@ -12,10 +12,10 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.errors import PlanError
-from shardwright.planner.memory.fitting import HOPELESS, NEARLY
+from shardwright.planner.memory.fitting import HOPELESS, NEARLY, Fitting
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.search import relief
-from shardwright.planner.search.found import Outcome
+from shardwright.planner.search.found import Found, Outcome
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.sparing import sparing_plan
 from shardwright.shardings import Mesh
@@ -158,6 +158,47 @@ def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(monkeypa
         ladder = [Recomputation(instructions=frozenset(), segments=(), stages={})]
         relief._Table(outcome.search, ladder, {(1, relief.NOTHING): outcome}).best()
         assert len(searched) == times
+
+
+def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_saves_nothing() -> None:
+    """Four meshes of one and two axes: of those, one that is slower than another needs less than that."""
+    step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
+    search = Search(programs.lower(step), replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    outcome = search.outcome()
+    plans = [outcome.plan(each) for each in outcome.tried if each.start is None]
+    table = relief._Table(search, relief._ladder(outcome), {(1, relief.NOTHING): outcome})
+    tried = {each.mesh for each in table._at(1, 0).tried if each.start is None}
+    left_out = [found for found in plans if found.mesh not in tried]
+    assert left_out
+    assert min(plans, key=lambda found: found.cost.step_s).mesh in tried
+    kept = [(found.cost.step_s, search.needed_bytes(found)) for found in plans if found.mesh in tried]
+    for found in left_out:
+        step_s, needed = found.cost.step_s, search.needed_bytes(found)
+        assert any(less_s < step_s and less <= relief.MUCH_ALIKE * needed for less_s, less in kept)
+
+
+def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
+    search = Search(programs.lower(step), replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    outcome = search.outcome()
+    plans = {each.mesh: outcome.plan(each) for each in outcome.tried}
+    first, least = outcome.fastest.mesh, min(plans, key=lambda mesh: search.needed_bytes(plans[mesh]))
+    ratio = search.needed_bytes(plans[first]) / search.needed_bytes(plans[least])
+    search.limit_bytes = 1
+    asked: list[Mesh] = []
+    best = Fitting.best
+
+    def noted(fitting: Fitting) -> Found:
+        asked.append(fitting.start.mesh)
+        return best(fitting)
+
+    monkeypatch.setattr(Fitting, "best", noted)
+    assert not search.fit(outcome)
+    assert asked[0] == first
+    assert (least in asked) == (ratio > HOPELESS)
+    assert len(asked) < len(plans)
 
 
 def test_parts_that_cannot_be_enough_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
