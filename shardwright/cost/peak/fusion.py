@@ -15,9 +15,9 @@ from shardwright.cost.peak.columns import columns
 from shardwright.cost.peak.dots import REORDERED
 from shardwright.cost.peak.library import OUTSIDE, library_kernels
 from shardwright.cost.peak.program import Program
+from shardwright.cost.peak.tiles import is_relayout
 from shardwright.cost.peak.turned import TURNED
 from shardwright.cost.profiles import Compiler
-from shardwright.hlo import Instruction
 
 #: Instructions that read an element of an operand more than once.
 _REPEATING = frozenset({"broadcast", "gather", "pad", "reduce"})
@@ -70,7 +70,7 @@ class _Fusion:
         ]
         self.is_relayout = [
             compiler.copies_relayouts
-            and (_is_relayout(program.instructions[node], opcode) or program.marks.get(node) == TURNED)
+            and (is_relayout(program.instructions[node], opcode) or program.marks.get(node) == TURNED)
             for node, opcode in enumerate(program.opcodes)
         ]
         # What a kernel of a convolution computes.
@@ -299,15 +299,6 @@ class _Fusion:
                 is_view[node] = True
         is_library = [home != OUTSIDE for home in self.library]
         return Kernels(is_kept=self.is_stored, is_view=is_view, is_library=is_library, reads=reads)
-
-
-def _is_relayout(instruction: Instruction, opcode: str) -> bool:
-    """Whether a reshape has another innermost dimension than its operand, which tiled memory cannot show as a view."""
-    if opcode != "reshape" or instruction.opcode != "reshape":
-        return False
-    shapes = (instruction.shape.leaves[0].dimensions, instruction.operands[0].shape.leaves[0].dimensions)
-    before, after = (next((size for size in reversed(shape) if size > 1), 1) for shape in shapes)
-    return before != after
 
 
 def _joined(some: dict[int, bool], others: dict[int, bool]) -> dict[int, bool]:

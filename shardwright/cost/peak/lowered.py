@@ -73,6 +73,11 @@ class Lowering:
             return plan.result
         return tuple(TensorSharding.replicated(leaf.rank) for leaf in instruction.shape.leaves)
 
+    def lengths(self, instruction: Instruction) -> tuple[int, ...]:
+        """Dimensions of one device's part of an instruction's only array."""
+        (leaf,), (lies,) = instruction.shape.leaves, self.result_of(instruction)
+        return lies.shard_shape(leaf.dimensions, self.mesh)
+
     def shard(self, shape: ArrayShape, sharding: TensorSharding) -> tuple[int, int]:
         """Bytes and elements of one device's shard."""
         key = (id(shape), id(sharding))  # hashing their contents takes longer than all the rest

@@ -18,6 +18,7 @@ from shardwright.cost.peak.programs import Programs
 from shardwright.cost.peak.readers import Reader, reader_of
 from shardwright.cost.peak.schedule import Step
 from shardwright.cost.peak.stacks import Order, orders_read, with_copied_stacks
+from shardwright.cost.peak.tiles import fill_tiles
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
@@ -119,7 +120,8 @@ def _stored_bytes(variable: VariablePlan, mesh: Mesh) -> int:
 
 class _Estimate:
     def __init__(self, mesh: Mesh, plans: dict[str, InstructionPlan], profile: HardwareProfile) -> None:
-        self._programs = Programs(Lowering(mesh, plans, profile))
+        self._lowering = Lowering(mesh, plans, profile)
+        self._programs = Programs(self._lowering)
         self._profile = profile
         #: Per computation, the output leaf that is written over each parameter leaf that is given away.
         self.donated: dict[Computation, dict[int, int]] = {}
@@ -181,6 +183,8 @@ class _Estimate:
             program = with_copied_stacks(program, self._orders_read)
         if self.padded.get(computation):
             program = _with_padding(program, self.padded[computation])
+        if self._profile.compiler.copies_relayouts:
+            fill_tiles(program, self._lowering.lengths)
         donated = _donated_nodes(program, self.donated.get(computation, {}))
         buffers = buffers_of(program, self._profile.compiler, donated=donated)
         found: list[Interval] = []
