@@ -32,7 +32,7 @@ States = Mapping[Variable, int]
 #: Relative gap to which the integer program is solved, and one that has more entries of edges than a small one: what
 #: it finds differs by a few thousandths, for an eighth of the time at times. The entries of the largest that is solved.
 CLOSE, ROUGH = 3e-3, 1e-2
-MOST_OF_SMALL, MOST_ENTRIES = 4_000, 10_000
+MOST_OF_SMALL, MOST_ENTRIES = 4_000, 30_000
 
 
 def of_one_chain(plans: Sequence[tuple[Chain, States]]) -> tuple[Chain, list[dict[Variable, int]]]:
