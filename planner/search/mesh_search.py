@@ -40,10 +40,6 @@ from shardwright.plans import CostSummary
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
 
-#: Seconds that one integer program may take. What keeps them short is their size (`solve.MOST_ENTRIES`): they take up
-#: to two seconds, and this many on a machine so busy that a plan may come to hang on it.
-TIME_LIMIT_S = 60.0
-
 #: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
 #: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
 #: the finer one.
@@ -95,8 +91,8 @@ class MeshSearch:
         return self.clock.is_late and self.clock.interrupts
 
     def time_limit_s(self) -> float:
-        """Seconds that the integer program may take now."""
-        return self.clock.within(TIME_LIMIT_S)
+        """Seconds that the integer program may take until the deadline, if there is one."""
+        return self.clock.within(math.inf)
 
     def report(self, phase: str, detail: str = "") -> None:
         best = self._best

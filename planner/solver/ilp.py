@@ -24,10 +24,13 @@ that HiGHS' absolute tolerances mean parts of a step, not seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from time import thread_time
+from typing import Any, NamedTuple
 
+import highspy
 import numpy as np
 import pulp
 
@@ -37,6 +40,10 @@ from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 
 #: Relative gap of what counts as optimal.
 EXACT = 1e-9
+
+#: CPU seconds that one integer program may take: a plan must not hang on how busy the machine is. What keeps programs
+#: short is their size (`solve.MOST_ENTRIES`, `mixing.MOST_ENTRIES`): they take up to ten.
+MOST_CPU_S = 60.0
 
 #: Objective value that the incumbent is scaled to.
 _SCALE = 1e4
@@ -84,6 +91,7 @@ def solve(
 ) -> Solution:
     """Best assignment found within the limit, with a certified bound. PlanError where none is finite.
 
+    time_limit_s: seconds on the wall, for those who have a deadline; CPU seconds are limited for all (`MOST_CPU_S`).
     gap: relative distance from the bound at which to stop. rows: sums that are limited. forbidden: assignments that
     may not be chosen.
     """
@@ -99,7 +107,14 @@ def solve(
         _row(program, row, x, edges)
     for states in forbidden:
         _forbid(program, states, x)
-    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap)
+    solver = pulp.HiGHS(
+        msg=False,
+        timeLimit=time_limit_s if math.isfinite(time_limit_s) else None,
+        threads=1,
+        gapRel=gap,
+        callbackTuple=(_Limit(thread_time() + MOST_CPU_S), None),
+        callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
+    )
     status = program.solve(solver)
     if status == pulp.LpStatusInfeasible:
         raise PlanError(
@@ -114,6 +129,17 @@ def solve(
     if not np.isfinite(value):
         raise PlanError("the search found no legal plan within its time limit", remedy="pin or force less")
     return Solution(states=start, value=value, lower_bound=min(bound, value) if np.isfinite(bound) else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """Ends HiGHS once this thread, the one that HiGHS runs in, has taken so much CPU time."""
+
+    end_s: float
+
+    def __call__(self, kind: Any, message: str, out: Any, said: Any, data: Any) -> None:
+        """What HiGHS calls as it goes on: `said` tells it whether to."""
+        said.user_interrupt = thread_time() > self.end_s
 
 
 def _program(

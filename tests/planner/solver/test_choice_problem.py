@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, product
 
 import numpy as np
@@ -92,15 +93,33 @@ def test_incumbent_is_an_assignment() -> None:
     assert all(0 <= i < len(cost) for i, cost in zip(states, problem.costs, strict=True))
 
 
+def hard_problem(count: int) -> Problem:
+    """Variables of six states, every two of them with an edge."""
+    random = np.random.default_rng(0)
+    problem = Problem(costs=[random.random(6) for _ in range(count)])
+    for v, w in combinations(range(count), 2):
+        problem.add_edge(v, w, random.random((6, 6)))
+    return problem
+
+
 def test_time_limit_leaves_a_valid_bound() -> None:
     """With no time the integer program still gives the incumbent, and a bound under it."""
-    random = np.random.default_rng(0)
-    problem = Problem(costs=[random.random(6) for _ in range(30)])
-    for v, w in combinations(range(30), 2):
-        problem.add_edge(v, w, random.random((6, 6)))
+    problem = hard_problem(30)
     found = ilp.solve(problem, time_limit_s=0.05)
     assert 0.0 <= found.lower_bound <= found.value
     assert problem.value(found.states) == pytest.approx(found.value)
+
+
+def test_an_integer_program_ends_by_cpu_time_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = hard_problem(9)
+    monkeypatch.setattr(ilp, "MOST_CPU_S", 0.0)
+    cut_short = ilp.solve(problem, time_limit_s=math.inf)
+    assert 0.0 <= cut_short.lower_bound < cut_short.value
+    assert problem.value(cut_short.states) == pytest.approx(cut_short.value)
+    monkeypatch.setattr(ilp, "thread_time", lambda: 0.0)  # as if others had the machine
+    solved = ilp.solve(problem, time_limit_s=math.inf)
+    assert solved.lower_bound == pytest.approx(solved.value)
+    assert solved.value <= cut_short.value
 
 
 def test_equal_pairs_of_edges_are_joined_once_and_others_apart(monkeypatch: pytest.MonkeyPatch) -> None:
