@@ -337,10 +337,16 @@ class Fitting:
         where there is none faster than both.
 
         Among all strategies prices give plans that have little in common with the one that is known: they are merged
-        with one another alone.
+        with one another first, and with it where that leads to nothing faster.
         """
-        fitting = best if self.known is None or self._is_among_all else _faster(best, self.known)
-        mixture = self._mixed([self.start, *(each.found for each in self.tried)], fitting)
+        plans = [self.start, *(each.found for each in self.tried)]
+        if self.known is None:
+            return self._mixed(plans, best)
+        if self._is_among_all:
+            best = self._mixed(plans, best)
+            if best.cost.step_s < self.below_s:
+                return best
+        mixture = self._mixed(plans, _faster(best, self.known))
         return mixture if mixture is not self.known else best
 
     def _mixed_with_known(self) -> Found | None:
