@@ -58,6 +58,10 @@ MOST_MIXTURES = 24
 #: The ratio of two prices between which plans hardly take less time than the line between the two that they give says.
 NEAR_PRICES = 2.0
 
+#: Part of what prices promise of plans that are descended to by which such a plan may take less: what is near another
+#: one was not looked at.
+PROMISES_OFF = 0.02
+
 #: Relative gap to which the program is solved at each price; the last one that fits is solved to the end. A plan as
 #: near to the fastest one of all is as good.
 CLOSE = 1e-3
@@ -210,7 +214,7 @@ class Fitting:
         is_bounded = self._is_among_all  # by whoever asks
         if not is_bounded and self.promised_s + free_s >= self.below_s:  # other plans may store less
             self.least_s = max(self.least_s, self._promised_of_all_s(chain, price) + free_s)
-            if self.least_s >= self.below_s:
+            if self.least_s >= self.below_s * (1 + PROMISES_OFF * self._descends):
                 raise too_slow(self.start, self.least_s)
         known = (each.found for each in self.tried if _is_same(each.found, chain, solved))
         made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes))
