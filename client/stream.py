@@ -78,6 +78,7 @@ class StepStream:
         self._changed = threading.Condition()
         self._outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
         self._failed: list[StepResult] = []
+        self._met: dict[str, int] = {}  # by errors that were raised, the last step that had been sent by then
         self._failure: ShardwrightError | None = None
         self.losses = 0
         self._is_closed = False
@@ -110,15 +111,18 @@ class StepStream:
     def take_error(self) -> ShardwrightError | None:
         """The error of the first step that failed since the last call, if nobody has met it yet.
 
-        Steps after it that failed for lack of its results are not mentioned again.
+        Steps that fail of the same error, and were sent before it was raised, are not mentioned again: neither those
+        that lack its results, nor that step itself where the error was met at the handle of a later one.
         """
-        if not self._failed:
-            return None
         failed, self._failed = self._failed, []
-        first = failed[0]
-        if first.is_seen:
+        for each in failed:
+            if each.is_seen:
+                self._met[str(each.error)] = self._next_number - 1
+        first = next((each for each in failed if each.number > self._met.get(str(each.error), 0)), None)
+        if first is None:
             return None
         first.is_seen = True
+        self._met[str(first.error)] = self._next_number - 1
         return first.error
 
     def close(self) -> None:

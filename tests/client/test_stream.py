@@ -169,6 +169,44 @@ def test_an_error_that_nobody_met_is_there_for_the_next_call_once(play: Any) -> 
     assert stream.take_error() is None
 
 
+def fail_all_alike(requests: Requests, context: Any) -> Iterator[master_pb2.RunStepsReply]:
+    for sent in requests:
+        reply = master_pb2.RunStepsReply(number=sent.number)
+        reply.error.CopyFrom(wire.error_to_proto(ExecutionError("worker 1 was lost")))
+        yield reply
+
+
+def test_an_error_met_at_a_later_step_that_lacked_the_results_is_not_told_again(play: Any) -> None:
+    _, stream = play(fail_all_alike)
+    results = [stream.submit(request(), "step") for _ in range(3)]
+    with pytest.raises(ExecutionError, match="worker 1 was lost"):
+        results[2].wait()
+    assert stream.take_error() is None
+
+
+def test_steps_that_fail_of_an_error_after_it_was_told_are_not_told_but_later_ones_are(play: Any) -> None:
+    may_fail = threading.Event()
+
+    def fail_the_rest_later(requests: Requests, context: Any) -> Iterator[master_pb2.RunStepsReply]:
+        for reply in fail_all_alike(requests, context):
+            assert reply.number == 1 or may_fail.wait(10)
+            yield reply
+
+    _, stream = play(fail_the_rest_later)
+    results = [stream.submit(request(), "step") for _ in range(2)]
+    with pytest.raises(ExecutionError):
+        results[0].wait()
+    assert stream.take_error() is None
+    may_fail.set()
+    while not results[1].is_done:
+        time.sleep(0.01)
+    assert stream.take_error() is None
+    after = stream.submit(request(), "step")
+    while not after.is_done:
+        time.sleep(0.01)
+    assert "worker 1 was lost" in str(stream.take_error())
+
+
 def test_an_error_of_the_session_ends_it(play: Any) -> None:
     def refuse(requests: Requests, context: Any) -> Iterator[master_pb2.RunStepsReply]:
         next(requests)
