@@ -90,19 +90,25 @@ class Cluster:
     token: str | None = None
 
     @classmethod
-    def load(cls, path: str | Path) -> Cluster:
-        """Read a cluster file. Raises ClusterConfigError with file, field, problem and remedy in one line."""
+    def load(cls, path: str | Path, *, for_planning: bool = False) -> Cluster:
+        """Read a cluster file. Raises ClusterConfigError with file, field, problem and remedy in one line.
+
+        for_planning: read no secrets; plans are made on machines that have none.
+        """
         from shardwright.cluster_file import read_text
 
         path = Path(path)
-        return cls.from_json(read_text(path), source=str(path), directory=path.parent)
+        text = read_text(path)
+        return cls.from_json(text, source=str(path), directory=path.parent, for_planning=for_planning)
 
     @classmethod
-    def from_json(cls, text: str, *, source: str = "cluster file", directory: Path | None = None) -> Cluster:
-        """Read a cluster from JSON text; paths inside it are relative to `directory`."""
+    def from_json(
+        cls, text: str, *, source: str = "cluster file", directory: Path | None = None, for_planning: bool = False
+    ) -> Cluster:
+        """Read a cluster from JSON text; paths inside it are relative to `directory`. for_planning: as in `load`."""
         from shardwright.cluster_file import read_cluster
 
-        return read_cluster(text, source, directory or Path())
+        return read_cluster(text, source, directory or Path(), for_planning=for_planning)
 
     @classmethod
     def local(cls, devices: int = 8) -> Cluster:

@@ -45,18 +45,19 @@ def read_text(path: Path) -> str:
         raise _error(path, f"the file cannot be read ({error.strerror})", "check path and permissions") from None
 
 
-def read_cluster(text: str, source: str, directory: Path) -> Cluster:
+def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool = False) -> Cluster:
     """The cluster that JSON text means; paths in it are relative to `directory`.
 
-    source: what errors call the text. Raises ClusterConfigError with source, field, problem and remedy.
+    source: what errors call the text. for_planning: leave out security, for which files of the nodes are read. Raises ClusterConfigError with source, field, problem and remedy.
     """
     data = _parse_json(text, source)
     check_schema(data, source)
     platform = _platform(data, source)
     nodes = _nodes(data, source, platform)
     _check_addresses(data, nodes, source)
-    token, security = _security(data, source, directory)
-    _check_protection(nodes, token, security, data.get("insecure", False), source)
+    token, security = (None, None) if for_planning else _security(data, source, directory)
+    if not for_planning:
+        _check_protection(nodes, token, security, data.get("insecure", False), source)
     workers = [node for node in nodes if node.device_count]
     return Cluster(
         name=data.get("name", Path(source).stem),

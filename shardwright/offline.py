@@ -67,4 +67,4 @@ def _cluster(cluster: Any) -> Cluster:
         raise OptionError(
             f"{cluster!r} is no cluster", where="cluster", remedy="pass a Cluster, a file or a number of devices"
         )
-    return Cluster.local(cluster) if isinstance(cluster, int) else Cluster.load(cluster)
+    return Cluster.local(cluster) if isinstance(cluster, int) else Cluster.load(cluster, for_planning=True)

@@ -31,6 +31,13 @@ def test_shipped_files_are_valid(path: Path, tmp_path: Path) -> None:
     assert hardware_profile(cluster.hardware).name == cluster.hardware
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_shipped_files_can_be_planned_for_without_their_secrets(path: Path) -> None:
+    cluster = Cluster.load(path, for_planning=True)
+    assert cluster.device_count >= 8
+    assert cluster.token is None
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_default_hardware_has_a_profile(platform: str) -> None:
     assert hardware_profile(DEFAULT_HARDWARE[platform])

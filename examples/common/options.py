@@ -114,4 +114,4 @@ def show_plan(
 
 
 def _cluster(text: str) -> sw.Cluster:
-    return sw.Cluster.local(int(text)) if text.isdigit() else sw.Cluster.load(text)
+    return sw.Cluster.local(int(text)) if text.isdigit() else sw.Cluster.load(text, for_planning=True)

@@ -54,7 +54,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 def run(arguments: argparse.Namespace) -> int:
     """Import the function, lower it, write its HLO text."""
-    platform = cluster_of(arguments.cluster).platform if arguments.cluster else arguments.platform or "cpu"
+    cluster = cluster_of(arguments.cluster, for_planning=True) if arguments.cluster else None
+    platform = cluster.platform if cluster else arguments.platform or "cpu"
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # lowering needs no accelerator, and should take none
     if "" not in sys.path:
         sys.path.insert(0, "")

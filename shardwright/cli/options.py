@@ -76,12 +76,13 @@ def add_cluster_option(parser: argparse.ArgumentParser, *, required: bool) -> No
     )
 
 
-def cluster_of(text: str) -> Cluster:
-    """A cluster by file name or by device count. Raises ClusterConfigError or OptionError."""
+def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
+    """A cluster by file name or by device count. for_planning: as `Cluster.load` takes it. Raises ClusterConfigError or OptionError."""
     if re.fullmatch(r"-?\d+(\.\d*)?", text) and not re.fullmatch(r"0*[1-9]\d*", text):
         remedy = "give a whole number from 1, or a cluster file"
         raise OptionError(f"{text} is no number of devices", where="--cluster", remedy=remedy)
-    return Cluster.local(int(text)) if re.fullmatch(r"\d+", text) else Cluster.load(Path(text))
+    is_count = re.fullmatch(r"\d+", text)
+    return Cluster.local(int(text)) if is_count else Cluster.load(Path(text), for_planning=for_planning)
 
 
 def planning_options(arguments: argparse.Namespace) -> PlanOptions:
