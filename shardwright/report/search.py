@@ -130,10 +130,11 @@ def segments_section(plan: Plan) -> list[RenderableType]:
         return []
     columns = [("segment", "left"), ("instructions", "right"), ("equal ones", "right"), ("hands on", "left")]
     table = plain_table(columns, fold=("segment", "hands on"))
+    arguments = frozenset(each.name for each in plan.instructions if each.opcode == "parameter")
     for group in groups[:_SHOWN_KINDS]:
         first = group.first
         cells = (str(first.instructions), str(group.count))
-        table.add_row(Wrapped(first.name), *(Text(cell) for cell in cells), Wrapped(_boundary(first)))
+        table.add_row(Wrapped(first.name), *(Text(cell) for cell in cells), Wrapped(_boundary(first, arguments)))
     if len(groups) > _SHOWN_KINDS:
         table.add_row(Text(f"{len(groups) - _SHOWN_KINDS} more kinds"))
     count = sum(group.count for group in groups)
@@ -141,7 +142,10 @@ def segments_section(plan: Plan) -> list[RenderableType]:
     return [heading, Padding(table, (0, 0, 1, 2))]
 
 
-def _boundary(segment: SegmentPlan) -> str:
-    shown = [f"{name} {sharding}" for name, sharding in segment.boundary[:_SHOWN_VALUES]]
-    hidden = len(segment.boundary) - len(shown)
-    return ", ".join(shown) + (f", and {hidden} more" if hidden > 0 else "")
+def _boundary(segment: SegmentPlan, arguments: frozenset[str]) -> str:
+    """What it hands on: values that it computes; arguments that pass through are counted, their layouts stand above."""
+    computed = [f"{name} {sharding}" for name, sharding in segment.boundary if name not in arguments]
+    shown, hidden = computed[:_SHOWN_VALUES], len(computed[_SHOWN_VALUES:])
+    values = ", ".join([*shown, *([f"and {hidden} more"] if hidden else [])])
+    passed = len(segment.boundary) - len(computed)
+    return "; ".join(filter(None, (values, f"{passed} argument{'s' if passed > 1 else ''}" if passed else "")))

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from shardwright.plans import Candidate, CostSummary, MemorySummary, Plan, PlannedCollective, SegmentPlan, VariablePlan
+from shardwright.plans import (
+    Candidate,
+    CostSummary,
+    InstructionPlan,
+    MemorySummary,
+    Plan,
+    PlannedCollective,
+    SegmentPlan,
+    VariablePlan,
+)
 from shardwright.report.collectives import explain_collectives
 from shardwright.report.groups import group_collectives, group_variables, joined_name
 from shardwright.report.text import as_dict, describe_split, explain_plan
@@ -281,6 +290,18 @@ def test_equal_segments_share_a_row() -> None:
     assert "[-, model]" in explain_plan(made, width=80)
     assert [segment["equal"] for segment in as_dict(made)["segments"]] == [12, 2]
     assert "Segments" not in explain_plan(plan())
+
+
+def test_arguments_that_pass_through_a_segment_are_counted_not_named() -> None:
+    argument = InstructionPlan(
+        computation="main", name="params__w__.1", opcode="parameter", operands=(), result=(COLUMNS,)
+    )
+    segment = SegmentPlan(
+        name="loss", kind=0, instructions=40, boundary=(("params__w__.1", COLUMNS), ("add.7", COLUMNS))
+    )
+    text = explain_plan(plan(instructions=(argument,), segments=(segment,)))
+    assert "add.7 [-, model]; 1 argument" in " ".join(text.split())
+    assert "params__w__" not in text
 
 
 @pytest.mark.parametrize(
