@@ -37,6 +37,7 @@ Annotations inside the program hold beside a forced strategy, with reshards arou
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,9 @@ from shardwright.planner.pins.confine import Confinement, Roles
 from shardwright.planner.pins.pins import DimPin, Requirement, Requirements, dim_pin
 from shardwright.planner.strategies.uneven import divides, divides_or_pays_along_one
 from shardwright.shardings import Mesh, TensorSharding
+
+#: Arguments listed where a name is none's and like none.
+_NAMES_SHOWN = 8
 
 #: Strategies whose first axis splits the batch and whose others split state, computed with where it lies.
 MIXED = ("mixed", "megatron")
@@ -348,6 +352,14 @@ class _Strategy:
         )
 
 
+def _named_like(pattern: str, names: Sequence[str]) -> str:
+    """What to write instead of a name that no argument has: the nearest ones, else some of those that there are."""
+    near = difflib.get_close_matches(pattern, names)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"the arguments are {', '.join(names[:_NAMES_SHOWN])}{', …' if len(names) > _NAMES_SHOWN else ''}"
+
+
 def pins_by_name(
     flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins], batch: Mapping[int, int]
 ) -> Requirements:
@@ -358,11 +370,7 @@ def pins_by_name(
     for pattern, pins in force.items():
         matched = [number for number, name in enumerate(names) if name_matches(pattern, name)]
         if not matched:
-            raise OptionError(
-                f"no argument is named {pattern!r}",
-                where="force",
-                remedy=f"the arguments are {', '.join(names[:20])}{', …' if len(names) > 20 else ''}",
-            )
+            raise OptionError(f"no argument is named {pattern!r}", where="force", remedy=_named_like(pattern, names))
         for number in matched:
             node = flow.parameters[number]
             rank = flow.nodes[node].shapes[0].rank - (number in batch)
