@@ -48,7 +48,8 @@ def read_text(path: Path) -> str:
 def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool = False) -> Cluster:
     """The cluster that JSON text means; paths in it are relative to `directory`.
 
-    source: what errors call the text. for_planning: leave out security, for which files of the nodes are read. Raises ClusterConfigError with source, field, problem and remedy.
+    source: what errors call the text. for_planning: leave out security, for which files of the nodes are read.
+    Raises ClusterConfigError with source, field, problem and remedy.
     """
     data = _parse_json(text, source)
     check_schema(data, source)

@@ -113,22 +113,21 @@ def faster_than(search: Search, step_s: float) -> Found | None:
 
 
 def expert_candidates(search: Search) -> list[Candidate]:
-    """What each was found to cost on the meshes that it takes, by the objective of the search; or why it cannot be
-    had."""
+    """What each was found to take on the meshes that it can be had on; or why it cannot be had."""
     prices = search.expert_prices
     return [prices[key] for key in sorted(prices, key=lambda key: list(EXPERTS).index(key[0]))]
 
 
-def _candidate(name: str, mesh: Mesh, made: Tried | Refusal) -> Candidate:
+def _candidate(search: Search, name: str, mesh: Mesh, made: Tried | Refusal) -> Candidate:
     if isinstance(made, Refusal):
         return Candidate(mesh=mesh, step_s=None, note=made.message, name=name)
-    return Candidate(mesh=mesh, step_s=made.step_s, name=name)
+    return Candidate(mesh=mesh, step_s=search.kept_s(made), name=name)
 
 
 def _priced(search: Search, name: str, mesh: Mesh, make: Callable[[], Tried | Refusal]) -> Tried | Refusal:
     """What is made, its price kept for the list of candidates."""
     made = make()
-    search.expert_prices[name, mesh] = _candidate(name, mesh, made)
+    search.expert_prices[name, mesh] = _candidate(search, name, mesh, made)
     return made
 
 

@@ -141,6 +141,13 @@ class MeshSearch:
         step_s = solved.value + chain.graph.least_of_free_s()
         return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
 
+    def kept_s(self, tried: Tried) -> float:
+        """Seconds a step of a plan that was tried, where no more runs beside compute than there is compute for."""
+        if not tried.chain.graph.prices.topology.overlap:
+            return tried.step_s
+        decisions = decide(tried.chain.graph, tried.solved.states)
+        return compute_time_s(decisions) + communication(decisions).waited_s
+
     def _solved(self, chain: Chain, close: float) -> SolvedChain:
         if self.options.mode == "propagate":
             return propagated(chain)

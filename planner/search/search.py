@@ -374,15 +374,15 @@ class Search(MeshSearch):
         """What was tried, with its price; and the plans that experts write, as far as they were priced."""
         name = origin(self.options)
         chosen_s = math.inf if self._best is None else self._best.cost.step_s
+        taken_s = {each.mesh: self.kept_s(each) for each in tried if each.mesh not in refusals}
         found = {
-            each.mesh: Candidate(
-                mesh=each.mesh,
-                step_s=each.step_s,
+            mesh: Candidate(
+                mesh=mesh,
+                step_s=step_s,
                 name=name,
-                note=_MEMORY_ASIDE if each.step_s * (1 + LEAST_GAIN) < chosen_s else "",
+                note=_MEMORY_ASIDE if step_s * (1 + LEAST_GAIN) < chosen_s else "",
             )
-            for each in tried
-            if each.mesh not in refusals
+            for mesh, step_s in taken_s.items()
         }
         if self._best is not None:
             found[self._best.mesh] = Candidate(mesh=self._best.mesh, step_s=self._best.cost.step_s, name=name)

@@ -77,7 +77,10 @@ def add_cluster_option(parser: argparse.ArgumentParser, *, required: bool) -> No
 
 
 def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
-    """A cluster by file name or by device count. for_planning: as `Cluster.load` takes it. Raises ClusterConfigError or OptionError."""
+    """A cluster by file name or by device count. for_planning: as `Cluster.load` takes it.
+
+    Raises ClusterConfigError or OptionError.
+    """
     if re.fullmatch(r"-?\d+(\.\d*)?", text) and not re.fullmatch(r"0*[1-9]\d*", text):
         remedy = "give a whole number from 1, or a cluster file"
         raise OptionError(f"{text} is no number of devices", where="--cluster", remedy=remedy)

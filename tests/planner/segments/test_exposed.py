@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.links import Link
 from shardwright.planner import plan
+from shardwright.planner.search.found import LEAST_GAIN
 from shardwright.planner.search.program import Program
 from shardwright.planner.segments.exposed import late_nodes
 from shardwright.plans import Plan
@@ -72,6 +74,15 @@ def test_plans_that_promise_too_much_are_searched_again(wide_mlp: str, bandwidth
     forced = planned(wide_mlp, 0.9, bandwidth=bandwidth, force="data")
     assert hiding.cost.lower_bound_s <= hiding.cost.step_s <= min(waiting.cost.step_s, forced.cost.step_s) * 1.002
     assert hiding.cost.lower_bound_s <= forced.cost.step_s
+
+
+@pytest.mark.parametrize("bandwidth", [2e9, 2e10])
+def test_plans_that_were_compared_hide_no_more_than_they_can_either(wide_mlp: str, bandwidth: float) -> None:
+    made = planned(wide_mlp, 0.9, bandwidth=bandwidth)
+    forced = planned(wide_mlp, 0.9, bandwidth=bandwidth, force="zero1", mesh={"data": 8})
+    by_name = {each.name: each.step_s for each in made.candidates if each.mesh.sizes == {"data": 8}}
+    assert by_name["optimizer sharded (ZeRO-1)"] == pytest.approx(forced.cost.step_s, rel=0.01)
+    assert min(each.step_s or math.inf for each in made.candidates) >= made.cost.step_s * (1 - LEAST_GAIN)
 
 
 @pytest.mark.parametrize("bandwidth", [1e11, 1e12])
