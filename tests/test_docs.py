@@ -52,6 +52,13 @@ def test_python_blocks_are_python(path: Path) -> None:
         ast.parse(block)
 
 
+def test_decisions_are_listed_by_their_titles() -> None:
+    decisions = ROOT / "docs" / "adr"
+    listed = re.findall(r"^- \[(\d{4} .+)\]\((.+)\)$", (decisions / "README.md").read_text(), re.MULTILINE)
+    titles = [(path.read_text().splitlines()[0].removeprefix("# "), path.name) for path in decisions.glob("[0-9]*.md")]
+    assert sorted(listed) == sorted(titles)
+
+
 def test_readme_names_every_key_of_a_cluster_file() -> None:
     schema = json.loads((ROOT / "shardwright" / "cluster.schema.json").read_text())
     readme = (ROOT / "README.md").read_text()
