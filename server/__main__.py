@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(one_line(error), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before the server runs, which handles the signal itself
+        return 130
 
 
 def _start_embedded(devices: int, limits: Limits) -> int:

@@ -242,7 +242,10 @@ class Session:
             )
         if self.is_open and not self.is_loaded(item.request):
             return None  # compiling takes as long as it takes
-        return DeadlineError(f"step {item.request.number}: the workers were not ready within {waited}")
+        return DeadlineError(
+            f"step {item.request.number}: the workers were not ready within {waited}",
+            remedy="start the nodes that the master's log misses, then run init again or restore a checkpoint",
+        )
 
     def is_loaded(self, step: StepRequested) -> bool:
         executable = self.executable_of(step)

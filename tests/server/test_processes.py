@@ -20,6 +20,7 @@ import pytest
 from shardwright.config import PlanOptions
 from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.proto.v1 import master_pb2
+from shardwright.server import __main__ as server_main
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import ROOT, RawClient, Server, all_gone, embedded, inline, wait_until
 
@@ -230,6 +231,18 @@ def test_launch_worker_starts_a_server(tmp_path: Path) -> None:
 
 
 # ---- ends ----------------------------------------------------------------------------
+def test_an_interrupt_while_the_server_still_loads_leaves_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    config = tmp_path / "cluster.json"
+    config.write_text(json.dumps({"master": {"ip": "127.0.0.1", "port": 2222}}))
+    monkeypatch.setattr(server_main, "_start", interrupted)
+    assert server_main.main([str(config), "0"]) == 130
+
+
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_signals_leave_nothing_running(number: signal.Signals, exit_code: int) -> None:
     for server, client in embedded(1):  # one device is a cluster, too

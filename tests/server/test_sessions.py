@@ -323,7 +323,9 @@ def test_a_step_for_a_cluster_that_stays_away_is_an_error() -> None:
     world.executor_dies(1)
     world.step(1, (50, 51), (7, 8), inline=((50, 8), (51, 8)))
     world.later(world.limits.argument_wait_s + 1)
-    assert isinstance(error_of(world), DeadlineError)
+    error = error_of(world)
+    assert isinstance(error, DeadlineError)
+    assert "start the nodes" in error.remedy
 
 
 def test_a_session_asked_for_before_the_workers_come_is_opened_then() -> None:
