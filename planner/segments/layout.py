@@ -12,7 +12,7 @@ the sharding its readers want (`Layout.is_free`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from shardwright.hlo import Instruction
@@ -133,6 +133,38 @@ def lay_out(
     keys: the same of nodes that differ in anything else. kernels: see `find_kernels`. rules: of the instructions.
     """
     signatures = [-1 if node.is_value else rules.number(node.instruction) for node in flow.nodes]
+    partial, ways = _partial_sums(flow, free, frozenset(pinned), signatures, rules)
+    readers = _readers(flow, free, partial)
+    apart, direct = _behind_loops(flow, segments, readers.uses, readers.whole)
+    hubs, crossing = _hubs(flow, segments, readers, partial, apart, direct)
+    return Layout(
+        flow=flow,
+        segments=segments,
+        signatures=tuple(signatures),
+        is_free=tuple(free),
+        can_be_partial=tuple(partial),
+        ways=ways,
+        hubs=hubs,
+        crossing=crossing,
+        apart=apart,
+        direct=direct,
+        handed_on=frozenset([leaf for leaf in readers.hard if all(use.hard for _, use in readers.uses[leaf])]),
+        only_use={
+            leaf: (found[0][0].index, found[0][1].position)
+            for leaf, found in readers.uses.items()
+            if len(found) == 1 and leaf not in hubs
+        },
+        whole=frozenset(readers.whole),
+        last_read=readers.last,
+        kernels=kernels,
+        keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
+    )
+
+
+def _partial_sums(
+    flow: Dataflow, free: Sequence[bool], pinned: frozenset[int], signatures: Sequence[int], rules: KnownRules
+) -> tuple[Sequence[bool], tuple[tuple[frozenset[int], ...], ...]]:
+    """Which nodes may be partial sums, and for each node the sets of operands that it may hand on as such."""
     instructions = {number: node.instruction for number, node in zip(signatures, flow.nodes, strict=True)}
     through = {number: ways_through(each) for number, each in instructions.items() if number >= 0}
     ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
@@ -143,75 +175,83 @@ def lay_out(
         if number >= 0
     }
     made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
-    partial = _can_be_partial(flow, free, made, ways, frozenset(pinned))
+    partial = _can_be_partial(flow, free, made, ways, pinned)
     allowed = tuple(
         [
             tuple([way for way in found if _is_partial(node, way, partial)]) if found else ()
             for node, found in zip(flow.nodes, ways, strict=True)
         ]
     )
+    return partial, allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Readers:
+    """Who reads what of all that is not made anew for each reader.
+
+    uses: the readers of each value, in program order. hard: values that somebody takes as they lie. whole: what may be
+    partial and is read by something made anew. last: of what is made anew, its last reader and the operand there.
+    """
+
+    uses: Mapping[Leaf, Sequence[tuple[Node, Use]]]
+    hard: Set[Leaf]
+    whole: Set[Leaf]
+    last: Mapping[Leaf, tuple[int, int]]
+
+
+def _readers(flow: Dataflow, free: Sequence[bool], partial: Sequence[bool]) -> _Readers:
     uses: dict[Leaf, list[tuple[Node, Use]]] = {}
     hard: set[Leaf] = set()
     whole: set[Leaf] = set()
-    last_read: dict[Leaf, tuple[int, int]] = {}
+    last: dict[Leaf, tuple[int, int]] = {}
     for node in flow.nodes:
         is_free = free[node.index]
         for use in node.uses:
             leaf = use.source
             if free[leaf[0]]:
                 if not is_free:
-                    last_read[leaf] = node.index, use.position
+                    last[leaf] = node.index, use.position
             elif not is_free:
                 uses.setdefault(leaf, []).append((node, use))
                 if use.hard:
                     hard.add(leaf)
             elif partial[leaf[0]]:
                 whole.add(leaf)  # a scalar that something made anew reads
+    return _Readers(uses=uses, hard=hard, whole=whole, last=last)
+
+
+def _hubs(
+    flow: Dataflow,
+    segments: Segments,
+    readers: _Readers,
+    partial: Sequence[bool],
+    apart: Container[Leaf],
+    direct: Container[tuple[int, Leaf]],
+) -> tuple[dict[Leaf, float], dict[Variable, tuple[int, ...]]]:
+    """The values that get a hub, with how often they are moved a step; and what crosses to which other segments."""
     hubs: dict[Leaf, float] = {}
     crossing: dict[Variable, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
-    apart, direct = _behind_loops(flow, segments, uses, whole)
-    special = {*whole, *apart}
-    for leaf in sorted({*whole, *uses}):
-        found = uses.get(leaf, [])
-        if len(found) == 1 and segments.of[found[0][0].index] == segments.of[leaf[0]] and leaf not in special:
+    for leaf in sorted({*readers.whole, *readers.uses}):
+        found = readers.uses.get(leaf, [])
+        is_special = leaf in readers.whole or leaf in apart
+        if len(found) == 1 and segments.of[found[0][0].index] == segments.of[leaf[0]] and not is_special:
             continue  # most: one reader beside it
         if leaf in apart:
             found = [(node, use) for node, use in found if (node.index, leaf) not in direct]
         away = {segments.of[node.index] for node, _ in found}
         away.discard(segments.of[leaf[0]])
-        if leaf in hard:
+        if leaf in readers.hard:
             if away:
                 maker = leaf[0], -1
                 crossing[maker] = tuple(sorted({*crossing.get(maker, ()), *away}))
             continue
         is_shared = len(found) > 1 and (partial[leaf[0]] or leaf[0] in arguments or _choosers(found) > 1)
-        if away or is_shared or leaf in whole or leaf in apart:
+        if away or is_shared or is_special:
             hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
         if away:
             crossing[leaf] = tuple(sorted(away))
-    return Layout(
-        flow=flow,
-        segments=segments,
-        signatures=tuple(signatures),
-        is_free=tuple(free),
-        can_be_partial=tuple(partial),
-        ways=allowed,
-        hubs=hubs,
-        crossing=crossing,
-        apart=apart,
-        direct=direct,
-        handed_on=frozenset([leaf for leaf in hard if all(use.hard for _, use in uses[leaf])]),
-        only_use={
-            leaf: (found[0][0].index, found[0][1].position)
-            for leaf, found in uses.items()
-            if len(found) == 1 and leaf not in hubs
-        },
-        whole=frozenset(whole),
-        last_read=last_read,
-        kernels=kernels,
-        keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
-    )
+    return hubs, crossing
 
 
 def _choosers(found: Sequence[tuple[Node, Use]]) -> int:
