@@ -258,9 +258,11 @@ def price_of(search: Search, found: Found) -> Price:
 def work_s(search: Search) -> float:
     """Seconds of all instructions of the program as it is, divided by the devices: what a step takes of each if nothing
     is computed twice."""
-    program, ends = search.program, search.program.kernels.ends
+    program, kernels = search.program, search.program.kernels
     total_s = sum(
-        whole_s(node, search.profile, ends_kernel=ends[node.index]) for node in program.flow.nodes if not node.is_value
+        whole_s(node, kernels, search.profile, ends_kernel=kernels.ends[node.index])
+        for node in program.flow.nodes
+        if not node.is_value
     )
     return total_s / search.cluster.device_count
 

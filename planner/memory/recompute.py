@@ -324,4 +324,4 @@ class _Costs:
         ends = graph.layout.ends_kernel(index)
         local = local_results(strategy)
         compute_s = graph.prices.compute_s(instruction, strategy.operands, local, ends_kernel=ends)
-        return node.weight * compute_s + self._moving.get(name, 0.0)
+        return node.weight * graph.layout.kernels.parts[index] * compute_s + self._moving.get(name, 0.0)

@@ -209,7 +209,7 @@ def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
             if key not in once:
                 local = local_results(strategy)
                 once[key] = prices.compute_s(node.instruction, strategy.operands, local, ends_kernel=ends)
-            yield node, node.weight * once[key]
+            yield node, node.weight * layout.kernels.parts[node.index] * once[key]
 
 
 def arrival_time_s(decisions: Decisions) -> float:

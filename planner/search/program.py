@@ -147,7 +147,7 @@ class Program:
         """Per node, whether each reader gets it made anew, in the sharding that it wants. As `layout.free_nodes`, but
         for what takes too long for that."""
         if self._dear is None:
-            self._dear = dear_nodes(self.flow, self.profile) if self.profile is not None else frozenset()
+            self._dear = dear_nodes(self.flow, self.kernels, self.profile) if self.profile is not None else frozenset()
         return free_nodes(self.flow, self._dear.union(pinned), with_stored=with_stored)
 
     def forced(self, options: PlanOptions, mesh: Mesh) -> Forced:

@@ -97,6 +97,7 @@ class Layout:
             self.can_be_partial[index],
             self.ends_kernel(index),
             self.kernels.is_fused[index],
+            self.kernels.parts[index],
             self.ways[index],
             tuple(uses),
             tuple(direct),

@@ -45,6 +45,29 @@ def test_what_a_product_reads_is_written() -> None:
     assert ending(lambda x, w: jnp.abs(x).reshape(32, 128) @ w, (64, 64), (128, 8)) == ["abs", "dot"]
 
 
+def parts_of(function: Callable[..., object], *shapes: tuple[int, ...]) -> dict[str, float]:
+    flow, kernels = kernels_of(function, *shapes)
+    return {node.instruction.opcode: kernels.parts[node.index] for node in flow.nodes if not node.is_value}
+
+
+def test_of_what_slices_alone_read_their_part_is_computed() -> None:
+    shape = (64, 64)
+    assert parts_of(lambda x: jnp.negative(jnp.abs(x).T)[:16], shape)["abs"] == 0.25
+    assert parts_of(lambda x: (jnp.abs(x)[:16], jnp.negative(jnp.abs(x))), shape)["negate"] == 1.0
+
+
+def test_slices_of_one_value_add_up() -> None:
+    def thirds(x: jax.Array) -> tuple[jax.Array, ...]:
+        whole = jnp.abs(x)
+        return tuple(jnp.negative(part) for part in jnp.split(whole, 4, 1)[:3])
+
+    assert parts_of(thirds, (64, 64))["abs"] == 0.75
+
+
+def test_what_is_written_is_computed_whole() -> None:
+    assert parts_of(lambda x: (jnp.abs(x) @ x)[:16], (64, 64))["abs"] == 1.0
+
+
 def test_only_what_is_expensive_is_written_for_two_kernels() -> None:
     two = (64, 64), (64, 64)
     assert ending(lambda x, y: ((x + y).sum(0), jnp.negative(x + y)), *two) == ["reduce", "negate"]

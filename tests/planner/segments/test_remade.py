@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,9 +12,12 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
+from shardwright.planner.costs.kernels import find_kernels, whole_s
 from shardwright.planner.search.program import Program
-from shardwright.planner.search.search import plan
+from shardwright.planner.search.search import Search, plan
+from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.remade import dear_nodes
+from shardwright.shardings import Mesh
 
 
 def lowered(function: Any, *shapes: tuple[int, ...]) -> str:
@@ -34,7 +38,52 @@ def masked(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def dear(function: Any, *shapes: tuple[int, ...]) -> set[str]:
     flow = Program(lowered(function, *shapes), PlanOptions()).flow
-    return {flow.nodes[index].instruction.opcode for index in dear_nodes(flow, hardware_profile("cpu"))}
+    nodes = dear_nodes(flow, find_kernels(flow), hardware_profile("cpu"))
+    return {flow.nodes[index].instruction.opcode for index in nodes}
+
+
+def with_dropout(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Many layers, each of which counts the elements of its mask, beside a large product."""
+    large = jnp.sum(w @ w)
+    for i in range(24):
+        kept = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), i), 0.9, x.shape)
+        x = jnp.where(kept, jnp.tanh(x), 0.0)
+    return x.sum() + large
+
+
+def test_many_that_take_little_each_are_chosen_together() -> None:
+    shapes = (1024, 256), (4096, 4096)
+    flow = Program(lowered(with_dropout, *shapes), PlanOptions()).flow
+    kernels, profile = find_kernels(flow), hardware_profile("cpu")
+    total_s = sum(whole_s(node, kernels, profile) for node in flow.nodes if not node.is_value)
+    found = [flow.nodes[index] for index in dear_nodes(flow, kernels, profile)]
+    assert any(whole_s(node, kernels, profile) < 1e-4 * total_s for node in found)
+
+
+def test_the_bound_has_the_even_part_of_what_is_remade() -> None:
+    text, mesh = lowered(masked, (64, 2**17), (2**17, 64)), Mesh.of({"data": 2, "model": 2, "sequence": 2})
+    chain = Search(text, Cluster.local(8), PlanOptions()).chain_to_bound(mesh)
+    with_it = lower_bound(chain, 10.0)
+    spread_s = chain.graph.spread_free_s()
+    assert 0 < spread_s <= chain.graph.least_of_free_s()
+    chain.graph._spread_free_s = 0.0
+    assert with_it == pytest.approx(lower_bound(chain, 10.0) + spread_s, rel=1e-9)
+
+
+def triangle_of(longest: int, x: jax.Array) -> jax.Array:
+    """Attention to what comes before, by a part of a mask that is made for the longest sequence there may be."""
+    mask = jnp.tril(jnp.ones((longest, longest), bool))[: x.shape[0], : x.shape[0]]
+    return jnp.sum(jnp.where(mask, x @ x.T, -1e9))
+
+
+def test_of_a_mask_only_what_is_read_has_a_price() -> None:
+    short = triangle_step_s(64)
+    assert triangle_step_s(2**15) == pytest.approx(short, rel=0.02)
+
+
+def triangle_step_s(longest: int) -> float:
+    found = plan(lowered(partial(triangle_of, longest), (64, 512)), Cluster.local(2), PlanOptions())
+    return found.cost.step_s
 
 
 def test_what_takes_long_is_chosen_and_what_does_not_is_remade() -> None:
