@@ -5,9 +5,10 @@ may be far less than XLA makes of them. So, where the plan that is known may be 
 `MOST_OPEN`, moves of every rank are followed through its partitioner (heads that the axes do not divide are a fourth
 dimension). What is still open then may be what the bound of one repeat loses where a run has few: they are put apart.
 
-The bound comes before any plan, for a plan is dearer. If it leaves too much open still, message passing goes on until
-it is near the relaxation's optimum: an assignment read off there, being a plan itself, is a better start than any on
-two axes, and is descended from.
+The bound comes before most plans, for they are dearer: only what one axis at a time gains in a large program is looked
+for first, and then pairs of axes (`nearer`). If too much is open still, repeats are apart and message passing goes on
+until it is near the relaxation's optimum: an assignment read off there, being a plan itself, is a better start than any
+on two axes, and is descended from.
 
 Where memory binds, a price of it is looked for that bounds most (`memory_bound.Dual`), and a plan is read off where
 what is cheapest leaves room. That holds for a plan that takes less than there is, too, if faster ones take more. What
@@ -32,6 +33,7 @@ from shardwright.planner.search.branching import Branch, branched
 from shardwright.planner.search.found import Found
 from shardwright.planner.search.memory_bound import Bound, Dual, Tangent, least_that_fits, without_budget
 from shardwright.planner.search.mesh_search import MeshSearch
+from shardwright.planner.search.nearer import nearer
 from shardwright.planner.search.read_off import descended, fitted_among_all, fitted_from, read_as_plan
 from shardwright.planner.segments.bound import best_alike
 from shardwright.planner.segments.chain import Chain, SolvedChain
@@ -41,6 +43,9 @@ from shardwright.planner.solver.starts import Start
 #: closed, where the edges between decisions have so few entries that message passing takes seconds (17 million: 9 s).
 MOST_OPEN, BETTER = 0.01, 0.005
 FEW_ENTRIES = 25_000_000
+
+#: The gap over which it is the bound, more than the plan, that is far from the optimum.
+WIDE_OPEN = 0.03
 
 #: Prices of a byte at which a plan is read off where the fastest one does not fit, as `fitting` counts them: nearly
 #: nothing first, for what takes less at no cost.
@@ -57,6 +62,10 @@ def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> F
     interrupts, clock.interrupts = clock.interrupts, True
     try:
         search.report("search", str(found.mesh))
+        if search.is_large and found.price is None and found.cost.gap <= WIDE_OPEN:
+            found = nearer(search, found, MOST_OPEN, together=1)
+            if found.cost.gap <= MOST_OPEN:
+                return found
         is_followed = bounding is not None and search.following(bounding, most) is bounding
         if bounding is not None and is_followed:
             chain = priced = bounding
@@ -66,7 +75,13 @@ def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> F
             bound = least_that_fits(chain, found.price, search.limit_bytes, search.time_limit_s())
             found, priced = replace(found, cost=bound.of(found.cost), price=bound.chain.price), bound.chain
             search.tell_of(found)
-        ranks = [(EXACT_RANK, BETTER if _has_few_entries(priced) else MOST_OPEN), (most, MOST_OPEN)]
+        better = BETTER if _has_few_entries(priced) else MOST_OPEN
+        if found.price is None:
+            found = nearer(search, found, better, together=2)
+            better = MOST_OPEN if search.is_large else better
+        ranks = [(EXACT_RANK, better), (most, MOST_OPEN)]
+        if found.cost.gap > MOST_OPEN and found.price is None:
+            found = _bounded(search, found, Bound(best_alike(chain.apart()).rolled_bound, chain))
         if found.cost.gap > MOST_OPEN and _has_few_entries(chain.apart()):
             found, ranks = _closed_apart(search, found, chain.apart()), [(EXACT_RANK, MOST_OPEN)]
         for rank, most_open in ranks:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import combinations, cycle, islice
 
 from shardwright.planner.memory.budget import MemoryPrice
 from shardwright.planner.segments.chain import Chain, Key, SolvedChain
@@ -47,30 +47,33 @@ def descend(
     time_limit_s: float,
     most_rounds: int | None = None,
     price: MemoryPrice | None = None,
+    together: int = 1,
+    close: float = CLOSE,
 ) -> tuple[Chain, SolvedChain]:
     """The best plan found on the mesh of `fine` from one that is `at` there, and the neighbourhood it is in.
 
     chain: segments of the same program on any mesh. fine: the same program on its mesh. axes: set free in turn.
     time_limit_s: for the integer programs of one round. most_rounds: None goes on until no axis gains. price: of
-    memory, at which the plan is the best; what it costs then includes that.
+    memory, at which the plan is the best; what it costs then includes that. together: how many axes are free at a
+    time. close: the relative gap at which a round counts as solved.
     Raises PlanError where not even the plan itself can be had there.
     """
     instances, runs = chain.instances, chain.runs
     best: tuple[Chain, SolvedChain] | None = None
     idle = 0  # rounds since one that gained
-    for name in islice(cycle(axes), most_rounds):
-        free = frozenset({name})
+    frees = [frozenset(names) for names in combinations(axes, together)]
+    for free in islice(cycle(frees), most_rounds):
         near = _around(instances, runs, fine, at, free)
         priced = near.with_price(price)
         priced.start = _begun(priced, free)
-        solved = priced.solve(time_limit_s, close=CLOSE, known=at)
+        solved = priced.solve(time_limit_s, close=close, known=at)
         fine.neighbourhoods.ends[free] = priced.graph.near, priced.start
         gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
         idle = 0 if gains else idle + 1
         if gains:
             best = near, solved
             at = near.strategies(solved.states)
-        if idle >= len(axes) - 1 or fine.clock.is_late:
+        if idle >= len(frees) - 1 or fine.clock.is_late:
             break
     assert best is not None, "a mesh that refines another one has axes"
     return best
