@@ -81,10 +81,11 @@ class MeshSearch:
     @property
     def descends(self) -> bool:
         """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
-        of their parts, nor where three axes are searched outright."""
+        of their parts. Also where they are searched outright: what a descent ends at may be better than what that finds
+        of a large program."""
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
-        return is_free and options.mode == "search" and options.effort == "default"
+        return is_free and options.mode == "search"
 
     def is_late(self) -> bool:
         """Whether the plan that is known has to do."""

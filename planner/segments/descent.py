@@ -5,7 +5,8 @@ on three as well, though: an axis that is split in two does the same with both p
 set free, for every instruction at once, while along the others each does what it does now. Such a neighbourhood is a
 problem like the whole one with a fraction of the states, solved by the same reductions to the best plan in it, so
 no round makes a plan worse. It ends where no round finds a better one (block coordinate descent). What it finds is
-bounded by all strategies on its mesh (`MeshSearch.chain_to_bound`); `effort="best"` searches three axes outright.
+bounded by all strategies on its mesh (`MeshSearch.chain_to_bound`); `effort="best"` searches three axes outright,
+too.
 """
 
 from __future__ import annotations

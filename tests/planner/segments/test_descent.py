@@ -142,6 +142,13 @@ def test_closing_a_gap_makes_no_plan_worse(seed: int, eight: int, monkeypatch: p
     assert len(before.mesh.axes) < 3 or after.cost.gap <= 0.01
 
 
+@pytest.mark.parametrize(("seed", "eight"), [(97, 2048), (14, 2047), (100, 2047)])
+def test_the_best_effort_finds_no_worse_plan(seed: int, eight: int) -> None:
+    text = large_program(seed, eight)
+    usual, best = (plan(text, EIGHT, PlanOptions(effort=effort)) for effort in ("default", "best"))
+    assert best.cost.step_s <= usual.cost.step_s * (1 + SLACK)
+
+
 @pytest.mark.parametrize("seed", [39, 100])
 def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(chain: object) -> dict[object, int]:
