@@ -139,7 +139,7 @@ verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, fo
 	@$(BIN)/python -m benchmarks.check_truth --explain
 
 .PHONY: check-small-steps
-check-small-steps: $(VENV)/.stamp-dev ## Plan, prove and compute 25 small steps of many kinds beside single-device JAX (4 minutes).
+check-small-steps: $(VENV)/.stamp-dev ## Plan, prove and compute 26 small steps of many kinds beside single-device JAX (4 minutes).
 	@$(BIN)/python -m benchmarks.check_small_steps
 
 .PHONY: fuzz-truth

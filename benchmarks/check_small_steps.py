@@ -1,6 +1,6 @@
 """Small training steps of many kinds on 8 CPU devices: each plan's gap, its proof, and its numbers beside `jax.jit`'s.
 
-    python -m benchmarks.check_small_steps                     # all 25 (4 minutes)
+    python -m benchmarks.check_small_steps                     # all 26 (4 minutes)
     python -m benchmarks.check_small_steps --steps policy,ctc --devices 6
     python -m benchmarks.check_small_steps --memory 0.5        # in half of what data parallelism takes
 

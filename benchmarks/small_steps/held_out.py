@@ -308,4 +308,41 @@ def waves() -> Step:
     return Step(step, (made, judge, optimizer.init(made), optimizer.init(judge), *batch))
 
 
-HELD_OUT = {each.__name__: each for each in (perceiver, flow, queue, rays, tasks, chunks, waves)}
+def beam() -> Step:
+    """Translations kept four at a time (Sutskever et al., 2014): a loop that ends when all are done, and rows that
+    follow the best of `top_k`; nothing is trained."""
+    words, width, batch, kept, longest = 128, 48, 8, 4, 12
+    params = {
+        "table": weights(words, width),
+        "before": weights(width, width, seed=1),
+        "into": weights(width, width, seed=2),
+        "out": weights(width, words, seed=3),
+    }
+
+    def step(p: Any, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+        nothing_more = jnp.where(jnp.arange(words) == 0, 0.0, -1e9)
+
+        def is_open(state: Any) -> jax.Array:
+            return (state[0] < longest) & ~state[-1].all()
+
+        def longer(state: Any) -> Any:
+            place, h, text, score, done = state
+            h = jnp.tanh(h @ p["before"] + p["table"][text[:, :, place]] @ p["into"])
+            likely = jnp.where(done[..., None], nothing_more, jax.nn.log_softmax(h @ p["out"]))
+            score, best = lax.top_k((score[..., None] + likely).reshape(batch, -1), kept)
+            source, word = best // words, (best % words).astype(jnp.int32)
+            h, text = (jnp.take_along_axis(each, source[..., None], 1) for each in (h, text))
+            done = jnp.take_along_axis(done, source, 1) | (word == 0)
+            return place + 1, h, lax.dynamic_update_slice(text, word[..., None], (0, 0, place + 1)), score, done
+
+        h = jnp.broadcast_to(seen[:, None], (batch, kept, width))
+        score = jnp.tile(jnp.where(jnp.arange(kept) == 0, 0.0, -1e9), (batch, 1))
+        text = jnp.ones((batch, kept, longest + 4), jnp.int32)
+        state = (jnp.int32(0), h, text, score, jnp.zeros((batch, kept), bool))
+        _, _, text, score, _ = lax.while_loop(is_open, longer, state)
+        return text, score
+
+    return Step(step, (params, normal(batch, width, seed=4)))
+
+
+HELD_OUT = {each.__name__: each for each in (perceiver, flow, queue, rays, tasks, chunks, waves, beam)}
