@@ -10,7 +10,7 @@ price lies halfway to that which does. Where the program is small, `exact_fit` t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -119,10 +119,10 @@ class Fitting:
     least_s: float = 0.0
     is_hopeless: bool = False
     _end: tuple[Chain, Start[Key]] | None = None
-    _model: Memory = field(init=False)
+    model: Memory = field(init=False)
 
     def __post_init__(self) -> None:
-        self._model = self.search.memory_model(self.start.chain.graph.layout.hubs)
+        self.model = self.search.memory_model(self.start.chain.graph.layout.hubs)
 
     def best(self) -> Found:
         """The fastest plan that fits. Raises MemoryBudgetError."""
@@ -130,7 +130,7 @@ class Fitting:
         if self.known is not None and self._is_among_all:
             self._add_peak(self.known)
         first = self._first()
-        exact = _exactly(self.search, self.start, self._model, self.held_by_all())
+        exact = _exactly(self.search, self.start, self.model, self.held_by_all())
         is_close = exact is not None and exact.solved.value - exact.price_bound_s <= CLOSE * exact.solved.value
         if exact is not None and (first is None or (is_close and not self._descends)):
             return replace(exact, price=self._bounding(exact))
@@ -161,16 +161,24 @@ class Fitting:
 
         What a compiler fuses, it does not store, and that may hang on how it is split.
         """
-        model, limit = self._model, self.search.limit_bytes
-        fitting = [*known, *(each.found for each in self.tried if self._fits(each.found))]
-        found = []
-        for whole in self.any_peaks:
-            stored = reduce(model.only_stored, (each.stored for each in fitting), whole)
-            for peak in (whole, replace(whole, turned=frozenset()), stored, replace(stored, turned=frozenset())):
-                if all(model.taken_at(peak, f.decisions) <= limit for f in fitting):
-                    found.append(peak)
-                    break
-        return found
+        fitting = [*known, *(each.found for each in self.tried if self.fits(each.found))]
+        bounding = (self._bounding_of(whole, fitting) for whole in self.any_peaks)
+        return [peak for peak in bounding if peak is not None]
+
+    def _bounding_of(self, whole: Peak, fitting: Sequence[Found]) -> Peak | None:
+        """A peak, or as much of it as bounds, of plans that fit; None where none of that does."""
+        model, limit = self.model, self.search.limit_bytes
+        stored = reduce(model.only_stored, (each.stored for each in fitting), whole)
+        for peak in (whole, replace(whole, turned=frozenset()), stored, replace(stored, turned=frozenset())):
+            if all(model.taken_at(peak, f.decisions) <= limit for f in fitting):
+                return peak
+        return None
+
+    def bounding_room(self, plan: Found, known: Sequence[Found]) -> tuple[Peak, float] | None:
+        """Where a plan takes most of what nearly all store, and the bytes that there are; None where a known plan that
+        fits has more."""
+        peak = self._bounding_of(self.model.peak(plan.decisions), [each for each in known if self.fits(each)])
+        return (peak, float(self.search.limit_bytes)) if peak is not None else None
 
     @property
     def thriftiest(self) -> Found:
@@ -179,7 +187,7 @@ class Fitting:
 
     def _fastest_that_fits(self) -> Found:
         """Of the plans that prices gave and that fit, the fastest."""
-        return min((each.found for each in self.tried if self._fits(each.found)), key=lambda f: f.cost.step_s)
+        return min((each.found for each in self.tried if self.fits(each.found)), key=lambda f: f.cost.step_s)
 
     @property
     def _descends(self) -> bool:
@@ -193,11 +201,11 @@ class Fitting:
 
     def _add_peak(self, found: Found) -> None:
         """Price bytes where a plan takes most, too."""
-        of_all, of_this = self._model.peak(found.decisions), self._model.peak_of_buffers(found.held, found.decisions)
+        of_all, of_this = self.model.peak(found.decisions), self.model.peak_of_buffers(found.held, found.decisions)
         self.peaks = _with(_with(self.peaks, of_all, MOST_PEAKS), of_this, MOST_PEAKS)
         self.any_peaks = _with(self.any_peaks, of_all, MOST_THAT_BOUND)
 
-    def _fits(self, found: Found) -> bool:
+    def fits(self, found: Found) -> bool:
         return self._excess(found) <= 1.0
 
     def _at(self, price: float, close: float = CLOSE) -> _Priced:
@@ -216,8 +224,7 @@ class Fitting:
             self.least_s = max(self.least_s, self._promised_of_all_s(chain, price) + free_s)
             if self.least_s >= self.below_s * (1 + PROMISES_OFF * self._descends):
                 raise too_slow(self.start, self.least_s)
-        known = (each.found for each in self.tried if _is_same(each.found, chain, solved))
-        made = _Priced(price, next(known, None) or search.found(chain, solved, self.start.notes))
+        made = _Priced(price, self._plan_of(chain, solved))
         self.tried.append(made)
         return made
 
@@ -238,6 +245,18 @@ class Fitting:
             price=terms,
         )
 
+    def cheapest_plan(self, terms: MemoryPrice) -> tuple[Found, float]:
+        """The cheapest plan at a price, the same object for equal plans, and what all cost at least there; seconds."""
+        chain, solved = self._cheapest(terms, CLOSE)
+        begun = [each for each in (self.start, self.known) if each is not None and _is_same(each, chain, solved)]
+        made = _Priced(terms.total, begun[0] if begun else self._plan_of(chain, solved))
+        self.tried.append(made)
+        return made.found, solved.rolled_bound
+
+    def _plan_of(self, chain: Chain, solved: SolvedChain) -> Found:
+        known = (each.found for each in self.tried if _is_same(each.found, chain, solved))
+        return next(known, None) or self.search.found(chain, solved, self.start.notes)
+
     def _solved(self, chain: Chain, terms: MemoryPrice, close: float) -> SolvedChain:
         """The cheapest plan of a chain at a price. Message passing begins where it ended at the last one."""
         priced = chain.with_price(terms)
@@ -248,7 +267,7 @@ class Fitting:
 
     def _costs_s(self, found: Found, terms: MemoryPrice) -> float:
         """Seconds a step of a plan, with its memory at a price."""
-        taken_s = (price * self._model.taken_at(peak, found.decisions) for peak, price in terms.peaks)
+        taken_s = (price * self.model.taken_at(peak, found.decisions) for peak, price in terms.peaks)
         return found.cost.step_s + sum(taken_s)
 
     def _promised_of_all_s(self, chain: Chain, price: float) -> float:
@@ -268,7 +287,7 @@ class Fitting:
                 continue
             asked = part * unit, self.peaks
             made = self._at(part * unit)
-            if self._fits(made.found):
+            if self.fits(made.found):
                 return made
             if part in RISING:
                 risen.append(self.search.needed_bytes(made.found))
@@ -298,7 +317,7 @@ class Fitting:
 
     def _fastest(self, fits: _Priced) -> Found:
         """From a plan that fits to the fastest that some price gives."""
-        below = [each for each in self.tried if each.price < fits.price and not self._fits(each.found)]
+        below = [each for each in self.tried if each.price < fits.price and not self.fits(each.found)]
         over = below[-1] if below else _Priced(0.0, self.start)
         best = fits.found
         halves = False  # the crossing moves little where the plan takes more than what is priced
@@ -309,19 +328,19 @@ class Fitting:
             if price is None or self._is_in_vain(over, fits, best):
                 break
             made = self._at(price)
-            does_fit = self._fits(made.found)
+            does_fit = self.fits(made.found)
             halves = not (does_fit or halves)
             if does_fit:
                 fits, best = made, _faster(best, made.found)
             else:
                 over = made
                 self._add_peak(made.found)
-        best = self._merged(best)
+        best = self._merged_with_known(best)
         solved = fits.found.solved
         is_final = self.search.is_large or self._descends or self._is_among_all
         if not is_final and solved.value - solved.rolled_bound > TIGHT * abs(solved.value):
             last = self._at(fits.price, close=0.0).found
-            best = _faster(best, last) if self._fits(last) else best
+            best = _faster(best, last) if self.fits(last) else best
         return best
 
     def _is_in_vain(self, over: _Priced, fits: _Priced, best: Found) -> bool:
@@ -336,7 +355,7 @@ class Fitting:
         saved, added_s = over_bytes - self.search.needed_bytes(fits.found), fits.found.cost.step_s - over_s
         return over_s + added_s * (over_bytes - self.search.limit_bytes) / saved >= self.below_s
 
-    def _merged(self, best: Found) -> Found:
+    def _merged_with_known(self, best: Found) -> Found:
         """The fastest plan that fits of parts of all that prices gave, and of the one that is known to fit; `best`
         where there is none faster than both.
 
@@ -345,12 +364,12 @@ class Fitting:
         """
         plans = [self.start, *(each.found for each in self.tried)]
         if self.known is None:
-            return self._mixed(plans, best)
+            return self.merged(plans, best)
         if self._is_among_all:
-            best = self._mixed(plans, best)
+            best = self.merged(plans, best)
             if best.cost.step_s < self.below_s:
                 return best
-        mixture = self._mixed(plans, _faster(best, self.known))
+        mixture = self.merged(plans, _faster(best, self.known))
         return mixture if mixture is not self.known else best
 
     def _mixed_with_known(self) -> Found | None:
@@ -360,42 +379,59 @@ class Fitting:
         if best is None:
             return None
         faster = [each.found for each in self.tried if each.found.cost.step_s < best.cost.step_s]
-        mixture = self._mixed(faster, best)
+        mixture = self.merged(faster, best)
         return mixture if mixture is not best else None
 
-    def _mixed(self, plans: Sequence[Found], best: Found) -> Found:
+    def merged(self, plans: Sequence[Found], best: Found) -> Found:
         """The fastest plan that fits of those that do what some plan does, variable by variable; `best`, which fits, if
-        there is none faster.
+        there is none faster."""
+        *_, last = (best, *self.mixtures(plans, best))
+        return _faster(best, last) if self.fits(last) else best
+
+    def mixtures(self, plans: Sequence[Found], best: Found, most_of_all: int = 1) -> Iterator[Found]:
+        """Plans that do what some plan or the best one does, variable by variable, the fastest first; the last may fit.
 
         What plans take where they peak bounds a mixture, as far as those that fit keep to it. A mixture may peak
-        elsewhere: where it does not fit it is mixed with the best one, and its own peak bounds that.
+        elsewhere: where it does not fit its own peak bounds the next one, which is of it and of the best one alone,
+        once there were `most_of_all`.
         """
-        search, model = self.search, self._model
+        search, model = self.search, self.model
         known = list({id(plan): plan for plan in (best, *plans)}.values())
         if min(plan.cost.step_s for plan in known) >= best.cost.step_s:
-            return best
+            return
         chain, of_plans = of_one_chain([(plan.chain, plan.solved.states) for plan in known])
-        fitting = [plan for plan in known if self._fits(plan)]
 
-        def room(plan: Found) -> tuple[Peak, float]:
-            """Where a plan takes most, and what a mixture may take there besides the best one."""
-            peak = model.peak_of_buffers(plan.held, plan.decisions)
-            counted = search.limit_bytes - search.needed_bytes(plan) + model.taken_at(peak, plan.decisions)
-            taken = [model.taken_at(peak, each.decisions) for each in fitting]
-            return peak, max(counted, *taken) - taken[0]
+        def beside(peak: Peak, room: float) -> tuple[Peak, float]:
+            """A peak, and what a mixture may take there besides the best one."""
+            return peak, room - model.taken_at(peak, best.decisions)
 
-        rooms, parts, tried = [room(plan) for plan in known], of_plans, list(of_plans)
-        for _ in range(MOST_MIXTURES):
-            states = None if search.is_late() else mixed(chain, parts, rooms, search.time_limit_s())
+        left, parts, tried = [beside(*self.room(plan, known)) for plan in known], of_plans, list(of_plans)
+        for number in range(1, MOST_MIXTURES + 1):
+            states = None if search.is_late() else mixed(chain, parts, left, search.time_limit_s())
             if states is None or states in tried:
-                break
+                return
             made = search.found(chain, SolvedChain(states=states, value=math.inf, rolled_bound=0.0), self.start.notes)
-            if self._fits(made):
-                return _faster(best, made)
+            yield made
+            if self.fits(made):
+                return
             tried.append(states)
-            rooms.append(room(made))
-            parts = [of_plans[0], states]
-        return best
+            left.append(beside(*self.room(made, known)))
+            if number >= most_of_all:
+                parts = [of_plans[0], states]
+
+    def bytes_beyond(self, peak: Peak, plan: Found) -> float:
+        """What a plan takes at a peak beyond what there is."""
+        return self.model.taken_at(peak, plan.decisions) - self.search.limit_bytes
+
+    def room(self, plan: Found, known: Sequence[Found]) -> tuple[Peak, float]:
+        """Where a plan takes most, and the bytes that one may take there.
+
+        What it needs besides those that count at the peak, others need as well; but no known plan that fits is over.
+        """
+        limit, model = self.search.limit_bytes, self.model
+        peak = model.peak_of_buffers(plan.held, plan.decisions)
+        counted = limit - self.search.needed_bytes(plan) + model.taken_at(peak, plan.decisions)
+        return peak, max(counted, *(model.taken_at(peak, each.decisions) for each in known if self.fits(each)))
 
     def _between(self, over: _Priced, fits: _Priced, halves: bool) -> float | None:
         """The price at which both cost the same, or halfway between theirs; None where these are close."""
@@ -412,7 +448,7 @@ class Fitting:
         return (fits.found.cost.step_s - over.found.cost.step_s) / saved if saved > 0 else 0.0
 
     def _priced_bytes(self, found: Found) -> float:
-        return sum(self._model.taken_at(peak, found.decisions) for peak in self.peaks) / len(self.peaks)
+        return sum(self.model.taken_at(peak, found.decisions) for peak in self.peaks) / len(self.peaks)
 
 
 def _may_fall_to(limit_bytes: int, risen: Sequence[int]) -> bool:

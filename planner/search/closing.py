@@ -35,6 +35,7 @@ from shardwright.planner.search.memory_bound import Bound, Dual, Tangent, least_
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.nearer import nearer
 from shardwright.planner.search.read_off import descended, fitted_among_all, fitted_from, read_as_plan
+from shardwright.planner.search.refining import refined_among_all
 from shardwright.planner.segments.bound import best_alike
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.solver.starts import Start
@@ -43,6 +44,9 @@ from shardwright.planner.solver.starts import Start
 #: closed, where the edges between decisions have so few entries that message passing takes seconds (17 million: 9 s).
 MOST_OPEN, BETTER = 0.01, 0.005
 FEW_ENTRIES = 25_000_000
+
+#: Entries with which prices of memory for each peak are tried, some twenty at 0.12 s a million.
+MOST_REFINED = 50_000_000
 
 #: The gap over which it is the bound, more than the plan, that is far from the optimum.
 WIDE_OPEN = 0.03
@@ -89,6 +93,8 @@ def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> F
                 break
             search.report("search", str(found.mesh))
             found = _read_off(search, found, search.following(chain, rank).with_price(found.price))
+        if found.cost.gap > MOST_OPEN and _entries(chain.apart()) <= MOST_REFINED:
+            found = refined_among_all(search, found, chain.apart())
     except OutOfTimeError:
         found = search.told_of or found  # what was found in the middle of a pass counts
     finally:
@@ -97,9 +103,14 @@ def closed(search: MeshSearch, found: Found, bounding: Chain | None = None) -> F
 
 
 def _has_few_entries(chain: Chain) -> bool:
-    """Whether message passing takes seconds: of all edges between decisions, those of a run's repeats once."""
+    """Whether message passing takes seconds."""
+    return _entries(chain) <= FEW_ENTRIES
+
+
+def _entries(chain: Chain) -> int:
+    """Entries of all edges between decisions, those of a run's repeats once."""
     kinds = dict.fromkeys(kind for kind, _ in chain.cores())
-    return sum(edge.size for kind in kinds for edge in kind.reduction.core.edges.values()) <= FEW_ENTRIES
+    return sum(edge.size for kind in kinds for edge in kind.reduction.core.edges.values())
 
 
 def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:

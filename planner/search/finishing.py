@@ -23,6 +23,7 @@ from shardwright.planner.search.closing import MOST_OPEN, closed
 from shardwright.planner.search.found import Found
 from shardwright.planner.search.memory_bound import ALIKE, OF_WHAT_FITS, bounded_by_price, freed
 from shardwright.planner.search.mesh_search import MeshSearch
+from shardwright.planner.search.refining import beside_s, refined
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.strategies.preference import MOST
@@ -89,7 +90,8 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     scope = _scope(search, found.chain)
     if found.price_bound_s:
         scope += OF_WHAT_FITS + ALIKE
-    return replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+    made = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+    return refined(search, made)
 
 
 def _bounded_freely(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
@@ -124,7 +126,7 @@ def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -
     first = replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope)
     found = replace(found, cost=first)
     search.tell_of(found)  # closing what is open may take long
-    made = closed(search, found, chain)
+    made = refined(search, closed(search, found, chain))
     return replace(made, was_open=is_followed or first.gap > MOST_OPEN)
 
 
@@ -134,7 +136,7 @@ def _bound_s(
     bound_s = price_bound_s or solved.rolled_bound
     if chain.runs and not price_bound_s:
         return bounding.of(chain, search.time_limit_s()) - MOST * chain.graph.least_s()
-    return bound_s + chain.graph.least_of_free_s() - MOST * chain.graph.least_s()
+    return bound_s + beside_s(chain.graph)
 
 
 def _scope(search: MeshSearch, chain: Chain) -> str:

@@ -43,7 +43,7 @@ def fitted_from(search: MeshSearch, found: Found, other: Found, within: tuple[Si
         other = fitted(search, other, below_s, within, found)
     except MemoryBudgetError:
         return found
-    return _if_faster(search, found, other)
+    return if_faster(search, found, other)
 
 
 def fitted_among_all(
@@ -60,16 +60,22 @@ def fitted_among_all(
     if start.cost.step_s >= below_s:
         return found
     try:
-        made = fitted(search, start, below_s, within, _known_to(search, start.chain, found))
+        made = fitted(search, start, below_s, within, known_to(search, start.chain, found))
     except MemoryBudgetError:
         return found
+    return placed_near(search, found, made)
+
+
+def placed_near(search: MeshSearch, found: Found, made: Found) -> Found:
+    """A plan of a chain with all strategies of its mesh as one on the mesh of another that is known, if it fits and is
+    faster; with what bounds that."""
     at, fine = made.chain.strategies(made.solved.states), found.chain.graph
     near, solved = placed(made.chain, at, fine, time_limit_s=search.time_limit_s())
     other = search.found(near, solved, found.notes)
-    return _if_faster(search, found, other) if search.needed_bytes(other) <= search.limit_bytes else found
+    return if_faster(search, found, other) if search.needed_bytes(other) <= search.limit_bytes else found
 
 
-def _known_to(search: MeshSearch, chain: Chain, found: Found) -> Found | None:
+def known_to(search: MeshSearch, chain: Chain, found: Found) -> Found | None:
     """A plan as one of a chain with all strategies of its mesh; None where that leaves one of its own out."""
     states = chain.states_of(found.chain.strategies(found.solved.states))
     if states is None:
@@ -77,7 +83,7 @@ def _known_to(search: MeshSearch, chain: Chain, found: Found) -> Found | None:
     return search.found(chain, SolvedChain(states=states, value=math.inf, rolled_bound=0.0), found.notes)
 
 
-def _if_faster(search: MeshSearch, found: Found, other: Found) -> Found:
+def if_faster(search: MeshSearch, found: Found, other: Found) -> Found:
     """Another plan that fits, with what bounds the one that is known, if it is faster than that."""
     if other.cost.step_s >= found.cost.step_s * (1 - LEAST_GAIN):
         return found

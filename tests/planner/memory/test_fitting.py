@@ -281,13 +281,13 @@ def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
 def merges_noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Found], Found, Found]]:
     """What is merged from now on: the plans, the best that fits, and what comes out."""
     plans: list[tuple[list[Found], Found, Found]] = []
-    mixed = Fitting._mixed
+    mixed = Fitting.merged
 
     def noting(fitting: Fitting, others: Sequence[Found], best: Found) -> Found:
         plans.append((list(others), best, mixed(fitting, others, best)))
         return plans[-1][2]
 
-    monkeypatch.setattr(Fitting, "_mixed", noting)
+    monkeypatch.setattr(Fitting, "merged", noting)
     return plans
 
 

@@ -263,7 +263,7 @@ def test_a_deadline_between_prices_leaves_the_fastest_plan_that_fits(monkeypatch
 
     search, found = with_less_memory(29, 2048)
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
-    monkeypatch.setattr(Fitting, "_mixed", late)
+    monkeypatch.setattr(Fitting, "merged", late)
     fitting = Fitting(search, found, math.inf)
     made = fitting.best()
     fits = [each.found for each in fitting.tried if search.needed_bytes(each.found) <= search.limit_bytes]
