@@ -218,12 +218,8 @@ class Fitting:
         bound_s = solved.rolled_bound - price * search.limit_bytes
         if bound_s > self.promised_s:
             self.promised_s, self.best_price = bound_s, price
-        free_s = chain.graph.least_of_free_s()
-        is_bounded = self._is_among_all  # by whoever asks
-        if not is_bounded and self.promised_s + free_s >= self.below_s:  # other plans may store less
-            self.least_s = max(self.least_s, self._promised_of_all_s(chain, price) + free_s)
-            if self.least_s >= self.below_s * (1 + PROMISES_OFF * self._descends):
-                raise too_slow(self.start, self.least_s)
+        if not self._is_among_all:  # else it is bounded by whoever asks
+            self._give_up_if_too_slow(chain, price)
         made = _Priced(price, self._plan_of(chain, solved))
         self.tried.append(made)
         return made
@@ -244,6 +240,15 @@ class Fitting:
             time_limit_s=time_limit_s,
             price=terms,
         )
+
+    def _give_up_if_too_slow(self, chain: Chain, price: float) -> None:
+        """Raises MemoryBudgetError where prices promise that what fits takes too long."""
+        free_s = chain.graph.least_of_free_s()
+        if self.promised_s + free_s < self.below_s:
+            return
+        self.least_s = max(self.least_s, self._promised_of_all_s(chain, price) + free_s)  # other plans may store less
+        if self.least_s >= self.below_s * (1 + PROMISES_OFF * self._descends):
+            raise too_slow(self.start, self.least_s)
 
     def cheapest_plan(self, terms: MemoryPrice) -> tuple[Found, float]:
         """The cheapest plan at a price, the same object for equal plans, and what all cost at least there; seconds."""
