@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,9 @@ MOST_TO_BOUND = 10
 
 #: Plans that are merged, at most, and mixtures of all of them, before those that do not fit are merged with the best.
 MOST_MERGED, MOST_OF_ALL = 8, 3
+
+#: Seconds of CPU that one mixture's integer program may take, and those after which no more are begun.
+MOST_CPU_S, MOST_CPU_OF_ALL_S = 5.0, 20.0
 
 #: How often in a row plans are merged in vain before nothing more is tried.
 MOST_IN_VAIN = 3
@@ -123,6 +127,7 @@ class _Planes:
     promised_s: float = 0.0
     part: float = HALFWAY
     is_known: bool = False
+    merging_s: float = 0.0
     _taken: list[list[float]] = field(default_factory=list)  # bytes of each plan at each peak
 
     def add(self, plan: Found) -> None:
@@ -176,10 +181,17 @@ class _Planes:
         nearly = costs_s <= costs_s.min() + CLOSE * steps_s.min()
         cheapest = [self.plans[i] for i in np.argsort(costs_s, kind="stable") if nearly[i]]
         latest = self.plans[-MERGED_EVERY:]
-        for made in self.fitting.mixtures([*cheapest, *latest][:MOST_MERGED], best, MOST_OF_ALL):
+        if self.merging_s > MOST_CPU_OF_ALL_S:
+            return best
+        begun_s = thread_time() - self.merging_s
+        for made in self.fitting.mixtures([*cheapest, *latest][:MOST_MERGED], best, MOST_OF_ALL, MOST_CPU_S):
+            self.merging_s = thread_time() - begun_s
             self.add(made)
             if self.fitting.fits(made):
                 return made if made.cost.step_s < best.cost.step_s else best
+            if self.merging_s > MOST_CPU_OF_ALL_S:
+                break
+        self.merging_s = thread_time() - begun_s
         return best
 
     def _excess(self) -> FloatArray:

@@ -25,6 +25,7 @@ from shardwright.planner.segments.chain import Chain, Key, SolvedChain
 from shardwright.planner.segments.descent import descend
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.dual import TIGHT
+from shardwright.planner.solver.ilp import MOST_CPU_S
 from shardwright.planner.solver.starts import Start
 
 if TYPE_CHECKING:
@@ -393,12 +394,14 @@ class Fitting:
         *_, last = (best, *self.mixtures(plans, best))
         return _faster(best, last) if self.fits(last) else best
 
-    def mixtures(self, plans: Sequence[Found], best: Found, most_of_all: int = 1) -> Iterator[Found]:
+    def mixtures(
+        self, plans: Sequence[Found], best: Found, most_of_all: int = 1, most_cpu_s: float = MOST_CPU_S
+    ) -> Iterator[Found]:
         """Plans that do what some plan or the best one does, variable by variable, the fastest first; the last may fit.
 
         What plans take where they peak bounds a mixture, as far as those that fit keep to it. A mixture may peak
         elsewhere: where it does not fit its own peak bounds the next one, which is of it and of the best one alone,
-        once there were `most_of_all`.
+        once there were `most_of_all`. most_cpu_s: for the integer program of each.
         """
         search, model = self.search, self.model
         known = list({id(plan): plan for plan in (best, *plans)}.values())
@@ -412,7 +415,9 @@ class Fitting:
 
         left, parts, tried = [beside(*self.room(plan, known)) for plan in known], of_plans, list(of_plans)
         for number in range(1, MOST_MIXTURES + 1):
-            states = None if search.is_late() else mixed(chain, parts, left, search.time_limit_s())
+            states = (
+                None if search.is_late() else mixed(chain, parts, left, search.time_limit_s(), most_cpu_s=most_cpu_s)
+            )
             if states is None or states in tried:
                 return
             made = search.found(chain, SolvedChain(states=states, value=math.inf, rolled_bound=0.0), self.start.notes)

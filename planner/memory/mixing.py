@@ -80,11 +80,13 @@ def mixed(
     room: Sequence[tuple[Peak, float]],
     time_limit_s: float,
     most_entries: int = MOST_ENTRIES,
+    most_cpu_s: float = ilp.MOST_CPU_S,
 ) -> dict[Variable, int] | None:
     """The fastest plan of which each variable does what it does in one of `plans`; None where none has room, or the
     program is too large.
 
-    room: peaks, and the bytes that it may take at each of them besides what the first plan takes there.
+    room: peaks, and the bytes that it may take at each of them besides what the first plan takes there. most_cpu_s: for
+    the integer program.
     """
     size = -1
     for is_alike in (False, True):
@@ -95,7 +97,9 @@ def mixed(
         rows = [merged.row(peak, beside) for peak, beside in room]
         if any(row.limit < 0 for row in rows):
             return None
-        chosen = _solved(merged.problem, [row for row in rows if _may_bind(row)], time_limit_s, most_entries)
+        chosen = _solved(
+            merged.problem, [row for row in rows if _may_bind(row)], time_limit_s, most_entries, most_cpu_s
+        )
         if chosen is not None:
             return merged.states(chosen)
     return None
@@ -181,7 +185,9 @@ def _may_bind(row: ilp.Row) -> bool:
     return sum(float(a.max()) for a in (*row.coefficients.values(), *row.pairs.values())) > row.limit
 
 
-def _solved(problem: Problem, rows: Sequence[ilp.Row], time_limit_s: float, most_entries: int) -> IntArray | None:
+def _solved(
+    problem: Problem, rows: Sequence[ilp.Row], time_limit_s: float, most_entries: int, most_cpu_s: float
+) -> IntArray | None:
     """The best states that keep to the rows; None where there are none, or the program is too large."""
     counted = {v for row in rows for v in (*row.coefficients, *(end for pair in row.pairs for end in pair))}
     reduction = reduce(problem, sorted(counted))
@@ -199,9 +205,8 @@ def _solved(problem: Problem, rows: Sequence[ilp.Row], time_limit_s: float, most
         for row in rows
     ]
     try:
-        solution = ilp.solve(
-            core, time_limit_s=time_limit_s, gap=CLOSE if entries <= MOST_OF_SMALL else ROUGH, rows=of_core
-        )
+        gap = CLOSE if entries <= MOST_OF_SMALL else ROUGH
+        solution = ilp.solve(core, time_limit_s=time_limit_s, gap=gap, rows=of_core, most_cpu_s=most_cpu_s)
     except PlanError:
         return None
     return reduction.complete(solution.states)

@@ -88,10 +88,11 @@ def solve(
     gap: float = EXACT,
     rows: Sequence[Row] = (),
     forbidden: Sequence[IntArray] = (),
+    most_cpu_s: float = MOST_CPU_S,
 ) -> Solution:
     """Best assignment found within the limit, with a certified bound. PlanError where none is finite.
 
-    time_limit_s: seconds on the wall, for those who have a deadline; CPU seconds are limited for all (`MOST_CPU_S`).
+    time_limit_s: seconds on the wall, for those who have a deadline; CPU seconds are limited for all (`most_cpu_s`).
     gap: relative distance from the bound at which to stop. rows: sums that are limited. forbidden: assignments that
     may not be chosen.
     """
@@ -112,7 +113,7 @@ def solve(
         timeLimit=time_limit_s if math.isfinite(time_limit_s) else None,
         threads=1,
         gapRel=gap,
-        callbackTuple=(_Limit(thread_time() + MOST_CPU_S), None),
+        callbackTuple=(_Limit(thread_time() + most_cpu_s), None),
         callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
     )
     status = program.solve(solver)

@@ -129,6 +129,7 @@ def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, m
     monkeypatch.setattr(closing, "fitted_among_all", fitted)
     monkeypatch.setattr(closing, "branched", lambda search, found, root, most_open: found)
     monkeypatch.setattr(closing, "_read_off", lambda search, found, chain: found)
+    monkeypatch.setattr(closing, "refined_among_all", lambda search, found, chain: found)
     monkeypatch.setattr(Dual, "climb", climb)
     search, found = thrifty(0, part=0.0)
     assert closed(search, found).cost.gap > closing.MOST_OPEN
