@@ -68,7 +68,7 @@ def _bound(chain: Chain, time_limit_s: float) -> float:
     clock = chain.graph.clock
     interrupts, clock.interrupts = clock.interrupts, chain.is_for_bound
     try:
-        free_s = 0.0 if chain.is_for_bound else chain.graph.least_of_free_s()  # which is in the former's constant
+        free_s = 0.0 if chain.is_for_bound else chain.graph.least_of_free_s()  # hardly anything, for many strategies
         return lower_bound(chain, time_limit_s) + free_s
     except OutOfTimeError:
         return 0.0

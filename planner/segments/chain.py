@@ -337,10 +337,8 @@ class Chain:
 
     @property
     def constant(self) -> float:
-        """Seconds that are decided inside the segments, whatever their boundaries; of a bound, also what every plan
-        takes for what is made anew for its readers."""
-        decided_s = sum(self.kind(segment).reduction.constant for segment in range(len(self.instances)))
-        return decided_s + self.graph.spread_free_s() if self.is_for_bound else decided_s
+        """Seconds that are decided inside the segments, whatever their boundaries."""
+        return sum(self.kind(segment).reduction.constant for segment in range(len(self.instances)))
 
     def states(self) -> dict[Key, IntArray]:
         """Per key, the states that every segment which has it leaves to it."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.planner.clock import Clock
-from shardwright.planner.costs.kernels import whole_s
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.pins.confine import Confinement
@@ -53,7 +52,6 @@ class Graph:
     clock: Clock = field(default_factory=Clock)
     neighbourhoods: Neighbourhoods = field(default_factory=Neighbourhoods)
     _least_s: dict[bool, float] = field(default_factory=dict)
-    _spread_free_s: float | None = None
     _partial: dict[tuple[int, bytes, bytes], tuple[FloatArray, FloatArray]] = field(default_factory=dict)
     _sets: dict[Variable, StrategySet] = field(default_factory=dict)
 
@@ -105,19 +103,6 @@ class Graph:
     def least_of_free_s(self) -> float:
         """The same of what is made anew for its readers."""
         return self._least(free=True)
-
-    def spread_free_s(self) -> float:
-        """What is no more than that and asks for no strategies: all of it is elementwise, and no device computes less
-        than its even part."""
-        if self._spread_free_s is None:
-            is_free, kernels, profile = self.is_free, self.layout.kernels, self.prices.profile
-            whole = sum(
-                whole_s(node, kernels, profile) * (self.counted if node.index in self.behind else 1.0)
-                for node in self.flow.nodes
-                if not node.is_value and is_free[node.index]
-            )
-            self._spread_free_s = whole / self.prices.mesh.device_count
-        return self._spread_free_s
 
     def _least(self, *, free: bool) -> float:
         if free not in self._least_s:

@@ -14,10 +14,8 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.planner.costs.kernels import find_kernels, whole_s
 from shardwright.planner.search.program import Program
-from shardwright.planner.search.search import Search, plan
-from shardwright.planner.segments.bound import lower_bound
+from shardwright.planner.search.search import plan
 from shardwright.planner.segments.remade import dear_nodes
-from shardwright.shardings import Mesh
 
 
 def lowered(function: Any, *shapes: tuple[int, ...]) -> str:
@@ -58,16 +56,6 @@ def test_many_that_take_little_each_are_chosen_together() -> None:
     total_s = sum(whole_s(node, kernels, profile) for node in flow.nodes if not node.is_value)
     found = [flow.nodes[index] for index in dear_nodes(flow, kernels, profile)]
     assert any(whole_s(node, kernels, profile) < 1e-4 * total_s for node in found)
-
-
-def test_the_bound_has_the_even_part_of_what_is_remade() -> None:
-    text, mesh = lowered(masked, (64, 2**17), (2**17, 64)), Mesh.of({"data": 2, "model": 2, "sequence": 2})
-    chain = Search(text, Cluster.local(8), PlanOptions()).chain_to_bound(mesh)
-    with_it = lower_bound(chain, 10.0)
-    spread_s = chain.graph.spread_free_s()
-    assert 0 < spread_s <= chain.graph.least_of_free_s()
-    chain.graph._spread_free_s = 0.0
-    assert with_it == pytest.approx(lower_bound(chain, 10.0) + spread_s, rel=1e-9)
 
 
 def triangle_of(longest: int, x: jax.Array) -> jax.Array:
