@@ -21,6 +21,9 @@ from shardwright.links import Link
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
+#: Devices of one node at most, as `cluster.schema.json` has it.
+MOST_DEVICES = 4096
+
 #: Hardware profile of a platform where the file names none.
 DEFAULT_HARDWARE = {"cpu": "cpu", "cuda": "a100", "tpu": "tpu-v5e"}
 
@@ -115,6 +118,11 @@ class Cluster:
         """One CPU node on loopback, on ports that are free when it starts: the embedded server's cluster."""
         if isinstance(devices, bool) or devices < 1:
             raise ClusterConfigError(f"a cluster needs at least one device, not {devices}", remedy="pass devices=8")
+        if devices > MOST_DEVICES:
+            raise ClusterConfigError(
+                f"a node has at most {MOST_DEVICES} devices, not {devices}",
+                remedy="describe a larger cluster by nodes, in a cluster file",
+            )
         return cls(name="local", nodes=(ClusterNode(index=0, ip="127.0.0.1", port=0, device_count=devices),))
 
     @property

@@ -82,8 +82,8 @@ def reduced_at_once(instruction: Instruction, taken: Iterable[Factor] = ()) -> s
     return None
 
 
-_ZERO = re.compile(r"[\s{},()+\-.0]*0[\s{},()+\-.0]*", re.ASCII)
-_EXPONENT = re.compile(r"(?<=[0-9.])[eE][+\-]?[0-9]+", re.ASCII)
+#: Possessive, so that a literal of millions of elements is left at the first that is none.
+_ZEROS = re.compile(r"(?:[\s{},()+\-.0]++|(?<=[0-9.])[eE][+\-]?+[0-9]++)*+", re.ASCII)
 
 #: Instructions whose elements are all elements of their one operand, as they are or converted.
 _COPYING = frozenset({"broadcast", "reshape", "bitcast", "transpose", "copy", "convert", "slice", "reverse"})
@@ -93,7 +93,9 @@ def is_zero(instruction: Instruction) -> bool:
     """Whether every element is the number zero, as far as a literal and what copies its elements show."""
     while instruction.opcode in _COPYING and instruction.operands:
         instruction = instruction.operands[0]
-    return instruction.opcode == "constant" and bool(_ZERO.fullmatch(_EXPONENT.sub("", instruction.payload)))
+    return (
+        instruction.opcode == "constant" and bool(_ZEROS.fullmatch(instruction.payload)) and "0" in instruction.payload
+    )
 
 
 def _is_summable(element_type: str) -> bool:

@@ -46,7 +46,11 @@ def read_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"not JSON: {error}", where="plan", remedy="pass what Plan.to_json wrote") from None
+        raise PlanError(
+            f"not JSON: {error}",
+            where="plan",
+            remedy="give a file that `shardwright plan --out` wrote, or the text of Plan.to_json",
+        ) from None
 
 
 def decode_data(data: Any, hlo_text: str | None = None) -> Plan:

@@ -273,7 +273,7 @@ WRONG = [
     (["plan", "step.hlo", "--cluster", "-1"], "-1 is no number of devices", "give a whole number from 1"),
     (["plan", "step.hlo", "--cluster", "8", "--mesh", "0x8"], "has size 0", "give integers from 1"),
     (["explain", "list.json"], "list.json: plan: expected an object", "`shardwright plan --out` wrote"),
-    (["verify", "step.hlo", "--hlo", "step.hlo"], "step.hlo: plan: not JSON", "what Plan.to_json wrote"),
+    (["verify", "step.hlo", "--hlo", "step.hlo"], "step.hlo: plan: not JSON", "`shardwright plan --out` wrote"),
     (["verify", "list.json", "--tolerance", "nan"], "nan is no part", "such as 0.02"),
     (["verify", "list.json", "--deadline", "0"], "a deadline of 0.0", "more than 0"),
     (["lower", "usermodel:step", "--args", "f32[2]"], "usermodel:step raised TypeError", "--debug"),

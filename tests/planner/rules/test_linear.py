@@ -147,7 +147,7 @@ def test_handing_on_is_no_way() -> None:
         ("0", "f32[]", True), ("-0", "f32[]", True), ("0.0e+00", "f32[]", True), ("0e5", "f32[]", True),
         ("1e-10", "f32[]", False), ("nan", "f32[]", False), ("inf", "f32[]", False), ("10", "s32[]", False),
         ("{0, 0}", "f32[2]", True), ("{0, 1}", "f32[2]", False), ("(0, 0)", "c64[]", True), ("(0, 1)", "c64[]", False),
-        ("false", "pred[]", False),
+        ("false", "pred[]", False), ("{ { 0, 0.0e+00 }, { -0, 0 } }", "f32[2,2]", True), ("{}", "f32[0]", False),
     ],
 )  # fmt: skip
 def test_zero(literal: str, shape: str, expected: bool) -> None:
