@@ -112,12 +112,11 @@ def test_time_limit_leaves_a_valid_bound() -> None:
 
 def test_an_integer_program_ends_by_cpu_time_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = hard_problem(9)
-    monkeypatch.setattr(ilp, "MOST_CPU_S", 0.0)
-    cut_short = ilp.solve(problem, time_limit_s=math.inf)
+    cut_short = ilp.solve(problem, time_limit_s=math.inf, most_cpu_s=0.0)
     assert 0.0 <= cut_short.lower_bound < cut_short.value
     assert problem.value(cut_short.states) == pytest.approx(cut_short.value)
     monkeypatch.setattr(ilp, "thread_time", lambda: 0.0)  # as if others had the machine
-    solved = ilp.solve(problem, time_limit_s=math.inf)
+    solved = ilp.solve(problem, time_limit_s=math.inf, most_cpu_s=0.0)
     assert solved.lower_bound == pytest.approx(solved.value)
     assert solved.value <= cut_short.value
 
