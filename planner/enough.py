@@ -1,55 +1,100 @@
 """How many devices would do where no plan fits the memory, by making a plan for so many.
 
 What a device needs does not fall as the number of devices grows: what is computed of one row of a batch, or gathered
-for use, stays as large. So the thrifty plan of `sparing` is made for two, four, … times the nodes until one fits: it
-is a plan that can be had there, which makes the number enough, though fewer devices may be.
+for use, stays as large. So the thrifty plan of `sparing` is made for two, four, … times the nodes until one fits, then
+for numbers between that and the last that is not enough: it is a plan that can be had there, which makes the number
+enough, though fewer devices may be.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.sparing import sparing_plan
+from shardwright.planner.search.sparing import thriftiest_plan
+from shardwright.planner.search.state_floor import state_bytes
 from shardwright.report.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
     from shardwright.planner.graph.source import Source
+    from shardwright.planner.search.found import Outcome
 
-#: Multiples of the cluster that are tried.
-TIMES = (2, 4, 8, 16)
+#: Multiples of the cluster that are tried, each twice the one before it.
+MOST_DOUBLINGS = 4
 
 
 def with_enough_devices(
-    error: MemoryBudgetError, source: Source, cluster: Cluster, options: PlanOptions
+    error: MemoryBudgetError, source: Source, cluster: Cluster, options: PlanOptions, began_s: float
 ) -> MemoryBudgetError:
-    """`error`, its remedy with how many devices would do, as far as a plan that can be made at once tells."""
-    found = _devices_that_do(source, cluster, replace(options, mesh=None, stages=1))
-    return MemoryBudgetError(error.message, where=error.where, remedy=f"{error.remedy}, or use {found}")
+    """`error`, its remedy with how many devices would do, as far as a plan that can be made at once tells.
+
+    began_s: when planning began (`time.perf_counter`), from which on a deadline counts.
+    """
+    found = _devices_that_do(source, cluster, replace(options, mesh=None, stages=1), began_s)
+    remedy = f"{error.remedy}, or use {found}" if found else error.remedy
+    return MemoryBudgetError(error.message, where=error.where, remedy=remedy)
 
 
-def _devices_that_do(source: Source, cluster: Cluster, options: PlanOptions) -> str:
-    if options.deadline_s is None and options.force is None and options.mode == "search":
-        with collector_paused():
-            for times in TIMES:
-                larger = _multiplied(cluster, times)
-                search = Search(source, larger, options)
-                try:
-                    outcome = sparing_plan(search)
-                except (PlanError, AnnotationError, OptionError):  # a batch or pins that so many devices do not divide
-                    break
-                if outcome is not None and outcome.found is not None:
-                    needed = format_bytes(search.needed_bytes(outcome.found))
-                    return (
-                        f"{larger.device_count} devices ({len(larger.nodes)} nodes), where a fully sharded plan needs "
-                        f"{needed} a device"
-                    )
-    return "more devices"
+def _devices_that_do(source: Source, cluster: Cluster, options: PlanOptions, began_s: float) -> str:
+    """How many devices, in words; nothing where more do not help."""
+    if options.force is not None or options.mode != "search":
+        return "more devices"
+    unhurried = replace(options, deadline_s=None)
+
+    def is_late() -> bool:
+        return options.deadline_s is not None and time.perf_counter() - began_s > options.deadline_s
+
+    def search_on(times: int) -> Search:
+        return Search(source, _multiplied(cluster, times), unhurried)
+
+    with collector_paused():
+        enough = _least_that_does(search_on, is_late)
+    if enough is None or enough.found is None:
+        return "more devices" if is_late() else ""
+    larger, needed = enough.search.cluster, enough.search.needed_bytes(enough.found)
+    return (
+        f"{larger.device_count} devices ({len(larger.nodes)} nodes), where a fully sharded plan needs "
+        f"{format_bytes(needed)} a device"
+    )
+
+
+def _least_that_does(search_on: Callable[[int], Search], is_late: Callable[[], bool]) -> Outcome | None:
+    """What takes little on the least multiple of the cluster that a plan fits on, of those tried."""
+    alone = search_on(1)
+    too_few = max(1, math.ceil(state_bytes(alone) / (alone.cluster.device_count * alone.limit_bytes)) - 1)
+    times, enough, needed = 2 ** too_few.bit_length(), None, math.inf
+    for _ in range(MOST_DOUBLINGS):
+        made = None if is_late() else _thriftiest_on(search_on, times)
+        if made is not None and made.found is not None:
+            enough = made
+            break
+        if made is None or 2 * made.least_bytes - needed > alone.limit_bytes:  # what does not fall is too much alone
+            return None
+        needed, too_few, times = made.least_bytes, times, 2 * times
+    while enough is not None and times - too_few > 1 and not is_late():
+        between = (times + too_few) // 2
+        made = _thriftiest_on(search_on, between)
+        if made is not None and made.found is not None:
+            enough, times = made, between
+        else:
+            too_few = between
+    return enough
+
+
+def _thriftiest_on(search_on: Callable[[int], Search], times: int) -> Outcome | None:
+    """What takes little on so many times the cluster, whether it fits or not; None where there is nothing."""
+    try:
+        return thriftiest_plan(search_on(times))
+    except (PlanError, AnnotationError, OptionError):  # a batch or pins that so many devices do not divide
+        return None
 
 
 def _multiplied(cluster: Cluster, times: int) -> Cluster:

@@ -16,6 +16,7 @@ from shardwright.planner.enough import with_enough_devices
 from shardwright.planner.graph.source import Source
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
 from shardwright.planner.search.search import plan as plan_whole
+from shardwright.planner.search.state_floor import StateTooLargeError
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 
@@ -48,12 +49,17 @@ def plan_step(
     """
     begin_s = time.perf_counter()
     source = Source(hlo) if isinstance(hlo, str) else hlo
-    made = _planned(source, cluster, options or PlanOptions(), progress, trails)
+    made = _planned(source, cluster, options or PlanOptions(), progress, trails, begin_s)
     return replace(made, planning_s=time.perf_counter() - begin_s) if isinstance(made, PipelinePlan) else made
 
 
 def _planned(
-    source: Source, cluster: Cluster, options: PlanOptions, progress: Listener | None, trails: Trails | None
+    source: Source,
+    cluster: Cluster,
+    options: PlanOptions,
+    progress: Listener | None,
+    trails: Trails | None,
+    began_s: float,
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
         searched = searched_pipeline(source.text, cluster, options, progress=progress)
@@ -62,9 +68,9 @@ def _planned(
     try:
         whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails)
     except MemoryBudgetError as error:
-        if not _may_pipeline(cluster, options):
-            raise with_enough_devices(error, source, cluster, options) from None
-        return _where_nothing_else_fits(source, cluster, options, error, progress)
+        if isinstance(error, StateTooLargeError) or not _may_pipeline(cluster, options):
+            raise with_enough_devices(error, source, cluster, options, began_s) from None
+        return _where_nothing_else_fits(source, cluster, options, error, progress, began_s)
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
         return whole if narrowed is options else _widened(source, cluster, options, whole, progress, trails)
     if narrowed is not options:
@@ -113,13 +119,18 @@ def _is_worth_it(cluster: Cluster, options: PlanOptions, whole: Plan) -> bool:
 
 
 def _where_nothing_else_fits(
-    source: Source, cluster: Cluster, options: PlanOptions, error: MemoryBudgetError, progress: Listener | None
+    source: Source,
+    cluster: Cluster,
+    options: PlanOptions,
+    error: MemoryBudgetError,
+    progress: Listener | None,
+    began_s: float,
 ) -> PipelinePlan:
     try:
         searched = searched_pipeline(source.text, cluster, options, why_not=error.message, progress=progress)
         return pipeline_of(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
-        raise with_enough_devices(error, source, cluster, options) from why
+        raise with_enough_devices(error, source, cluster, options, began_s) from why
 
 
 def _faster(

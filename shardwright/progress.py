@@ -11,7 +11,8 @@ from dataclasses import dataclass
 class PlanProgress:
     """One report of a planner; 0.0 where a figure is not known yet.
 
-    phase: parse, rules, search or check; stages and programs of a pipeline; cache where an earlier plan is the answer.
+    phase: parse, rules, search, rewrite (where memory binds) or check; stages and programs of a pipeline; cache where
+    an earlier plan is the answer.
     detail: what of it, such as the mesh being searched.
     incumbent_s: predicted seconds a step of the best plan so far.
     lower_bound_s: no plan of the search is faster.

@@ -45,6 +45,18 @@ def breakdown(parameters: Mapping[str, int], temporaries: int) -> str:
     return ", ".join(f"{what} {format_bytes(size)}" for what, size in ordered if size)
 
 
+class TooLargeError(MemoryBudgetError):
+    """No plan that was looked at fits.
+
+    needed_bytes: what a device must have for the one that needs least, and what that is made of, in words.
+    stored_bytes: what its arguments take of that.
+    """
+
+    needed: str
+    needed_bytes: int
+    stored_bytes: int
+
+
 def too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
     """That a plan which fits takes at least so long, which is no use."""
     return MemoryBudgetError(
@@ -52,9 +64,20 @@ def too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
     )
 
 
-def too_large(search: MeshSearch, least: Found) -> MemoryBudgetError:
+def too_large(search: MeshSearch, least: Found) -> TooLargeError:
     """What is needed, what dominates, and what would help."""
-    needed, limit = search.needed_bytes(least), search.limit_bytes
+    needed, said = search.needed_bytes(least), _least_needs(search, least)
+    error = TooLargeError(
+        f"no plan over {least.mesh} fits {format_bytes(search.limit_bytes)} a device: {said}",
+        where="memory_budget",
+        remedy=f"allow {format_bytes(_ROUNDED_UP * needed)} (1 % to spare), make the batch smaller",
+    )
+    error.needed, error.needed_bytes, error.stored_bytes = said, needed, least.memory.arguments_bytes
+    return error
+
+
+def _least_needs(search: MeshSearch, least: Found) -> str:
+    needed = search.needed_bytes(least)
     state = sum(
         shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
         for v in least.parameters
@@ -72,12 +95,13 @@ def too_large(search: MeshSearch, least: Found) -> MemoryBudgetError:
     lines = dominating(model.peak(least.decisions), least.decisions)
     most = f"; of what the program computes, {lines} take most" if lines else ""
     again, parts_of_batch = search.recomputation, search.program.micro_batches
-    although = [f"{len(again.instructions)} values are computed again"] if again else []
+    although = [_computed_again(len(again.instructions))] if again else []
     although += [f"the batch is taken in {parts_of_batch} micro-batches"] if parts_of_batch > 1 else []
-    return MemoryBudgetError(
-        f"no plan over {least.mesh} fits {format_bytes(limit)} a device: the least that was found needs "
-        f"{format_bytes(needed)} ({parts}{most}), at {format_seconds(least.cost.step_s)} a step"
-        + (f", though {' and '.join(although)}" if although else ""),
-        where="memory_budget",
-        remedy=f"allow {format_bytes(_ROUNDED_UP * needed)}, make the batch smaller",
+    return (
+        f"the least that was found needs {format_bytes(needed)} ({parts}{most}), "
+        f"at {format_seconds(least.cost.step_s)} a step" + (f", though {' and '.join(although)}" if although else "")
     )
+
+
+def _computed_again(count: int) -> str:
+    return "one value is computed again" if count == 1 else f"{count} values are computed again"

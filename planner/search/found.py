@@ -10,6 +10,7 @@ from shardwright.cost.peak.memory import Held
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.again.trails import Entry
 from shardwright.planner.memory.budget import MemoryPrice
+from shardwright.planner.memory.words import TooLargeError
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, VariablePlan
@@ -110,6 +111,16 @@ class Outcome:
             made = self.search.found(tried.chain, tried.solved, tried.notes)
             found = self._plans[id(tried)] = replace(made, start=tried.start)
         return found
+
+    def refuse(self, error: MemoryBudgetError) -> None:
+        """Nothing fits that led to this error: of several the one is kept that needs least."""
+        if self.refusal is None or (isinstance(error, TooLargeError) and error.needed_bytes < self.least_bytes):
+            self.refusal = error
+
+    @property
+    def least_bytes(self) -> float:
+        """What a device must have for the refused plan that needs least; infinite where that is not known."""
+        return self.refusal.needed_bytes if isinstance(self.refusal, TooLargeError) else math.inf
 
     def widened(self, without: frozenset[Mesh]) -> Outcome:
         """The outcome of a part of the meshes with what all others but those of `without` give."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
@@ -187,7 +188,7 @@ class _Table:
                     break
                 self._bisect(number)
             self._price()
-        best = self.found or self._sparing() or self._least()
+        best = self.found or self._sparing()
         best.plain = self.tried[self.search.program.micro_batches, NOTHING]
         best.entry = self._entry(best)
         best.notes += self.notes
@@ -198,11 +199,14 @@ class _Table:
         """Whether what fits is as fast as the program as it is, memory aside, or nearly: nothing else takes less."""
         return self.found is not None and self.found.step_s * (1 - WORTH_A_TABLE) <= self._fastest_s(number, NOTHING)
 
-    def _sparing(self) -> Outcome | None:
-        """A plan that takes little whatever else it takes, or a faster one of the program computing like it; None where
-        not even that one fits."""
-        made = sparing_plan(self.search)
-        if made is None or self.search.is_late():
+    def _sparing(self) -> Outcome:
+        """A plan that takes little whatever else it takes, or a faster one of the program computing like it; where not
+        even that one fits, the refusal that needs least."""
+        made = self.search.spared or sparing_plan(self.search)
+        if made is None or made.found is None:
+            refused = [self._least(), *([made] if made is not None else [])]
+            return min(refused, key=attrgetter("least_bytes"))
+        if self.search.is_late():
             return made
         outcome = self.search.variant(made.search.recomputation, made.search.program.micro_batches)
         return outcome if outcome.search.fit(outcome, below_s=made.step_s * (1 - LEAST_GAIN)) else made
@@ -372,12 +376,12 @@ class _Table:
         return outcome.fastest.step_s * max(1.0, _excess(outcome))
 
     def _least(self) -> Outcome:
-        """The last outcome that is refused, with the most that was tried to save memory."""
+        """Of the outcomes that are refused the one that needs least."""
         refused = [outcome for outcome in self.tried.values() if outcome.refusal is not None]
         if not refused:  # the deadline has passed
             refused = [next(iter(self.tried.values()))]
             refused[0].search.fit(refused[0])
-        return refused[-1]
+        return min(refused, key=attrgetter("least_bytes"))
 
 
 def _least_by_mesh(tried: Sequence[Tried]) -> dict[Mesh, float]:

@@ -30,6 +30,7 @@ from shardwright.planner.search.mesh_search import Listener, MeshSearch
 from shardwright.planner.search.meshes import meshes_to_search, refines
 from shardwright.planner.search.relief import relieved
 from shardwright.planner.search.sparing import sparing_plan
+from shardwright.planner.search.state_floor import check_state_fits
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.descent import descend, lifted
 from shardwright.planner.solver.dual import TIGHT
@@ -93,12 +94,14 @@ class Search(MeshSearch):
         self.known = Known()
         self.bounding = Bounding()
         self.as_given: dict[Mesh, Tried] = {}
+        self.spared: Outcome | None = None  # of what takes little, where that was made
         self.begun: dict[Mesh, str] = {}
         self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
         self.close = 0.0  # relative gap at which a plan of a mesh is good enough
         self.without = frozenset[Mesh]()
 
     def run(self) -> Plan:
+        check_state_fits(self)
         is_whole = False
         try:
             outcome = self._again()
@@ -151,8 +154,8 @@ class Search(MeshSearch):
         if found is not None and self.needed_bytes(found) <= self.limit_bytes:
             self.offer(found)
         else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
-            made = sparing_plan(self, found) if is_hurried else None
-            found = made.found if made is not None else None
+            self.spared = sparing_plan(self, found) if is_hurried else None
+            found = self.spared.found if self.spared is not None else None
         if found is not None:
             self._incumbent_s = found.cost.step_s
             self.report("search", str(found.mesh))
@@ -359,7 +362,7 @@ class Search(MeshSearch):
                     found = replace(fitting.best(), start=each.start)
                 except MemoryBudgetError as error:
                     outcome.refusals[each.mesh] = error
-                    outcome.refusal = outcome.refusal or error
+                    outcome.refuse(error)
                     if fitting.is_hopeless:  # and so is each mesh whose fastest plan does not need far less
                         hopeless_bytes = min(hopeless_bytes, self.needed_bytes(found) / HOPELESS)
                     continue

@@ -2,15 +2,20 @@
 
 State fully sharded, everything computed again that can be, the batch in as few parts as make that fit: what an expert
 would write for a model that is too large. It is forced, and so found in a second or two: a deadline can leave with it.
+Where the fastest such plan does not fit, however many the parts, the thriftiest is looked for by a price of memory, for
+the fastest may gather all state ahead of the loop over the parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardwright.errors import AnnotationError, PlanError
+from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
+from shardwright.planner.memory.fitting import fitted
 from shardwright.planner.memory.recompute import PRICES, Recomputation, recomputations
+from shardwright.planner.memory.words import TooLargeError, too_large
 from shardwright.planner.search.experts import fully_sharded
 from shardwright.planner.search.found import Outcome
 
@@ -18,8 +23,11 @@ if TYPE_CHECKING:
     from shardwright.planner.search.found import Found
     from shardwright.planner.search.search import Search
 
-#: Most micro-batches that are tried unless more are asked for.
+#: Most micro-batches that are searched unless more are asked for.
 MOST_MICRO_BATCHES = 16
+
+#: Most that are tried where a plan of no fewer fits: each part has work of its own for every device.
+MOST_IN_NEED = 256
 
 _SCOPE = (
     "this plan is fully sharded and computes again what it can, for that takes little memory: the search, as far as it "
@@ -28,7 +36,8 @@ _SCOPE = (
 
 
 def sparing_plan(search: Search, plain: Found | None = None) -> Outcome | None:
-    """Such a plan, if one fits the memory and what was asked for leaves the choice.
+    """Such a plan, if one fits the memory; else the refusal of the one that needs least. None where what was asked for
+    leaves no choice, or none can be had.
 
     plain: the fully sharded one of the program as it is, where it is known.
     """
@@ -38,30 +47,89 @@ def sparing_plan(search: Search, plain: Found | None = None) -> Outcome | None:
     if plain is None:
         return None
     again = _all_that_can_be(search, plain)
-    number = search.program.micro_batches
-    most = MOST_MICRO_BATCHES if search.options.micro_batches is None else number
-    while number <= most:
-        try:
-            variant = search.computing(again, number)
-        except (PlanError, AnnotationError):
-            return None
-        found = fully_sharded(variant)
-        if found is not None and search.needed_bytes(found) <= search.limit_bytes:
-            found = replace(found, cost=replace(found.cost, bound_scope=_SCOPE))
-            variant.offer(found)
-            return Outcome(search=variant, tried=[], refusals={}, found=found)
-        number = _next_number(search, found, number)
-    return None
+    refused: list[Outcome] = []
+    for most, is_priced in ((MOST_MICRO_BATCHES, False), (MOST_IN_NEED, True)):
+        for made in _in_parts(search, again, most, is_priced):
+            if made.found is not None:
+                return made
+            refused.append(made)
+        if search.is_late():
+            break
+    return min(refused, key=lambda outcome: outcome.least_bytes, default=None)
 
 
-def _next_number(search: Search, found: Found | None, number: int) -> int:
+def thriftiest_plan(search: Search) -> Outcome | None:
+    """One of those plans that fits, or else the refusal of the one that needs least, of as many parts as there may be
+    or of fewer, if that needs less: known sooner than `sparing_plan`, and slower to run. None as there."""
+    plain = fully_sharded(search) if search.is_free else None
+    if plain is None:
+        return None
+    again = _all_that_can_be(search, plain)
+    fewest = search.program.micro_batches
+    number = MOST_IN_NEED if search.options.micro_batches is None else fewest
+    least: Outcome | None = None
+    while number >= fewest:
+        made = _in_so_many(search, again, number, is_priced=True)
+        if made is not None:
+            if made.found is not None:
+                return made
+            if least is not None and made.least_bytes > least.least_bytes:
+                break
+            least = made
+        number //= 2
+    return least
+
+
+def _in_parts(search: Search, again: Recomputation | None, most: int, is_priced: bool) -> Iterator[Outcome]:
+    """Such plans of ever more micro-batches, those left out that cannot be enough."""
+    last, number = 0, search.program.micro_batches
+    most = most if search.options.micro_batches is None else number
+    while last < number <= most:
+        made = _in_so_many(search, again, number, is_priced)
+        if made is None:  # the step does not split so far, or leaves nothing to shard
+            most = number = number // 2
+            continue
+        yield made
+        last, number = number, _next_number(search, made, number, most)
+
+
+def _in_so_many(search: Search, again: Recomputation | None, number: int, is_priced: bool) -> Outcome | None:
+    """The fully sharded plan in so many micro-batches, or its refusal; None where there is none.
+
+    is_priced: whether a price of memory looks for one that needs less.
+    """
+    try:
+        variant = search.computing(again, number)
+    except (PlanError, AnnotationError):
+        return None
+    found = fully_sharded(variant)
+    if found is None:
+        return None
+    made = Outcome(search=variant, tried=[], refusals={})
+    try:
+        fits = fitted(variant, found) if is_priced else _as_it_is(variant, found)
+    except MemoryBudgetError as error:
+        made.refuse(error)
+        return made
+    made.found = replace(fits, cost=replace(fits.cost, bound_scope=_SCOPE))
+    variant.offer(made.found)
+    return made
+
+
+def _as_it_is(search: Search, found: Found) -> Found:
+    if search.needed_bytes(found) > search.limit_bytes:
+        raise too_large(search, found)
+    return found
+
+
+def _next_number(search: Search, made: Outcome, number: int, most: int) -> int:
     """The number of micro-batches to try after this one, with which the fully sharded plan does not fit: the first that
     may be enough, for parts of a batch take at best as much less as they are more."""
     number *= 2
-    if found is not None:
-        needed, stored = search.needed_bytes(found), found.memory.arguments_bytes
-        while number < MOST_MICRO_BATCHES and stored + (needed - stored) / 2 > search.limit_bytes:
-            number, needed = 2 * number, stored + (needed - stored) // 2
+    if isinstance(made.refusal, TooLargeError):
+        needed, stored = made.least_bytes, made.refusal.stored_bytes
+        while number < most and stored + (needed - stored) / 2 > search.limit_bytes:
+            number, needed = 2 * number, stored + (needed - stored) / 2
     return number
 
 

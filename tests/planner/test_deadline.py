@@ -14,9 +14,10 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.planner import plan
 from shardwright.planner.clock import Clock, OutOfTimeError
-from shardwright.planner.search.found import Found
+from shardwright.planner.memory.words import TooLargeError
+from shardwright.planner.search.found import Outcome
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.sparing import MOST_MICRO_BATCHES, _next_number
+from shardwright.planner.search.sparing import _next_number
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp
@@ -140,12 +141,14 @@ def test_where_data_parallelism_hardly_fits_the_fully_sharded_plan_comes_first(
 
 @pytest.mark.parametrize(
     ("stored", "limit", "expected"),
-    [(0, 50, 2), (0, 49, 4), (0, 24, 8), (20, 60, 2), (20, 40, 4), (20, 10, MOST_MICRO_BATCHES)],
+    [(0, 50, 2), (0, 49, 4), (0, 24, 8), (20, 60, 2), (20, 40, 4), (20, 10, 16)],
 )
 def test_no_parts_of_the_batch_are_tried_that_cannot_be_enough(stored: int, limit: int, expected: int) -> None:
-    found = SimpleNamespace(memory=SimpleNamespace(arguments_bytes=stored))
-    search = SimpleNamespace(needed_bytes=lambda _: 100, limit_bytes=limit)
-    assert _next_number(cast(Search, search), cast(Found, found), 1) == expected
+    refusal = TooLargeError("needs 100")
+    refusal.needed_bytes, refusal.stored_bytes = 100, stored
+    search = cast(Search, SimpleNamespace(limit_bytes=limit))
+    made = Outcome(search=search, tried=[], refusals={}, refusal=refusal)
+    assert _next_number(search, made, 1, most=16) == expected
 
 
 def test_without_a_plan_nothing_is_interrupted() -> None:

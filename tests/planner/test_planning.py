@@ -15,7 +15,7 @@ from shardwright.planner import planning
 from shardwright.plans import Plan
 from tests.planner.pipeline import cases
 from tests.planner.pipeline.planned import lowered
-from tests.planner.programs import lower
+from tests.planner.programs import gpt2, lower
 from tests.planner.stages.stage_programs import typed_scan
 
 MLP = lowered(cases.mlp(4))[0]
@@ -93,7 +93,7 @@ def test_stages_that_the_devices_do_not_give():
 
 
 def test_where_nothing_fits_the_error_is_that_of_one_program():
-    with pytest.raises(MemoryBudgetError, match=r"smaller, or use more devices$"):
+    with pytest.raises(MemoryBudgetError, match=r"the state alone .*\n  remedy: .* make the batch smaller$"):
         sw.plan(MLP, 4, memory_budget=100, cache=False)
 
 
@@ -105,3 +105,21 @@ def test_as_many_devices_as_the_error_names_do():
     assert enough
     assert int(enough[1]) > 2, "two would do if all that 20 KiB hold were shared out"
     assert sw.plan(MLP, int(enough[1]), **options).memory.peak_bytes <= 12_000
+
+
+@pytest.fixture(scope="module")
+def of_threes() -> str:
+    """Widths that three devices divide."""
+    return lower(gpt2(layers=6, width=48, vocabulary=48, batch=24, length=4))
+
+
+def test_fewer_devices_than_the_next_power_of_two_are_named_where_they_do(of_threes: str) -> None:
+    options = {"memory_budget": 2_500_000, "remat": "none", "micro_batches": 1, "stages": 1, "cache": False}
+    with pytest.raises(MemoryBudgetError, match=r"or use 3 devices \(3 nodes\), where a fully sharded plan needs"):
+        sw.plan(of_threes, 1, **options)
+    assert sw.plan(of_threes, 3, **options).memory.peak_bytes <= 2_500_000
+
+
+def test_a_deadline_leaves_no_time_to_say_how_many_devices_would_do(of_threes: str) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"or use more devices$"):
+        sw.plan(of_threes, 1, memory_budget=2_500_000, remat="none", micro_batches=1, deadline=1e-6, cache=False)

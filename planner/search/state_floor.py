@@ -1,0 +1,45 @@
+"""Whether the state alone fits: what no way of splitting a step can get around, known before anything is searched.
+
+Every element of the state, parameters and what the optimizer keeps, lies on one device at least, between steps too. So
+a device has the mean of it at least, in one program for all devices as in a pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.errors import MemoryBudgetError
+from shardwright.planner.memory.words import TooLargeError
+from shardwright.planner.search.sparing import thriftiest_plan
+from shardwright.report.units import format_bytes
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.mesh_search import MeshSearch
+    from shardwright.planner.search.search import Search
+
+
+class StateTooLargeError(MemoryBudgetError):
+    """The state alone does not fit: neither does a pipeline."""
+
+
+def state_bytes(search: MeshSearch) -> int:
+    """Bytes of the whole state."""
+    nodes = search.flow.nodes
+    return sum(shape.size_bytes for node in search.program.state for shape in nodes[node].shapes)
+
+
+def check_state_fits(search: Search) -> None:
+    """Raises StateTooLargeError, with what a plan that takes little needs, if one can be had."""
+    devices, limit = search.cluster.device_count, search.limit_bytes
+    whole = state_bytes(search)
+    if whole <= devices * limit:
+        return
+    message = (
+        f"no plan fits {format_bytes(limit)} a device: the state alone takes {format_bytes(whole)}, "
+        f"{format_bytes(whole / devices)} on each of {devices} if they share it evenly"
+    )
+    thrifty = thriftiest_plan(search)
+    least = thrifty.refusal if thrifty is not None else None
+    if not isinstance(least, TooLargeError):
+        raise StateTooLargeError(message, where="memory_budget", remedy="use an optimizer that keeps less")
+    raise StateTooLargeError(f"{message}; {least.needed}", where=least.where, remedy=least.remedy)
