@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwright.errors import AnnotationError, OptionError, PlanError
-from shardwright.planner.clock import LEAST_S
 from shardwright.planner.pins.force import Forced
 from shardwright.planner.search.meshes import meshes_to_search
 from shardwright.plans import Candidate
@@ -161,7 +160,7 @@ def _made(search: Search, mesh: Mesh, force: Forced) -> Tried | Refusal:
     for in_place in dict.fromkeys((force.in_place, frozenset())):
         try:
             chain = search.chain(mesh, force, in_place)
-            return search.tried(chain, chain.solve(LEAST_S), search.flow.notes)
+            return search.tried(chain, chain.solve(search.time_limit_s()), search.flow.notes)
         except (PlanError, AnnotationError) as error:
             refusal = error
     assert refusal is not None

@@ -24,17 +24,15 @@ that HiGHS' absolute tolerances mean parts of a step, not seconds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from time import thread_time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import highspy
 import numpy as np
 import pulp
 
 from shardwright.errors import PlanError
+from shardwright.planner.solver.highs import highs
 from shardwright.planner.solver.local_search import incumbent
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 
@@ -108,15 +106,7 @@ def solve(
         _row(program, row, x, edges)
     for states in forbidden:
         _forbid(program, states, x)
-    solver = pulp.HiGHS(
-        msg=False,
-        timeLimit=time_limit_s if math.isfinite(time_limit_s) else None,
-        threads=1,
-        gapRel=gap,
-        callbackTuple=(_Limit(thread_time() + most_cpu_s), None),
-        callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
-    )
-    status = program.solve(solver)
+    status = program.solve(highs(gap=gap, most_cpu_s=most_cpu_s, time_limit_s=time_limit_s))
     if status == pulp.LpStatusInfeasible:
         raise PlanError(
             "no combination of strategies satisfies all pins and forced shardings",
@@ -130,17 +120,6 @@ def solve(
     if not np.isfinite(value):
         raise PlanError("the search found no legal plan within its time limit", remedy="pin or force less")
     return Solution(states=start, value=value, lower_bound=min(bound, value) if np.isfinite(bound) else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """Ends HiGHS once this thread, the one that HiGHS runs in, has taken so much CPU time."""
-
-    end_s: float
-
-    def __call__(self, kind: Any, message: str, out: Any, said: Any, data: Any) -> None:
-        """What HiGHS calls as it goes on: `said` tells it whether to."""
-        said.user_interrupt = thread_time() > self.end_s
 
 
 def _program(

@@ -339,7 +339,7 @@ class _Search:
             chunks=chunks,
             micro_batches=micro_batches,
             imbalance=self.wanted.imbalance,
-            time_limit_s=10.0,
+            most_cpu_s=10.0,
         )
         problem = CutProblem(graph=self._graphs[key], places=places, chunks=chunks, micro_batches=micro_batches)
         whole = problem.measured([found.chunk_of[part] for part in parts], is_optimal=found.is_optimal)

@@ -29,12 +29,12 @@ def cut(
     chunks: int = 1,
     micro_batches: int = 1,
     imbalance: float | None = None,
-    time_limit_s: float = 20.0,
+    most_cpu_s: float = 20.0,
 ) -> StageCut:
     """Cut `graph` into `chunks` parts for each of `places`; chunk c lies on stage c % len(places).
 
     imbalance: how much longer than the average chunk the slowest one may take, as a part of that; None: 2 % longer
-    than in the best balanced cut. time_limit_s: of the integer program; the best cut found by then is taken.
+    than in the best balanced cut. most_cpu_s: CPU seconds of the integer programs; the best cut found by then is taken.
 
     Raises PlanError where there are fewer nodes than chunks or no cut is as balanced as asked for, MemoryBudgetError
     where none fits.
@@ -54,7 +54,7 @@ def cut(
         limit_s = _limit_s(problem, imbalance, max(straight.chunk_s))
         return intervals.least_crossing(limit_s) or _refuse(problem, imbalance, max(straight.chunk_s))
     is_hopeless = straight is None and chunks == 1 and is_exact(problem)
-    best_s = None if is_hopeless else _faster(straight, cut_ilp.fastest(problem, time_limit_s=time_limit_s / 2))
+    best_s = None if is_hopeless else _faster(straight, cut_ilp.fastest(problem, most_cpu_s=most_cpu_s / 2))
     if best_s is None:
         raise MemoryBudgetError(
             f"no cut into {len(places)} stages fits the memory of their devices",
@@ -62,7 +62,7 @@ def cut(
             remedy="use more devices a stage, smaller micro-batches, or a schedule that keeps fewer of them",
         )
     limit_s = _limit_s(problem, imbalance, best_s)
-    found = cut_ilp.least_crossing(problem, limit_s, time_limit_s=time_limit_s / 2)
+    found = cut_ilp.least_crossing(problem, limit_s, most_cpu_s=most_cpu_s / 2)
     if found is None or not found.is_optimal:
         straight = intervals.least_crossing(limit_s)
         if straight is not None and (found is None or straight.crossing_bytes < found.crossing_bytes):

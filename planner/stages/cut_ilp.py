@@ -33,6 +33,7 @@ from math import isfinite
 
 import pulp
 
+from shardwright.planner.solver.highs import highs
 from shardwright.planner.stages.work import CutProblem, StageCut, of_kind, shared_bytes
 
 #: Value that the most bytes which can cross are scaled to.
@@ -41,20 +42,20 @@ _SCALE = 1e4
 _Terms = list[tuple[pulp.LpVariable, float]]
 
 
-def fastest(problem: CutProblem, *, time_limit_s: float) -> StageCut | None:
+def fastest(problem: CutProblem, *, most_cpu_s: float) -> StageCut | None:
     """The cut whose slowest chunk takes least; None where nothing fits or none was found in time."""
     program = _Program(problem)
     program.lp.setObjective(pulp.LpAffineExpression([(program.slowest, 1.0)]))
-    chunk_of = program.solve(time_limit_s)
+    chunk_of = program.solve(most_cpu_s)
     return None if chunk_of is None else problem.measured(chunk_of, is_optimal=program.is_optimal)
 
 
-def least_crossing(problem: CutProblem, most_s: float, *, time_limit_s: float) -> StageCut | None:
+def least_crossing(problem: CutProblem, most_s: float, *, most_cpu_s: float) -> StageCut | None:
     """The cut that sends least among those whose chunks take at most `most_s`; None where there is none."""
     program = _Program(problem, sending=True)
     program.slowest.upBound = most_s / program.unit_s * (1 + 1e-9)
     program.lp.setObjective(pulp.LpAffineExpression(program.crossing()))
-    chunk_of = program.solve(time_limit_s)
+    chunk_of = program.solve(most_cpu_s)
     if chunk_of is None:
         return None
     found = problem.measured(chunk_of, is_optimal=program.is_optimal)
@@ -196,9 +197,9 @@ class _Program:
         most = max(amounts.values(), default=0.0) or 1.0
         return [(sent, _SCALE * amounts[key[:2]] / most) for key, sent in self._sends.items()]
 
-    def solve(self, time_limit_s: float) -> tuple[int, ...] | None:
+    def solve(self, most_cpu_s: float) -> tuple[int, ...] | None:
         """The chunk of every node; None where there is no solution."""
-        status = self.lp.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_s, threads=1, gapRel=1e-9))
+        status = self.lp.solve(highs(gap=1e-9, most_cpu_s=most_cpu_s))
         values = [[variable.value() for variable in row] for row in self.x]
         if status == pulp.LpStatusInfeasible or any(value is None for row in values for value in row):
             return None

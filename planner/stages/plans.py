@@ -27,9 +27,6 @@ MOST_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
 #: choices make far more of a difference.
 CLOSE = 0.02
 
-#: Seconds that the integer program of a plan with prices may take.
-PRICED_TIME_LIMIT_S = 3.0
-
 
 @dataclass(slots=True, eq=False)
 class _Plans:
@@ -63,7 +60,7 @@ class _Plans:
         peaks = [memory.peak(each.decisions) for each in self._found[-2:]]
         peaks = peaks[:1] if peaks[0] == peaks[-1] else peaks
         chain = first.chain.with_price(MemoryPrice.shared(peaks, price))
-        return search.found(first.chain, chain.solve(PRICED_TIME_LIMIT_S, CLOSE), first.notes)
+        return search.found(first.chain, chain.solve(search.time_limit_s(), CLOSE), first.notes)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

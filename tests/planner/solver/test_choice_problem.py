@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import PlanError
-from shardwright.planner.solver import dual, ilp, pbqp
+from shardwright.planner.solver import dual, highs, ilp, pbqp
 from shardwright.planner.solver.local_search import incumbent
 from shardwright.planner.solver.pbqp import Problem
 from shardwright.planner.solver.solve import solve
@@ -115,7 +115,7 @@ def test_an_integer_program_ends_by_cpu_time_however_busy_the_machine_is(monkeyp
     cut_short = ilp.solve(problem, time_limit_s=math.inf, most_cpu_s=0.0)
     assert 0.0 <= cut_short.lower_bound < cut_short.value
     assert problem.value(cut_short.states) == pytest.approx(cut_short.value)
-    monkeypatch.setattr(ilp, "thread_time", lambda: 0.0)  # as if others had the machine
+    monkeypatch.setattr(highs, "thread_time", lambda: 0.0)  # as if others had the machine
     solved = ilp.solve(problem, time_limit_s=math.inf, most_cpu_s=0.0)
     assert solved.lower_bound == pytest.approx(solved.value)
     assert solved.value <= cut_short.value

@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 
 from shardwright.errors import PlanError
+from shardwright.planner.solver import highs
 from shardwright.planner.stages import cut_ilp
 from shardwright.planner.stages.cut import SLACK, cut
 from shardwright.planner.stages.intervals import Intervals, is_exact
@@ -276,14 +277,27 @@ def test_intervals_and_the_integer_program_agree_on_chains() -> None:
         places = [Place(in_flight=((3 - s,),), memory_bytes=40.0) for s in range(3)]
         problem = CutProblem(graph=graph, places=tuple(places), chunks=1, micro_batches=2)
         assert is_exact(problem)
-        fastest = cut_ilp.fastest(problem, time_limit_s=20)
+        fastest = cut_ilp.fastest(problem, most_cpu_s=20)
         assert fastest is not None
         assert Intervals(problem).fastest_s() == pytest.approx(max(fastest.chunk_s))
-        solved = cut_ilp.least_crossing(problem, max(fastest.chunk_s) * 1.2, time_limit_s=20)
+        solved = cut_ilp.least_crossing(problem, max(fastest.chunk_s) * 1.2, most_cpu_s=20)
         straight = Intervals(problem).least_crossing(max(fastest.chunk_s) * 1.2)
         assert solved is not None
         assert straight is not None
         assert solved.crossing_bytes == pytest.approx(straight.crossing_bytes)
+
+
+def test_the_integer_program_ends_by_cpu_time_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(7)
+    skips = [(i, draw.randint(i + 2, 19), draw.randint(1, 4)) for i in range(16)]
+    graph = chain([draw.randint(1, 9) for _ in range(20)], skips=skips)
+    problem = CutProblem(graph=graph, places=(Place(),) * 4, chunks=1, micro_batches=2)
+    short = cut_ilp.fastest(problem, most_cpu_s=0.0)
+    assert short is None or not short.is_optimal
+    monkeypatch.setattr(highs, "thread_time", lambda: 0.0)  # as if others had the machine
+    solved = cut_ilp.fastest(problem, most_cpu_s=0.0)
+    assert solved is not None
+    assert solved.is_optimal
 
 
 def test_a_hundred_layers_over_sixty_four_stages() -> None:
