@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import ClusterConfigError
+from shardwright.spelling import did_you_mean
 
 _SCHEMA_PATH = Path(__file__).with_name("cluster.schema.json")
 
@@ -82,9 +83,9 @@ def _article(expected: str) -> str:
 def _unknown_key(finding: Any) -> tuple[str, str, str]:
     known = list(finding.schema["properties"])
     key = next(key for key in finding.instance if key not in known)
-    near = difflib.get_close_matches(key, known, n=1)
-    if near:
-        return f"unknown key {key!r}", f"did you mean {near[0]!r}?", ""
+    meant = did_you_mean(key, known)
+    if meant:
+        return f"unknown key {key!r}", meant, ""
     home = next((place for place, keys in _homes().items() if key in keys and keys != known), None)
     if home:
         return f"unknown key {key!r} here", f"move it {home}", ""

@@ -6,13 +6,14 @@ A link is written as the name of a kind (`"infiniband-hdr"`), as a kind with its
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from shardwright.spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,6 @@ def read_link(written: str | Mapping[str, Any], *, devices_of_node: int, is_insi
 def _kind(name: str) -> LinkKind:
     kinds = link_kinds()
     if name not in kinds:
-        near = difflib.get_close_matches(name, kinds, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(kinds)}, or numbers"
+        remedy = did_you_mean(name, kinds) or f"use one of {', '.join(kinds)}, or numbers"
         raise LinkProblem(f"no kind of link is called {name!r}", remedy)
     return kinds[name]

@@ -15,10 +15,12 @@ from math import prod
 from shardwright.config import IDENTITY_TARGETS, Pin
 from shardwright.errors import AnnotationError
 from shardwright.hlo import ArrayShape, Instruction, Module
+from shardwright.options import DEFAULT_AXES
 from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.graph.foreign import ForeignSharding
 from shardwright.planner.rules import Factor, rule_of
 from shardwright.shardings import Mesh, TensorSharding
+from shardwright.spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,20 @@ def named_axes(requirements: Requirements) -> tuple[str, ...]:
         for axis in requirement.foreign.axis_names
     )
     return tuple(dict.fromkeys((*names, *undefined)))
+
+
+def odd_axes(flow: Dataflow, requirements: Requirements) -> Iterator[str]:
+    """What to say of axes that pins name nearly like another, or like one of those that meshes have if nothing is said:
+    without a mesh of the user's or the program's, a name makes an axis, also one that was mistyped."""
+    names = named_axes(requirements)
+    for name in names:
+        meant = "" if name in DEFAULT_AXES else did_you_mean(name, {*names, *DEFAULT_AXES} - {name})
+        if meant:
+            node = next(index for index in sorted(requirements) if name in named_axes({0: requirements[index]}))
+            instruction = flow.nodes[node].instruction
+            line = flow.module.source(instruction)
+            where = f"{called(instruction)}, {line}" if line else called(instruction)
+            yield f"{requirements[node][0].asked_by} ({where}) makes an axis {name!r} of the mesh: {meant}"
 
 
 def program_meshes(requirements: Requirements) -> tuple[Mapping[str, int], ...]:
@@ -229,7 +245,8 @@ def _check(flow: Dataflow, node: Node, requirement: Requirement, mesh: Mesh, nam
         for axis in pin.axes or ():
             if axis not in mesh.sizes:
                 reason = f"{requirement.asked_by} names axis {axis!r}, but the mesh is {mesh}"
-                raise refusal(flow, node, name, reason, "name an axis of the mesh, or pass mesh= with that axis")
+                remedy = did_you_mean(axis, mesh.sizes) or "name an axis of the mesh, or pass mesh= with that axis"
+                raise refusal(flow, node, name, reason, remedy)
             if axis in seen:
                 reason = f"{requirement.asked_by} splits dimensions {seen[axis]} and {dim} over the same axis {axis!r}"
                 raise refusal(flow, node, name, reason, "an axis can split one dimension of a tensor")

@@ -27,7 +27,7 @@ from shardwright.planner.memory.recompute import Recomputation, rematerialized
 from shardwright.planner.microbatch import accumulated, split_step
 from shardwright.planner.pins.annotations import VariableShardings, collect, refuse_manual
 from shardwright.planner.pins.force import Forced, forced, pins_by_name, state_arguments
-from shardwright.planner.pins.pins import Requirement
+from shardwright.planner.pins.pins import Requirement, odd_axes, program_meshes
 from shardwright.planner.rewrites.apart import reduced_apart
 from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
 from shardwright.planner.rewrites.lookups import own_rows
@@ -104,6 +104,8 @@ class Program:
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
         self.pins = collect(self.flow, options, self.said, self.batch)
+        if options.mesh is None and not program_meshes(self.pins):
+            self.flow.notes += odd_axes(self.flow, self.pins)
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
         self.arriving = frozenset(self.flow.parameters) - self.state

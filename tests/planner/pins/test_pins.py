@@ -184,9 +184,35 @@ def test_messages_name_the_annotated_array_and_the_dimension_that_was_given() ->
     with pytest.raises(AnnotationError, match="names axis 'dat', but the mesh is data=8") as caught:
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
     assert re.match(r"x f32\[8,16\], .*test_pins.py:\d+", caught.value.where)
+    assert caught.value.remedy == "did you mean 'data'?"
     with pytest.raises(AnnotationError, match="pins dimension 2, but it has 2 dimensions") as caught:
         plan(lowered(lambda w: w * 2, shape(16, 8)), EIGHT, PlanOptions(force={"w": {2: True}}))
     assert caught.value.where == "argument w f32[16,8]"
+
+
+@pytest.mark.parametrize(
+    ("axes", "notes"),
+    [
+        (("dat", "model"), ["axis 'dat' of the mesh: did you mean 'data'?"]),
+        (("batches", "batchs"), ["'batches' of the mesh: did you mean 'batchs'?", "did you mean 'batches'?"]),
+        (("dp", "tp"), []),
+        (("model", "data"), []),
+    ],
+)
+def test_an_axis_that_is_nearly_named_like_another_is_told_of(axes: tuple[str, str], notes: list[str]) -> None:
+    def step(weights: Any, x: Any) -> Any:
+        return annotate(annotate(x, {0: axes[0]}) @ weights, {1: axes[1]})
+
+    with annotations_kept():
+        text = lowered(step, shape(16, 8), shape(8, 16))
+    found = plan(text, EIGHT)
+    assert set(axes) <= set(found.mesh.sizes)
+    told = [note for note in found.notes if "did you mean" in note]
+    for note, expected in zip(told, notes, strict=True):
+        assert expected in note
+        assert "test_pins.py:" in note
+    given = plan(text, EIGHT, PlanOptions(mesh={axes[0]: 4, axes[1]: 2}))
+    assert not [note for note in given.notes if "did you mean" in note]
 
 
 def test_explicit_mode_is_held() -> None:
