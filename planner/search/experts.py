@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +32,11 @@ EXPERTS = {
 }
 
 _DATA_PARALLEL, _FULLY_SHARDED = "data parallel", "fully sharded (ZeRO-3)"
+
+#: Those that are priced of large programs, too: they have one axis, and take least time to plan. Of `VAST_NODES` and
+#: more only the first.
+ON_ONE_AXIS = (_DATA_PARALLEL, "optimizer sharded (ZeRO-1)", _FULLY_SHARDED)
+VAST_NODES = 20_000
 
 #: Part of the memory that data parallelism may seem to take for it to be tried as first plan. Of six models that train
 #: on 8 devices `_data_parallel_bytes` says 0.91 to 1.06 times what their plans need.
@@ -87,15 +92,32 @@ def _data_parallel_bytes(search: Search) -> float:
     return float(state_bytes + np.cumsum(change).max() / search.cluster.device_count)
 
 
-def faster_than(search: Search, step_s: float) -> Found | None:
+def names_for(search: Search) -> tuple[str, ...]:
+    """Which of them a program is held against, whatever its search found."""
+    if not search.is_large or search.options.effort == "best":
+        return tuple(EXPERTS)
+    return ON_ONE_AXIS if len(search.flow.nodes) < VAST_NODES else ON_ONE_AXIS[:1]
+
+
+def priced(search: Search, names: Sequence[str]) -> dict[tuple[str, Mesh], Candidate]:
+    """What some of them take, memory aside, besides those that are known already."""
+    prices = {}
+    for name in names:
+        for mesh, make in _meshes(search, EXPERTS[name]):
+            if (name, mesh) not in search.expert_prices:
+                prices[name, mesh] = _candidate(search, name, mesh, make())
+    return prices
+
+
+def faster_than(search: Search, step_s: float, names: Sequence[str] = tuple(EXPERTS)) -> Found | None:
     """The fastest of them that fits the memory and takes less than `step_s`.
 
     None of them is faster than the best plan on its mesh. But that may not be found, where the memory binds or where
     the program is large and not every mesh is searched to the end.
     """
     best: Found | None = None
-    for name, force in EXPERTS.items():
-        for mesh, make in _meshes(search, force):
+    for name in names:
+        for mesh, make in _meshes(search, EXPERTS[name]):
             if search.is_late():
                 return best
             known = search.expert_prices.get((name, mesh))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
@@ -19,9 +20,10 @@ from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.fitting import CLOSE, HOPELESS, Fitting
 from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.parallel import Ahead
 from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.verify import check_plan
-from shardwright.planner.search.experts import expert_candidates, faster_than, first_plan
+from shardwright.planner.search.experts import EXPERTS, expert_candidates, faster_than, first_plan, names_for, priced
 from shardwright.planner.search.finishing import Bounding, as_stored, assembled, bounded
 from shardwright.planner.search.found import LEAST_GAIN, Found, Known, Outcome, Tried
 from shardwright.planner.search.hiding import kept_promises
@@ -72,6 +74,8 @@ def plan(
         finally:
             search.known.forget()
             search.bounding.cancel()
+            if search.pricing is not None:
+                search.pricing.cancel()
 
 
 class Search(MeshSearch):
@@ -97,6 +101,7 @@ class Search(MeshSearch):
         self.spared: Outcome | None = None  # of what takes little, where that was made
         self.begun: dict[Mesh, str] = {}
         self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
+        self.pricing: Ahead[dict[tuple[str, Mesh], Candidate]] | None = None
         self.close = 0.0  # relative gap at which a plan of a mesh is good enough
         self.without = frozenset[Mesh]()
 
@@ -134,6 +139,8 @@ class Search(MeshSearch):
         """What searching everything gives."""
         self._know_a_plan()
         self.clock.check()
+        if self.is_free and self.is_large and self.options.deadline_s is None:  # others are priced soon, at the end
+            self.pricing = Ahead(partial(priced, self, names_for(self)))
         outcome = kept_promises(relieved(self.outcome()))
         self._hold_against_experts(outcome)
         return outcome
@@ -162,12 +169,15 @@ class Search(MeshSearch):
 
     def _hold_against_experts(self, outcome: Outcome) -> None:
         """A plan that an expert would write is known too, where it is faster than what the search found. Where the
-        program is large that takes long, and is only done if nothing was found."""
-        is_quick = not self.is_large or self.options.effort == "best"
-        if self.is_free and (is_quick or outcome.found is None):
-            found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN))
-            if found is not None:
-                self.offer(found)
+        program is large that takes long: only some are looked at, unless nothing was found."""
+        if not self.is_free:
+            return
+        if self.pricing is not None and not self.is_late():
+            self.expert_prices |= self.pricing.result()
+        names = names_for(self) if outcome.found is not None else tuple(EXPERTS)
+        found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN), names)
+        if found is not None:
+            self.offer(found)
 
     @property
     def is_free(self) -> bool:

@@ -21,6 +21,7 @@ from shardwright.errors import AnnotationError, HloSyntaxError, OptionError, Uns
 from shardwright.hlo import parse
 from shardwright.planner import PlanProgress, plan
 from shardwright.planner.pins.force import _named_like
+from shardwright.planner.search import experts, mesh_search
 from shardwright.plans import Plan
 from shardwright.shardings import TensorSharding
 from tests.planner.programs import PROGRAMS, Program, gpt2, lower, mlp
@@ -286,6 +287,22 @@ def test_candidates_progress_and_names() -> None:
     assert all(a.elapsed_s <= b.elapsed_s for a, b in pairwise(seen))
     assert "params['w1']" in {variable.name for variable in planned.parameters}
     assert 0.0 <= planned.cost.gap < 0.05
+
+
+@pytest.mark.parametrize(("vast_nodes", "count"), [(20_000, 3), (1_000, 1)])
+def test_a_large_program_is_held_against_experts_of_one_axis(
+    monkeypatch: pytest.MonkeyPatch, vast_nodes: int, count: int
+) -> None:
+    monkeypatch.setattr(mesh_search, "EXPERT_NODES", 1_000)
+    monkeypatch.setattr(experts, "VAST_NODES", vast_nodes)
+    text = lower(gpt2(layers=4, batch=16, length=16))
+    planned = plan(text, EIGHT)
+    found = {c.name: c for c in planned.candidates if c.name != "search"}
+    assert list(found) == ["data parallel", "optimizer sharded (ZeRO-1)", "fully sharded (ZeRO-3)"][:count]
+    for name, forced in zip(found, ("data", "zero1", "fsdp"), strict=False):
+        alone = plan(text, EIGHT, PlanOptions(force=forced))
+        assert found[name].step_s == pytest.approx(alone.cost.step_s, rel=1e-3)
+        assert found[name].mesh == alone.mesh
 
 
 def test_a_faster_mesh_that_does_not_fit_says_that_its_price_leaves_memory_aside() -> None:
