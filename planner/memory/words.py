@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from shardwright.cost.peak.memory import shard_bytes
-from shardwright.errors import MemoryBudgetError
+from shardwright.errors import MemoryBudgetError, ShardwrightError
 from shardwright.planner.memory.budget import Peak
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.report.units import format_bytes, format_seconds
@@ -55,6 +55,13 @@ class TooLargeError(MemoryBudgetError):
     needed: str
     needed_bytes: int
     stored_bytes: int
+
+
+def briefly(error: ShardwrightError) -> str:
+    """Why there is no plan, as short as a line of a table."""
+    if isinstance(error, TooLargeError):
+        return f"does not fit: the least that was found needs {format_bytes(error.needed_bytes)}"
+    return error.message
 
 
 def too_slow(found: Found, bound_s: float) -> MemoryBudgetError:

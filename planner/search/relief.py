@@ -24,6 +24,7 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.again.trails import Entry
 from shardwright.planner.memory.fitting import HOPELESS, NEARLY
 from shardwright.planner.memory.recompute import LEAST_SAVING, Recomputation, recomputations
+from shardwright.planner.memory.words import briefly
 from shardwright.planner.search.sparing import MOST_MICRO_BATCHES, sparing_plan
 from shardwright.plans import Candidate
 from shardwright.shardings import Mesh
@@ -411,4 +412,4 @@ def _summary(outcome: Outcome) -> Iterator[Candidate]:
         yield Candidate(mesh=outcome.found.mesh, step_s=outcome.found.cost.step_s, name=name, note=note)
     elif outcome.refusal is not None:
         mesh = next(iter(outcome.refusals))
-        yield Candidate(mesh=mesh, step_s=None, name=name, note=f"{note}: {outcome.refusal.message}")
+        yield Candidate(mesh=mesh, step_s=None, name=name, note=f"{note}: {briefly(outcome.refusal)}")

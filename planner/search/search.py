@@ -20,6 +20,7 @@ from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.fitting import CLOSE, HOPELESS, Fitting
 from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.memory.words import briefly
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.verify import check_plan
@@ -45,7 +46,7 @@ SEARCHED_AXES = 2
 DESCENTS = 4
 ROUNDS_IF_LARGE = 1
 
-#: What is said of a mesh whose fastest plan would be faster than the one that is taken.
+#: What is said of a mesh, or an expert, whose fastest plan would be faster than the one that is taken.
 _MEMORY_ASIDE = "its fastest plan, memory aside"
 
 
@@ -388,19 +389,12 @@ class Search(MeshSearch):
         name = origin(self.options)
         chosen_s = math.inf if self._best is None else self._best.cost.step_s
         taken_s = {each.mesh: self.kept_s(each) for each in tried if each.mesh not in refusals}
-        found = {
-            mesh: Candidate(
-                mesh=mesh,
-                step_s=step_s,
-                name=name,
-                note=_MEMORY_ASIDE if step_s * (1 + LEAST_GAIN) < chosen_s else "",
-            )
-            for mesh, step_s in taken_s.items()
-        }
+        found = {mesh: Candidate(mesh=mesh, step_s=step_s, name=name) for mesh, step_s in taken_s.items()}
         if self._best is not None:
             found[self._best.mesh] = Candidate(mesh=self._best.mesh, step_s=self._best.cost.step_s, name=name)
-        refused = [Candidate(mesh=mesh, step_s=None, note=e.message, name=name) for mesh, e in refusals.items()]
-        return (*found.values(), *refused, *expert_candidates(self))
+        refused = [Candidate(mesh=mesh, step_s=None, note=briefly(e), name=name) for mesh, e in refusals.items()]
+        made = (*found.values(), *refused, *expert_candidates(self))
+        return tuple(_memory_aside(each, chosen_s) for each in made)
 
     def _meshes(self) -> tuple[Mesh, ...]:
         """Meshes in the order they are tried; three axes only where asked for."""
@@ -435,3 +429,10 @@ class Search(MeshSearch):
             return
         self.known.offer(self, found)
         self.clock.interrupts = True
+
+
+def _memory_aside(candidate: Candidate, chosen_s: float) -> Candidate:
+    """What was tried, and that it does not fit where it would be faster than the plan that is taken."""
+    step_s = candidate.step_s
+    is_faster = step_s is not None and step_s * (1 + LEAST_GAIN) < chosen_s
+    return replace(candidate, note=_MEMORY_ASIDE) if is_faster and not candidate.note else candidate

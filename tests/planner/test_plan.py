@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -315,6 +316,14 @@ def test_a_faster_mesh_that_does_not_fit_says_that_its_price_leaves_memory_aside
     assert passed_over.step_s < limited.cost.step_s
     assert "memory aside" in passed_over.note
     assert searched[limited.mesh].note == ""
+    half = plan(text, EIGHT, PlanOptions(memory_budget=fastest.memory.peak_bytes // 2))
+    experts = [each for each in half.candidates if each.name != "search" and each.step_s is not None]
+    passed_over_too = [each for each in experts if each.step_s * 1.01 < half.cost.step_s]
+    assert passed_over_too
+    assert all("memory aside" in each.note for each in passed_over_too)
+    assert not any("memory aside" in each.note for each in experts if each.step_s > half.cost.step_s)
+    refused = [each.note for each in half.candidates if each.step_s is None and each.name == "search"]
+    assert all(re.fullmatch(r".*does not fit: the least that was found needs [0-9.]+ [KM]iB", note) for note in refused)
 
 
 @pytest.mark.parametrize(
