@@ -108,7 +108,9 @@ def check_limits(options: PlanOptions) -> None:
         )
     deadline_s, fraction, budget = options.deadline_s, options.memory_fraction, options.memory_budget
     if deadline_s is not None and not (_is_number(deadline_s) and 0 < deadline_s < math.inf):
-        raise OptionError(f"a deadline of {deadline_s!r}", where="deadline", remedy="give seconds, more than 0")
+        raise OptionError(
+            f"a deadline of {deadline_s!r}", where="deadline", remedy="give seconds, more than 0, or leave it out"
+        )
     if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
         raise OptionError(
             f"a budget of {fraction!r} of the device's memory", where="memory_budget",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
-from shardwright.cli.output import EXIT_OK, add_command, print_json, read_plan, read_text, text_width
+from shardwright.cli.output import EXIT_OK, add_command, print_json, read_plan, text_width
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -32,8 +32,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 
 def run(arguments: argparse.Namespace) -> int:
-    hlo_text = read_text(arguments.hlo) if arguments.hlo else None
-    plan = read_plan(arguments.file, hlo_text)
+    plan, _ = read_plan(arguments.file, arguments.hlo)
     if arguments.emit:
         write_emitted(arguments.emit, plan)
     if arguments.trace:

@@ -6,11 +6,12 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.errors import OptionError, PlanError, ShardwrightError
+from shardwright.errors import HloSyntaxError, OptionError, PlanError, ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.pipelines import PipelinePlan
@@ -87,19 +88,33 @@ def read_text(path: str) -> str:
         raise OptionError(f"cannot be read ({error.strerror})", where=path, remedy=remedy) from None
 
 
-def read_plan(path: str, hlo_text: str | None = None) -> Plan | PipelinePlan:
-    """The plan in a file, or on standard input for `-`; hlo_text: the program that it must be of.
+def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, str | None]:
+    """The plan in a file, or on standard input for `-`, and the text of the program that it must be of.
 
-    Raises OptionError or PlanError naming the path.
+    hlo: the file of that program. Raises OptionError, PlanError or HloSyntaxError naming the path.
     """
+    from shardwright.hlo import parse
     from shardwright.pipelines import plan_from_json
 
+    hlo_text = read_text(hlo) if hlo else None
     try:
-        return plan_from_json(read_text(path), hlo_text=hlo_text)
+        return plan_from_json(read_text(path), hlo_text=hlo_text), hlo_text
     except PlanError as error:
+        if hlo is not None and hlo_text is not None:
+            with in_file(hlo):  # what is no program at all is no other program
+                parse(hlo_text)
         where = f"{path}: {error.where}" if error.where else path
         remedy = error.remedy or "give a file that `shardwright plan --out` wrote"
         raise PlanError(error.message, where=where, remedy=remedy) from None
+
+
+@contextmanager
+def in_file(path: str) -> Iterator[None]:
+    """What is wrong with HLO text names the file that it is of."""
+    try:
+        yield
+    except HloSyntaxError as error:
+        raise HloSyntaxError(error.message, where=f"{path}:{error.where}", remedy=error.remedy) from None
 
 
 def write_text(path: str, text: str) -> None:

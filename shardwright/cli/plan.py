@@ -6,9 +6,8 @@ import argparse
 
 from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
-from shardwright.cli.output import EXIT_OK, add_command, note, print_json, read_text, text_width, write_text
+from shardwright.cli.output import EXIT_OK, add_command, in_file, note, print_json, read_text, text_width, write_text
 from shardwright.cli.progress import planning_progress
-from shardwright.errors import HloSyntaxError
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -49,11 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     from shardwright.planner.store import default_store
 
     store = None if arguments.no_cache else default_store("plans")
-    try:
-        with planning_progress() as progress:
-            plan = cached_plan(text, cluster, options, store=store, progress=progress)
-    except HloSyntaxError as error:
-        raise HloSyntaxError(error.message, where=f"{arguments.file}:{error.where}", remedy=error.remedy) from None
+    with in_file(arguments.file), planning_progress() as progress:
+        plan = cached_plan(text, cluster, options, store=store, progress=progress)
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")

@@ -7,7 +7,7 @@ import math
 import shutil
 from typing import TYPE_CHECKING
 
-from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_plan, read_text
+from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_plan
 from shardwright.errors import OptionError
 
 if TYPE_CHECKING:
@@ -56,13 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.tolerance < math.inf:
         raise OptionError(f"{arguments.tolerance} is no part", where="--tolerance", remedy="write one, such as 0.02")
     if arguments.deadline is not None and not 0 < arguments.deadline < math.inf:
-        raise OptionError(f"a deadline of {arguments.deadline}", where="--deadline", remedy="give seconds, more than 0")
+        raise OptionError(
+            f"a deadline of {arguments.deadline}",
+            where="--deadline",
+            remedy="give seconds, more than 0, or leave it out",
+        )
 
     from shardwright.pipelines import PipelinePlan
     from shardwright.report.collectives import proof_as_dict
 
-    hlo_text = read_text(arguments.hlo) if arguments.hlo else None
-    plan = read_plan(arguments.file, hlo_text)
+    plan, hlo_text = read_plan(arguments.file, arguments.hlo)
     if isinstance(plan, PipelinePlan):
         proofs = {program.name: _prove(program.plan, arguments) for program in plan.programs}
         holds = all(proof.holds for proof in proofs.values())

@@ -118,6 +118,8 @@ AS_PRINTED = "give the whole text of a module, as XLA prints it"
 def fail(text: str, position: int, message: str, *, remedy: str = AS_PRINTED) -> NoReturn:
     """Raise HloSyntaxError at an offset of `text`, showing the line with a caret."""
     position = min(max(position, 0), len(text))
+    if text and not text[position:].strip():
+        message = f"the text ends here: {message}"
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
     end = len(text) if end < 0 else end

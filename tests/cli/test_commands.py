@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -132,6 +133,11 @@ def test_explain_refuses_another_program(step_hlo: Path, capsys: pytest.CaptureF
     assert "sdy.mesh" in capsys.readouterr().out
     Path("other.hlo").write_text(step_hlo.read_text().replace("0.1", "0.2"))
     assert main(["explain", "plan.json", "--hlo", "other.hlo"]) == 1
+    assert "not the program" in capsys.readouterr().err
+    Path("cut.hlo").write_text(step_hlo.read_text().rstrip().rstrip("}"))
+    for command in (["explain", "plan.json", "--hlo", "cut.hlo"], ["verify", "plan.json", "--hlo", "cut.hlo"]):
+        assert main(command) == 1
+        assert re.search(r"cut.hlo:\d+:1: the text ends here: expected an instruction", capsys.readouterr().err)
     assert main(["explain", "plan.json", "--emit", "out.mlir"]) == 1
     assert "--hlo FILE" in capsys.readouterr().err
 
