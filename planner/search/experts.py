@@ -33,9 +33,9 @@ EXPERTS = {
 
 _DATA_PARALLEL, _FULLY_SHARDED = "data parallel", "fully sharded (ZeRO-3)"
 
-#: Those that are priced of large programs, too: they have one axis, and take least time to plan. Of `VAST_NODES` and
-#: more only the first.
-ON_ONE_AXIS = (_DATA_PARALLEL, "optimizer sharded (ZeRO-1)", _FULLY_SHARDED)
+#: Those that large programs are held against, too: with one axis they take least time to plan. From `VAST_NODES` on none
+#: is.
+OF_LARGE = (_DATA_PARALLEL, "optimizer sharded (ZeRO-1)")
 VAST_NODES = 20_000
 
 #: Part of the memory that data parallelism may seem to take for it to be tried as first plan. Of six models that train
@@ -96,7 +96,7 @@ def names_for(search: Search) -> tuple[str, ...]:
     """Which of them a program is held against, whatever its search found."""
     if not search.is_large or search.options.effort == "best":
         return tuple(EXPERTS)
-    return ON_ONE_AXIS if len(search.flow.nodes) < VAST_NODES else ON_ONE_AXIS[:1]
+    return OF_LARGE if len(search.flow.nodes) < VAST_NODES else ()
 
 
 def priced(search: Search, names: Sequence[str]) -> dict[tuple[str, Mesh], Candidate]:

@@ -140,8 +140,9 @@ class Search(MeshSearch):
         """What searching everything gives."""
         self._know_a_plan()
         self.clock.check()
-        if self.is_free and self.is_large and self.options.deadline_s is None:  # others are priced soon, at the end
-            self.pricing = Ahead(partial(priced, self, names_for(self)))
+        names = names_for(self) if self.is_free and self.is_large and self.options.deadline_s is None else ()
+        if names:  # of a small program they are priced soon, at the end
+            self.pricing = Ahead(partial(priced, self, names))
         outcome = kept_promises(relieved(self.outcome()))
         self._hold_against_experts(outcome)
         return outcome

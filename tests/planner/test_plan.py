@@ -290,7 +290,7 @@ def test_candidates_progress_and_names() -> None:
     assert 0.0 <= planned.cost.gap < 0.05
 
 
-@pytest.mark.parametrize(("vast_nodes", "count"), [(20_000, 3), (1_000, 1)])
+@pytest.mark.parametrize(("vast_nodes", "count"), [(20_000, 2), (1_000, 0)])
 def test_a_large_program_is_held_against_experts_of_one_axis(
     monkeypatch: pytest.MonkeyPatch, vast_nodes: int, count: int
 ) -> None:
@@ -299,8 +299,8 @@ def test_a_large_program_is_held_against_experts_of_one_axis(
     text = lower(gpt2(layers=4, batch=16, length=16))
     planned = plan(text, EIGHT)
     found = {c.name: c for c in planned.candidates if c.name != "search"}
-    assert list(found) == ["data parallel", "optimizer sharded (ZeRO-1)", "fully sharded (ZeRO-3)"][:count]
-    for name, forced in zip(found, ("data", "zero1", "fsdp"), strict=False):
+    assert list(found) == ["data parallel", "optimizer sharded (ZeRO-1)"][:count]
+    for name, forced in zip(found, ("data", "zero1"), strict=False):
         alone = plan(text, EIGHT, PlanOptions(force=forced))
         assert found[name].step_s == pytest.approx(alone.cost.step_s, rel=1e-3)
         assert found[name].mesh == alone.mesh
