@@ -33,8 +33,8 @@ EXPERTS = {
 
 _DATA_PARALLEL, _FULLY_SHARDED = "data parallel", "fully sharded (ZeRO-3)"
 
-#: Those that large programs are held against, too: with one axis they take least time to plan. From `VAST_NODES` on none
-#: is.
+#: Those that large programs are held against, too: with one axis they take least time to plan. Programs of `VAST_NODES`
+#: and more are held against none.
 OF_LARGE = (_DATA_PARALLEL, "optimizer sharded (ZeRO-1)")
 VAST_NODES = 20_000
 
