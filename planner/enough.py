@@ -18,7 +18,6 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, 
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.sparing import thriftiest_plan
-from shardwright.planner.search.state_floor import state_bytes
 from shardwright.report.units import format_bytes
 
 if TYPE_CHECKING:
@@ -69,7 +68,8 @@ def _devices_that_do(source: Source, cluster: Cluster, options: PlanOptions, beg
 def _least_that_does(search_on: Callable[[int], Search], is_late: Callable[[], bool]) -> Outcome | None:
     """What takes little on the least multiple of the cluster that a plan fits on, of those tried."""
     alone = search_on(1)
-    too_few = max(1, math.ceil(state_bytes(alone) / (alone.cluster.device_count * alone.limit_bytes)) - 1)
+    most_bytes = alone.cluster.device_count * alone.limit_bytes
+    too_few = max(1, math.ceil(alone.program.state_bytes / most_bytes) - 1)
     times, enough, needed = 2 ** too_few.bit_length(), None, math.inf
     for _ in range(MOST_DOUBLINGS):
         made = None if is_late() else _thriftiest_on(search_on, times)

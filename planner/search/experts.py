@@ -88,8 +88,7 @@ def _data_parallel_bytes(search: Search) -> float:
             size_bytes = flow.nodes[index].shapes[leaf].size_bytes
             change[index] += size_bytes
             change[end] -= size_bytes
-    state_bytes = sum(flow.nodes[node].shapes[0].size_bytes for node in search.program.state)
-    return float(state_bytes + np.cumsum(change).max() / search.cluster.device_count)
+    return float(search.program.state_bytes + np.cumsum(change).max() / search.cluster.device_count)
 
 
 def names_for(search: Search) -> tuple[str, ...]:

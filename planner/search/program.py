@@ -132,6 +132,12 @@ class Program:
         return self._text
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of all arguments kept between steps, unsplit."""
+        nodes = self.flow.nodes
+        return sum(shape.size_bytes for node in self.state for shape in nodes[node].shapes)
+
+    @property
     def gradients(self) -> frozenset[Leaf]:
         """Values that may be moved beside compute."""
         if self._gradients is None:

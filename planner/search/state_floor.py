@@ -14,7 +14,6 @@ from shardwright.planner.search.sparing import thriftiest_plan
 from shardwright.report.units import format_bytes
 
 if TYPE_CHECKING:
-    from shardwright.planner.search.mesh_search import MeshSearch
     from shardwright.planner.search.search import Search
 
 
@@ -22,16 +21,9 @@ class StateTooLargeError(MemoryBudgetError):
     """The state alone does not fit: neither does a pipeline."""
 
 
-def state_bytes(search: MeshSearch) -> int:
-    """Bytes of the whole state."""
-    nodes = search.flow.nodes
-    return sum(shape.size_bytes for node in search.program.state for shape in nodes[node].shapes)
-
-
 def check_state_fits(search: Search) -> None:
     """Raises StateTooLargeError, with what a plan that takes little needs, if one can be had."""
-    devices, limit = search.cluster.device_count, search.limit_bytes
-    whole = state_bytes(search)
+    devices, limit, whole = search.cluster.device_count, search.limit_bytes, search.program.state_bytes
     if whole <= devices * limit:
         return
     message = (

@@ -14,7 +14,6 @@ from shardwright.errors import MemoryBudgetError
 from shardwright.planner.search.found import Outcome
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.sparing import MOST_MICRO_BATCHES, sparing_plan, thriftiest_plan
-from shardwright.planner.search.state_floor import state_bytes
 from tests.planner import programs
 
 CLUSTER = Cluster.local(4)
@@ -48,7 +47,7 @@ def test_more_parts_than_are_searched_are_taken_where_nothing_else_fits(gpt2: st
 
 
 def test_state_that_does_not_fit_is_refused_before_anything_is_searched() -> None:
-    whole = state_bytes(search(MLP, 1))
+    whole = search(MLP, 1).program.state_bytes
     said: list[str] = []
     with pytest.raises(MemoryBudgetError, match=r"the state alone takes .* on each of 4") as refused:
         sw.plan(MLP, CLUSTER, memory_budget=whole // 4 - 1, cache=False, progress=lambda it: said.append(it.phase))
