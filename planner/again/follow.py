@@ -140,7 +140,7 @@ def _from_the_plan(search: Search, trail: Trail) -> Outcome | None:
     rounds = len(axes) - len(resized) if resized and search.is_large else None
     near, solved = descend(chain, at, fine, axes, time_limit_s=search.time_limit_s(), most_rounds=rounds)
     found = search.found(near, solved, search.flow.notes)
-    if search.needed_bytes(found) > search.limit_bytes or found.promised_s > LEAST_GAIN * found.cost.step_s:
+    if not search.fits(found) or found.promised_s > LEAST_GAIN * found.cost.step_s:
         return None
     search.offer(found)
     tried = Tried(mesh=mesh, step_s=found.cost.step_s, chain=near, solved=solved, notes=found.notes)

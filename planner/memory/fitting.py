@@ -81,7 +81,7 @@ def fitted(
     does. known: a plan on the same mesh that fits, of which parts may be taken where no price gives one. Raises
     MemoryBudgetError where none fits, or none below that.
     """
-    if search.needed_bytes(found) <= search.limit_bytes:
+    if search.fits(found):
         return found
     return Fitting(search, found, below_s, within, known).best()
 
@@ -207,7 +207,7 @@ class Fitting:
         self.any_peaks = _with(self.any_peaks, of_all, MOST_THAT_BOUND)
 
     def fits(self, found: Found) -> bool:
-        return self._excess(found) <= 1.0
+        return self.search.fits(found)
 
     def _at(self, price: float, close: float = CLOSE) -> _Priced:
         """The cheapest plan at a price, the same object for equal plans.

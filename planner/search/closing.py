@@ -176,7 +176,7 @@ def _thriftier(search: MeshSearch, found: Found, chain: Chain, read: SolvedChain
     model = search.memory_model(chain.graph.layout.hubs)
     other = read_as_plan(search, found, chain, read)
     for price in _PRICES:
-        if search.needed_bytes(other) <= search.limit_bytes or search.is_late():
+        if search.fits(other) or search.is_late():
             break
         peaks += [model.peak(other.decisions), model.peak_of_buffers(other.held, other.decisions)]
         chain = chain.with_price(MemoryPrice.shared(peaks, price * unit))

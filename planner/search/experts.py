@@ -56,7 +56,7 @@ def first_plan(search: Search) -> Found | None:
     """
     if _data_parallel_bytes(search) <= _SEEMS_TO_FIT * search.limit_bytes:
         found = _known_as(search, _DATA_PARALLEL)
-        if found is not None and search.needed_bytes(found) <= search.limit_bytes:
+        if found is not None and search.fits(found):
             return found
     return fully_sharded(search)
 
@@ -156,7 +156,7 @@ def _that_fits(search: Search, made: Tried | Refusal) -> Found | None:
     if isinstance(made, Refusal):
         return None
     found = search.found(made.chain, made.solved, made.notes)
-    return found if search.needed_bytes(found) <= search.limit_bytes else None
+    return found if search.fits(found) else None
 
 
 def _meshes(search: Search, force: str) -> Iterator[tuple[Mesh, Callable[[], Tried | Refusal]]]:

@@ -189,6 +189,10 @@ class MeshSearch:
         """What a device must have for a plan: the predicted peak and what the prediction may miss."""
         return required_bytes(found.memory, self.profile)
 
+    def fits(self, found: Found) -> bool:
+        """Whether a device has what a plan needs."""
+        return self.needed_bytes(found) <= self.limit_bytes
+
     def memory_model(self, hubs: Iterable[Leaf]) -> Memory:
         """What the program stores and when, with the margin that is needed of what fits."""
         margin = self.profile.compiler.margin_within(self.limit_bytes)

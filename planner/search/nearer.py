@@ -53,7 +53,7 @@ def _freed(search: MeshSearch, found: Found, axes: tuple[str, ...]) -> Found:
     )
     other = search.found(near, solved, found.notes)
     is_faster = other.cost.step_s < found.cost.step_s * (1 - _LEAST_GAIN)
-    if not is_faster or search.needed_bytes(other) > search.limit_bytes:
+    if not is_faster or not search.fits(other):
         return found
     cost = replace(
         other.cost,

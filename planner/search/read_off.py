@@ -72,7 +72,7 @@ def placed_near(search: MeshSearch, found: Found, made: Found) -> Found:
     at, fine = made.chain.strategies(made.solved.states), found.chain.graph
     near, solved = placed(made.chain, at, fine, time_limit_s=search.time_limit_s())
     other = search.found(near, solved, found.notes)
-    return if_faster(search, found, other) if search.needed_bytes(other) <= search.limit_bytes else found
+    return if_faster(search, found, other) if search.fits(other) else found
 
 
 def known_to(search: MeshSearch, chain: Chain, found: Found) -> Found | None:

@@ -55,7 +55,7 @@ def refined_among_all(search: MeshSearch, found: Found, chain: Chain) -> Found:
         return found
     chain = chain.with_price(None)
     known, start = known_to(search, chain, found), search.found(chain, best_alike(chain), found.notes)
-    if known is None or search.needed_bytes(start) <= search.limit_bytes:
+    if known is None or search.fits(start):
         return found
     fitting = Fitting(search, start, found.cost.step_s, (), known)
     found = _bounded_anew(search, found, fitting, known)

@@ -98,7 +98,7 @@ def _is_much_faster_without_limit(outcome: Outcome) -> bool:
     """Whether a plan that does not fit promises to be much faster than the one that was found."""
     search = outcome.search
     faster = (each for each in outcome.tried if each.step_s * (1 + NEAR_ENOUGH) < outcome.step_s)
-    return any(search.needed_bytes(outcome.plan(each)) > search.limit_bytes for each in faster)
+    return any(not search.fits(outcome.plan(each)) for each in faster)
 
 
 def _followed(outcome: Outcome, route: Route) -> Outcome:

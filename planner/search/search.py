@@ -160,7 +160,7 @@ class Search(MeshSearch):
         if not self.is_free or self.known.found is not None or (self.is_large and not is_hurried):
             return
         found = first_plan(self)
-        if found is not None and self.needed_bytes(found) <= self.limit_bytes:
+        if found is not None and self.fits(found):
             self.offer(found)
         else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
             self.spared = sparing_plan(self, found) if is_hurried else None
@@ -267,7 +267,7 @@ class Search(MeshSearch):
             return
         solved = found.chain.solve(self.time_limit_s())
         made = replace(self.found(found.chain, solved, found.notes), start=found.start)
-        if made.cost.step_s < found.cost.step_s and self.needed_bytes(made) <= self.limit_bytes:
+        if made.cost.step_s < found.cost.step_s and self.fits(made):
             outcome.found = made
 
     def finish(self, outcome: Outcome) -> Plan:
@@ -366,7 +366,7 @@ class Search(MeshSearch):
             if each.step_s >= limit_s:
                 break
             found = outcome.plan(each)
-            if self.needed_bytes(found) > self.limit_bytes:
+            if not self.fits(found):
                 if at_once or self.needed_bytes(found) >= hopeless_bytes:
                     continue
                 fitting = Fitting(self, found, limit_s)

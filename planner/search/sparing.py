@@ -117,7 +117,7 @@ def _in_so_many(search: Search, again: Recomputation | None, number: int, is_pri
 
 
 def _as_it_is(search: Search, found: Found) -> Found:
-    if search.needed_bytes(found) > search.limit_bytes:
+    if not search.fits(found):
         raise too_large(search, found)
     return found
 
