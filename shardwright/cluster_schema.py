@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import ClusterConfigError
-from shardwright.spelling import did_you_mean
+from shardwright.spelling import did_you_mean, nearest
 
 _SCHEMA_PATH = Path(__file__).with_name("cluster.schema.json")
 
@@ -58,7 +57,7 @@ def _words(finding: Any) -> tuple[str, str, str]:
             return f"expected {_article(expected)}, found {json.dumps(finding.instance)}", "change the value", ""
         case "enum":
             known = ", ".join(finding.validator_value)
-            near = difflib.get_close_matches(str(finding.instance), finding.validator_value, n=1)
+            near = nearest(str(finding.instance), finding.validator_value)
             remedy = f'use "{near[0]}"' if near else f"use one of {known}"
             return f"{json.dumps(finding.instance)} is not one of {known}", remedy, ""
         case "minimum" | "maximum" | "exclusiveMinimum":

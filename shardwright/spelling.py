@@ -6,7 +6,12 @@ import difflib
 from collections.abc import Collection
 
 
+def nearest(name: str, known: Collection[str], most: int = 1) -> list[str]:
+    """The names most like one that nothing has (a similarity of 0.6 or more, `difflib.get_close_matches`)."""
+    return difflib.get_close_matches(name, sorted(known), n=most)
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """`did you mean 'data'?`; nothing where no name is near (a similarity of 0.6, `difflib.get_close_matches`)."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    """`did you mean 'data'?`; nothing where no name is near."""
+    near = nearest(name, known)
     return f"did you mean {near[0]!r}?" if near else ""

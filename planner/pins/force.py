@@ -37,7 +37,6 @@ Annotations inside the program hold beside a forced strategy, with reshards arou
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +54,7 @@ from shardwright.planner.pins.confine import Confinement, Roles
 from shardwright.planner.pins.pins import DimPin, Requirement, Requirements, dim_pin
 from shardwright.planner.strategies.uneven import divides, divides_or_pays_along_one
 from shardwright.shardings import Mesh, TensorSharding
+from shardwright.spelling import nearest
 
 #: Arguments listed where a name is none's and like none.
 _NAMES_SHOWN = 8
@@ -354,7 +354,7 @@ class _Strategy:
 
 def _named_like(pattern: str, names: Sequence[str]) -> str:
     """What to write instead of a name that no argument has: the nearest ones, else some of those that there are."""
-    near = difflib.get_close_matches(pattern, names)
+    near = nearest(pattern, names, most=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"the arguments are {', '.join(names[:_NAMES_SHOWN])}{', …' if len(names) > _NAMES_SHOWN else ''}"
