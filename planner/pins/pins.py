@@ -129,8 +129,7 @@ def odd_axes(flow: Dataflow, requirements: Requirements) -> Iterator[str]:
         if meant:
             node = next(index for index in sorted(requirements) if name in named_axes({0: requirements[index]}))
             instruction = flow.nodes[node].instruction
-            line = flow.module.source(instruction)
-            where = f"{called(instruction)}, {line}" if line else called(instruction)
+            where = _with_line(flow.module, instruction, called(instruction))
             yield f"{requirements[node][0].asked_by} ({where}) makes an axis {name!r} of the mesh: {meant}"
 
 
@@ -303,9 +302,13 @@ def refused(
     module: Module, instruction: Instruction, shape: ArrayShape, name: str, reason: str, remedy: str
 ) -> AnnotationError:
     """The same of an array that an instruction makes."""
-    line = module.source(instruction)
     tensor = f"{name} {shape.element_type}[{','.join(map(str, shape.dimensions))}]"
-    return AnnotationError(reason, where=f"{tensor}, {line}" if line else tensor, remedy=remedy)
+    return AnnotationError(reason, where=_with_line(module, instruction, tensor), remedy=remedy)
+
+
+def _with_line(module: Module, instruction: Instruction, name: str) -> str:
+    line = module.source(instruction)
+    return f"{name}, {line}" if line else name
 
 
 def _describe(requirement: Requirement) -> str:
