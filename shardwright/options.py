@@ -106,11 +106,8 @@ def check_limits(options: PlanOptions) -> None:
         raise OptionError(
             f"{micro_batches!r} micro-batches", where="micro_batches", remedy="give a number from 1, or None"
         )
-    deadline_s, fraction, budget = options.deadline_s, options.memory_fraction, options.memory_budget
-    if deadline_s is not None and not (_is_number(deadline_s) and 0 < deadline_s < math.inf):
-        raise OptionError(
-            f"a deadline of {deadline_s!r}", where="deadline", remedy="give seconds, more than 0, or leave it out"
-        )
+    check_deadline(options.deadline_s)
+    fraction, budget = options.memory_fraction, options.memory_budget
     if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
         raise OptionError(
             f"a budget of {fraction!r} of the device's memory", where="memory_budget",
@@ -121,6 +118,14 @@ def check_limits(options: PlanOptions) -> None:
     if budget is not None and fraction is not None:
         raise OptionError(
             "a budget in bytes and one as a part of the memory", where="memory_budget", remedy="give one of them"
+        )
+
+
+def check_deadline(seconds: Any, where: str = "deadline") -> None:
+    """Raises OptionError for what is no number of seconds to end after. where: what the option is called."""
+    if seconds is not None and not (_is_number(seconds) and 0 < seconds < math.inf):
+        raise OptionError(
+            f"a deadline of {seconds!r}", where=where, remedy="give seconds, more than 0, or leave it out"
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_plan
 from shardwright.errors import OptionError
+from shardwright.options import check_deadline
 
 if TYPE_CHECKING:
     from shardwright.plans import Plan
@@ -55,12 +56,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.tolerance < math.inf:
         raise OptionError(f"{arguments.tolerance} is no part", where="--tolerance", remedy="write one, such as 0.02")
-    if arguments.deadline is not None and not 0 < arguments.deadline < math.inf:
-        raise OptionError(
-            f"a deadline of {arguments.deadline}",
-            where="--deadline",
-            remedy="give seconds, more than 0, or leave it out",
-        )
+    check_deadline(arguments.deadline, where="--deadline")
 
     from shardwright.pipelines import PipelinePlan
     from shardwright.report.collectives import proof_as_dict
