@@ -115,7 +115,7 @@ class _Planes:
     room: of a plan and others, a peak of it and the bytes that there are at it; None where that says nothing. peaks,
     rooms: the same of all plans. best: the prices that promised most, in seconds per byte, by peak; promised_s: that.
     part: how far from those towards the prices that the planes allow most at the next are tried. is_known: whether what
-    is the cheapest there was known, so that planes say nothing more.
+    is the cheapest there was known, so that planes say nothing more. merging_s: CPU seconds that merging took.
     """
 
     fitting: Fitting
@@ -183,15 +183,16 @@ class _Planes:
         latest = self.plans[-MERGED_EVERY:]
         if self.merging_s > MOST_CPU_OF_ALL_S:
             return best
-        begun_s = thread_time() - self.merging_s
+        begun_s = thread_time()
+        end_s = begun_s + MOST_CPU_OF_ALL_S - self.merging_s
         for made in self.fitting.mixtures([*cheapest, *latest][:MOST_MERGED], best, MOST_OF_ALL, MOST_CPU_S):
-            self.merging_s = thread_time() - begun_s
             self.add(made)
             if self.fitting.fits(made):
-                return made if made.cost.step_s < best.cost.step_s else best
-            if self.merging_s > MOST_CPU_OF_ALL_S:
+                best = min(best, made, key=lambda plan: plan.cost.step_s)
                 break
-        self.merging_s = thread_time() - begun_s
+            if thread_time() > end_s:
+                break
+        self.merging_s += thread_time() - begun_s
         return best
 
     def _excess(self) -> FloatArray:

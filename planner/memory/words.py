@@ -48,8 +48,8 @@ def breakdown(parameters: Mapping[str, int], temporaries: int) -> str:
 class TooLargeError(MemoryBudgetError):
     """No plan that was looked at fits.
 
-    needed_bytes: what a device must have for the one that needs least, and what that is made of, in words.
-    stored_bytes: what its arguments take of that.
+    needed: what a device must have for the one that needs least, and what that is made of, in words. needed_bytes: the
+    bytes of it. stored_bytes: what arguments take of these.
     """
 
     needed: str
@@ -73,7 +73,8 @@ def too_slow(found: Found, bound_s: float) -> MemoryBudgetError:
 
 def too_large(search: MeshSearch, least: Found) -> TooLargeError:
     """What is needed, what dominates, and what would help."""
-    needed, said = search.needed_bytes(least), _least_needs(search, least)
+    needed = search.needed_bytes(least)
+    said = _least_needs(search, least, needed)
     error = TooLargeError(
         f"no plan over {least.mesh} fits {format_bytes(search.limit_bytes)} a device: {said}",
         where="memory_budget",
@@ -83,8 +84,7 @@ def too_large(search: MeshSearch, least: Found) -> TooLargeError:
     return error
 
 
-def _least_needs(search: MeshSearch, least: Found) -> str:
-    needed = search.needed_bytes(least)
+def _least_needs(search: MeshSearch, least: Found, needed: int) -> str:
     state = sum(
         shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
         for v in least.parameters
