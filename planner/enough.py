@@ -9,7 +9,6 @@ enough, though fewer devices may be.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from shardwright.report.units import format_bytes
 if TYPE_CHECKING:
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
+    from shardwright.planner.clock import Clock
     from shardwright.planner.graph.source import Source
     from shardwright.planner.search.found import Outcome
 
@@ -31,33 +31,30 @@ MOST_DOUBLINGS = 4
 
 
 def with_enough_devices(
-    error: MemoryBudgetError, source: Source, cluster: Cluster, options: PlanOptions, began_s: float
+    error: MemoryBudgetError, source: Source, cluster: Cluster, options: PlanOptions, clock: Clock
 ) -> MemoryBudgetError:
     """`error`, its remedy with how many devices would do, as far as a plan that can be made at once tells.
 
-    began_s: when planning began (`time.perf_counter`), from which on a deadline counts.
+    clock: of the whole of planning.
     """
-    found = _devices_that_do(source, cluster, replace(options, mesh=None, stages=1), began_s)
+    found = _devices_that_do(source, cluster, replace(options, mesh=None, stages=1), clock)
     remedy = f"{error.remedy}, or use {found}" if found else error.remedy
     return MemoryBudgetError(error.message, where=error.where, remedy=remedy)
 
 
-def _devices_that_do(source: Source, cluster: Cluster, options: PlanOptions, began_s: float) -> str:
+def _devices_that_do(source: Source, cluster: Cluster, options: PlanOptions, clock: Clock) -> str:
     """How many devices, in words; nothing where more do not help."""
     if options.force is not None or options.mode != "search":
         return "more devices"
     unhurried = replace(options, deadline_s=None)
 
-    def is_late() -> bool:
-        return options.deadline_s is not None and time.perf_counter() - began_s > options.deadline_s
-
     def search_on(times: int) -> Search:
         return Search(source, _multiplied(cluster, times), unhurried)
 
     with collector_paused():
-        enough = _least_that_does(search_on, is_late)
+        enough = _least_that_does(search_on, clock)
     if enough is None or enough.found is None:
-        return "more devices" if is_late() else ""
+        return "more devices" if clock.is_late else ""
     larger, needed = enough.search.cluster, enough.search.needed_bytes(enough.found)
     return (
         f"{larger.device_count} devices ({len(larger.nodes)} nodes), where a fully sharded plan needs "
@@ -65,21 +62,21 @@ def _devices_that_do(source: Source, cluster: Cluster, options: PlanOptions, beg
     )
 
 
-def _least_that_does(search_on: Callable[[int], Search], is_late: Callable[[], bool]) -> Outcome | None:
+def _least_that_does(search_on: Callable[[int], Search], clock: Clock) -> Outcome | None:
     """What takes little on the least multiple of the cluster that a plan fits on, of those tried."""
     alone = search_on(1)
     most_bytes = alone.cluster.device_count * alone.limit_bytes
     too_few = max(1, math.ceil(alone.program.state_bytes / most_bytes) - 1)
     times, enough, needed = 2 ** too_few.bit_length(), None, math.inf
     for _ in range(MOST_DOUBLINGS):
-        made = None if is_late() else _thriftiest_on(search_on, times)
+        made = None if clock.is_late else _thriftiest_on(search_on, times)
         if made is not None and made.found is not None:
             enough = made
             break
         if made is None or 2 * made.least_bytes - needed > alone.limit_bytes:  # what does not fall is too much alone
             return None
         needed, too_few, times = made.least_bytes, times, 2 * times
-    while enough is not None and times - too_few > 1 and not is_late():
+    while enough is not None and times - too_few > 1 and not clock.is_late:
         between = (times + too_few) // 2
         made = _thriftiest_on(search_on, between)
         if made is not None and made.found is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from shardwright.cost import hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.again.trails import Trails
+from shardwright.planner.clock import Clock
 from shardwright.planner.enough import with_enough_devices
 from shardwright.planner.graph.source import Source
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
@@ -47,10 +47,11 @@ def plan_step(
 
     Raises what `search.plan` and `search_pipeline` raise.
     """
-    begin_s = time.perf_counter()
+    options = options or PlanOptions()
+    clock = Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
-    made = _planned(source, cluster, options or PlanOptions(), progress, trails, begin_s)
-    return replace(made, planning_s=time.perf_counter() - begin_s) if isinstance(made, PipelinePlan) else made
+    made = _planned(source, cluster, options, progress, trails, clock)
+    return replace(made, planning_s=clock.elapsed_s) if isinstance(made, PipelinePlan) else made
 
 
 def _planned(
@@ -59,7 +60,7 @@ def _planned(
     options: PlanOptions,
     progress: Listener | None,
     trails: Trails | None,
-    began_s: float,
+    clock: Clock,
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
         searched = searched_pipeline(source.text, cluster, options, progress=progress)
@@ -69,8 +70,8 @@ def _planned(
         whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails)
     except MemoryBudgetError as error:
         if isinstance(error, StateTooLargeError) or not _may_pipeline(cluster, options):
-            raise with_enough_devices(error, source, cluster, options, began_s) from None
-        return _where_nothing_else_fits(source, cluster, options, error, progress, began_s)
+            raise with_enough_devices(error, source, cluster, options, clock) from None
+        return _where_nothing_else_fits(source, cluster, options, error, progress, clock)
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
         return whole if narrowed is options else _widened(source, cluster, options, whole, progress, trails)
     if narrowed is not options:
@@ -124,13 +125,13 @@ def _where_nothing_else_fits(
     options: PlanOptions,
     error: MemoryBudgetError,
     progress: Listener | None,
-    began_s: float,
+    clock: Clock,
 ) -> PipelinePlan:
     try:
         searched = searched_pipeline(source.text, cluster, options, why_not=error.message, progress=progress)
         return pipeline_of(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
-        raise with_enough_devices(error, source, cluster, options, began_s) from why
+        raise with_enough_devices(error, source, cluster, options, clock) from why
 
 
 def _faster(
