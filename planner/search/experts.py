@@ -69,7 +69,7 @@ def fully_sharded(search: Search) -> Found | None:
 def _known_as(search: Search, name: str) -> Found | None:
     """The plan of this name on the first mesh that it can be had on."""
     for mesh, make in _meshes(search, EXPERTS[name]):
-        made = _priced(search, name, mesh, make)
+        made = _remembered(search, name, mesh, make)
         if not isinstance(made, Refusal):
             found = search.found(made.chain, made.solved, made.notes)
             scope = f"this is the plan that is known as {name!r}: the search, as far as it came, found none faster"
@@ -100,12 +100,12 @@ def names_for(search: Search) -> tuple[str, ...]:
 
 def priced(search: Search, names: Sequence[str]) -> dict[tuple[str, Mesh], Candidate]:
     """What some of them take, memory aside, besides those that are known already."""
-    prices = {}
-    for name in names:
-        for mesh, make in _meshes(search, EXPERTS[name]):
-            if (name, mesh) not in search.expert_prices:
-                prices[name, mesh] = _candidate(search, name, mesh, make())
-    return prices
+    return {
+        (name, mesh): _candidate(search, name, mesh, make())
+        for name in names
+        for mesh, make in _meshes(search, EXPERTS[name])
+        if (name, mesh) not in search.expert_prices
+    }
 
 
 def faster_than(search: Search, step_s: float, names: Sequence[str] = tuple(EXPERTS)) -> Found | None:
@@ -122,7 +122,7 @@ def faster_than(search: Search, step_s: float, names: Sequence[str] = tuple(EXPE
             known = search.expert_prices.get((name, mesh))
             if known is not None and (known.step_s is None or known.step_s >= step_s):
                 continue
-            made = _priced(search, name, mesh, make)
+            made = _remembered(search, name, mesh, make)
             if isinstance(made, Refusal) or made.step_s >= step_s:
                 continue
             found = _that_fits(search, made)
@@ -144,7 +144,7 @@ def _candidate(search: Search, name: str, mesh: Mesh, made: Tried | Refusal) -> 
     return Candidate(mesh=mesh, step_s=search.kept_s(made), name=name)
 
 
-def _priced(search: Search, name: str, mesh: Mesh, make: Callable[[], Tried | Refusal]) -> Tried | Refusal:
+def _remembered(search: Search, name: str, mesh: Mesh, make: Callable[[], Tried | Refusal]) -> Tried | Refusal:
     """What is made, its price kept for the list of candidates."""
     made = make()
     search.expert_prices[name, mesh] = _candidate(search, name, mesh, made)

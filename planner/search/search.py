@@ -140,9 +140,7 @@ class Search(MeshSearch):
         """What searching everything gives."""
         self._know_a_plan()
         self.clock.check()
-        names = names_for(self) if self.is_free and self.is_large and self.options.deadline_s is None else ()
-        if names:  # of a small program they are priced soon, at the end
-            self.pricing = Ahead(partial(priced, self, names))
+        self._price_experts_ahead()
         outcome = kept_promises(relieved(self.outcome()))
         self._hold_against_experts(outcome)
         return outcome
@@ -168,6 +166,12 @@ class Search(MeshSearch):
         if found is not None:
             self._incumbent_s = found.cost.step_s
             self.report("search", str(found.mesh))
+
+    def _price_experts_ahead(self) -> None:
+        """Of a large program, beside the search, unless somebody is in a hurry: of a small one that takes no time."""
+        names = names_for(self) if self.is_free and self.is_large and self.options.deadline_s is None else ()
+        if names:
+            self.pricing = Ahead(partial(priced, self, names))
 
     def _hold_against_experts(self, outcome: Outcome) -> None:
         """A plan that an expert would write is known too, where it is faster than what the search found. Where the

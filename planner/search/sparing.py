@@ -8,8 +8,9 @@ the fastest may gather all state ahead of the loop over the parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
@@ -29,6 +30,9 @@ MOST_MICRO_BATCHES = 16
 #: Most that are tried where a plan of no fewer fits: each part has work of its own for every device.
 MOST_IN_NEED = 256
 
+#: Makes the plan in so many micro-batches, a price of memory looking for one that needs less or not: see `_in_so_many`.
+Maker = Callable[[int, bool], "Outcome | None"]
+
 _SCOPE = (
     "this plan is fully sharded and computes again what it can, for that takes little memory: the search, as far as it "
     "came, found none faster"
@@ -41,15 +45,12 @@ def sparing_plan(search: Search, plain: Found | None = None) -> Outcome | None:
 
     plain: the fully sharded one of the program as it is, where it is known.
     """
-    if not search.is_free:
+    make = _maker(search, plain)
+    if make is None:
         return None
-    plain = plain or fully_sharded(search)
-    if plain is None:
-        return None
-    again = _all_that_can_be(search, plain)
     refused: list[Outcome] = []
     for most, is_priced in ((MOST_MICRO_BATCHES, False), (MOST_IN_NEED, True)):
-        for made in _in_parts(search, again, most, is_priced):
+        for made in _in_parts(search, make, most, is_priced):
             if made.found is not None:
                 return made
             refused.append(made)
@@ -61,15 +62,14 @@ def sparing_plan(search: Search, plain: Found | None = None) -> Outcome | None:
 def thriftiest_plan(search: Search) -> Outcome | None:
     """One of those plans that fits, or else the refusal of the one that needs least, of as many parts as there may be
     or of fewer, if that needs less: known sooner than `sparing_plan`, and slower to run. None as there."""
-    plain = fully_sharded(search) if search.is_free else None
-    if plain is None:
+    make = _maker(search)
+    if make is None:
         return None
-    again = _all_that_can_be(search, plain)
     fewest = search.program.micro_batches
     number = MOST_IN_NEED if search.options.micro_batches is None else fewest
     least: Outcome | None = None
     while number >= fewest:
-        made = _in_so_many(search, again, number, is_priced=True)
+        made = make(number, True)
         if made is not None:
             if made.found is not None:
                 return made
@@ -80,12 +80,20 @@ def thriftiest_plan(search: Search) -> Outcome | None:
     return least
 
 
-def _in_parts(search: Search, again: Recomputation | None, most: int, is_priced: bool) -> Iterator[Outcome]:
+def _maker(search: Search, plain: Found | None = None) -> Maker | None:
+    """What makes such plans; None where there can be none. plain: as above."""
+    if not search.is_free:
+        return None
+    plain = plain or fully_sharded(search)
+    return partial(_in_so_many, search, _all_that_can_be(search, plain)) if plain is not None else None
+
+
+def _in_parts(search: Search, make: Maker, most: int, is_priced: bool) -> Iterator[Outcome]:
     """Such plans of ever more micro-batches, those left out that cannot be enough."""
     last, number = 0, search.program.micro_batches
     most = most if search.options.micro_batches is None else number
     while last < number <= most:
-        made = _in_so_many(search, again, number, is_priced)
+        made = make(number, is_priced)
         if made is None:  # the step does not split so far, or leaves nothing to shard
             most = number = number // 2
             continue
