@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shardwright.cost import reshard, wire_bytes
 from shardwright.cost.moves.device_groups import groups_along
 from shardwright.hlo.replica_groups import parse_replica_groups
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding, turned
 from shardwright.xla import CompileService, observed_collectives
 from shardwright.xla.boundary import sharding_text
 from shardwright.xla.emit import mesh_text
@@ -77,13 +77,14 @@ class Collective(NamedTuple):
 
 
 def shardings(mesh: Mesh, rank: int) -> Iterator[TensorSharding]:
-    """Every sharding of an array of that rank: each axis splits one dimension or none, in mesh order."""
+    """Every sharding of an array of that rank: each axis splits one dimension or none, in mesh order or turned."""
     for dims in product([None, *range(rank)], repeat=len(mesh.axes)):
         split: list[tuple[str, ...]] = [()] * rank
         for axis, dim in zip(mesh.axes, dims, strict=True):
             if dim is not None:
                 split[dim] = (*split[dim], axis.name)
-        yield TensorSharding(tuple(split))
+        lies = TensorSharding(tuple(split))
+        yield from dict.fromkeys((lies, turned(lies, mesh)))
 
 
 def cases(mesh: Mesh, shape: Sequence[int]) -> Iterator[Case]:

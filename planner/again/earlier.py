@@ -22,12 +22,13 @@ from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.pbqp import IntArray
 from shardwright.planner.strategies.expansion import Choice, Strategy, choices_of, strategies_of
 from shardwright.planner.strategies.uneven import divides
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding, is_turned
 
-#: How it is said that an axis does nothing.
-_NOTHING = ""
+#: How it is said that an axis does nothing, and that arrays are turned (`axis_order`).
+_NOTHING, _TURNED = "", "turned"
 
-#: What the axes do, in their order, for an instruction that is computed by a rule; or how a value lies.
+#: What the axes do, in their order, for an instruction that is computed by a rule, and `_TURNED` at the end where it
+#: is; or how a value lies.
 Way = tuple[str, ...] | TensorSharding
 
 
@@ -50,7 +51,7 @@ class EarlierPlan:
         for variable, state in states.items():
             strategy = graph.set_of(variable).strategies[state]
             if id(strategy) not in known:
-                known[id(strategy)] = ways.setdefault(_way(strategy), len(ways))
+                known[id(strategy)] = ways.setdefault(_way(strategy, graph.prices.mesh), len(ways))
             if variable[0] in numbers:
                 rows.append((numbers[variable[0]], variable[1], known[id(strategy)]))
         return cls(mesh=graph.prices.mesh, ways=tuple(ways), decisions=np.array(rows, np.int64).reshape(-1, 3))
@@ -84,8 +85,9 @@ class EarlierPlan:
     def _idle(self, way: Way, axes: frozenset[str]) -> Way:
         """The same with nothing that some axes do."""
         if not isinstance(way, TensorSharding):
-            pairs = zip(self.mesh.axes, way, strict=True)
-            return tuple(_NOTHING if axis.name in axes else does for axis, does in pairs)
+            count = len(self.mesh.axes)
+            pairs = zip(self.mesh.axes, way[:count], strict=True)
+            return (*(_NOTHING if axis.name in axes else does for axis, does in pairs), *way[count:])
         dims = tuple(tuple(axis for axis in dim if axis not in axes) for dim in way.dims)
         return TensorSharding(dims, tuple(axis for axis in way.unreduced if axis not in axes))
 
@@ -107,8 +109,11 @@ class EarlierPlan:
         return cls(mesh=Mesh.of(dict(said["mesh"])), ways=ways, decisions=decisions)
 
 
-def _way(strategy: Strategy) -> Way:
-    return tuple(map(_said, strategy.choices)) or strategy.results[0]
+def _way(strategy: Strategy, mesh: Mesh) -> Way:
+    if not strategy.choices:
+        return strategy.results[0]
+    turns = any(is_turned(lies, mesh) for lies in (*strategy.operands, *strategy.results))
+    return (*map(_said, strategy.choices), *((_TURNED,) if turns else ()))
 
 
 def _said(choice: Choice) -> str:
@@ -135,8 +140,10 @@ def _strategy(way: Way, graph: Graph, variable: Variable) -> Strategy | None:
             return None
         rule = graph.builder.rules.of_number(graph.layout.signatures[index])
         choices = {_said(choice): choice for choice in choices_of(rule, graph.layout.ways[index])}
-        along = [[choices[name]] for name in way if name in choices]
-        return next(strategies_of(node.instruction, mesh, along, may_split), None) if len(along) == len(way) else None
+        names = way[: len(mesh.axes)]
+        along = [[choices[name]] for name in names if name in choices]
+        found = [*strategies_of(node.instruction, mesh, along, may_split)] if len(along) == len(mesh.axes) else []
+        return (found[-1] if len(way) > len(names) else found[0]) if found else None  # the turned one comes last
     shape, fits = node.shapes[max(leaf, 0)], divides if way.unreduced else may_split
     if len(way.dims) != shape.rank:
         return None

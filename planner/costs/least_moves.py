@@ -15,7 +15,7 @@ No collective takes fewer bytes than its members must receive, so no price here 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from copy import copy
 from math import prod
 
@@ -27,7 +27,7 @@ from shardwright.cost import HardwareProfile, collective_time_s
 from shardwright.cost.moves.device_groups import device_groups
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices, times
-from shardwright.shardings import Mesh, MeshAxis
+from shardwright.shardings import Mesh, MeshAxis, is_turned
 
 #: Moves of arrays of up to so many dimensions are priced as XLA makes them: they are fewer, and decide more.
 EXACT_RANK = 3
@@ -40,6 +40,9 @@ _ROUNDING = 1e-12
 
 #: Part of an even shard that some padded one has at least, however few the last one has.
 _LEAST_ELEMENTS = 0.5
+
+#: The axes of a set, in the order in which they split a dimension.
+_InOrder = Callable[[int], list[MeshAxis]]
 
 #: What an axis does for an array: a dimension's number where it splits one.
 _SUM, _IDLE = -1, -2
@@ -115,11 +118,11 @@ class LeastPrices(Prices):
             is_padded = (self._lines.parts[before] != self._lines.parts[after]) & (size % self._lines.parts[after] != 0)
             landing = np.where(is_padded, 0, landing)
         size_bytes = max(0, shape.size_bytes - 2 * self.mesh.device_count)  # prices round to bytes, more than once
-        lines = self._lines
+        lines, out_of_order = self._lines, (self._turned(sources)[:, None], self._turned(targets)[None, :])
         seconds = lines.reduced_s(size_bytes)[split, reduced, landing]
         overlap = np.ones(seconds.shape)
         for before, after in split_by:
-            overlap *= lines.overlap[before, after & ~landing]
+            overlap *= lines.overlap[*out_of_order, before, after & ~landing]
         missing = size_bytes / lines.parts[wanted] * (1 - overlap)
         if not is_even:  # shards that lie elsewhere may be the last ones, of which much is padding
             missing = np.where(overlap > 0, missing, self._least_elements(shape) * missing)
@@ -133,6 +136,10 @@ class LeastPrices(Prices):
         even = [size / parts for size in shape.dimensions for parts in sizes.tolist()]
         least: float = min(a / b for a, b in zip(last, even, strict=True))
         return max(_LEAST_ELEMENTS, least)
+
+    def _turned(self, ids: IntArray) -> IntArray:
+        """[shardings]: 1 where axes are out of mesh order (`axis_order`)."""
+        return np.array([int(is_turned(self.shardings[number], self.mesh)) for number in ids.tolist()], np.int64)
 
     def _roles(self, ids: IntArray) -> IntArray:
         """[shardings, axes]: the dimension that each axis splits, or what else it does."""
@@ -150,14 +157,15 @@ class _Lines:
     """Seconds of collectives over sets of axes, as straight lines that are nowhere above their time.
 
     Sets of axes are bits. parts: devices of each. overlap: of a dimension that one set splits before and another one
-    after, the part of a device's new shard that every device holds.
+    after, the part of a device's new shard that every device holds; by whether each is turned (`axis_order`), first.
     """
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
         self._sets = 1 << len(prices.mesh.axes)
         self.parts = np.array([prod(axis.size for axis in self._axes(bits)) for bits in range(self._sets)])
-        self.overlap = np.array([[self._overlap(a, b) for b in range(self._sets)] for a in range(self._sets)])
+        orders = [self._axes, self._turned_axes]
+        self.overlap = np.array([[self._overlaps(before, after) for after in orders] for before in orders])
         self._scatter = np.array([self._line("reduce-scatter", bits) for bits in range(self._sets)])
         self._sum = np.array([self._line("all-reduce", bits) for bits in range(self._sets)])
         self._fastest = np.array([self._fastest_link(bits) for bits in range(self._sets)])
@@ -182,11 +190,18 @@ class _Lines:
     def _axes(self, bits: int) -> list[MeshAxis]:
         return [axis for i, axis in enumerate(self._prices.mesh.axes) if bits >> i & 1]
 
-    def _overlap(self, before: int, after: int) -> float:
-        """Axes split a dimension in mesh order, so one set divides the other's parts if it begins like it."""
-        if _begins(after, before):
+    def _turned_axes(self, bits: int) -> list[MeshAxis]:
+        axes = self._axes(bits)
+        return axes[1:] + axes[:1] if bits & 1 else axes
+
+    def _overlaps(self, before: _InOrder, after: _InOrder) -> list[list[float]]:
+        """[sets before, sets after]: one set divides the other's parts if it begins like it."""
+        return [[self._overlap(before(a), after(b), a & ~b) for b in range(self._sets)] for a in range(self._sets)]
+
+    def _overlap(self, before: list[MeshAxis], after: list[MeshAxis], gone: int) -> float:
+        if after[: len(before)] == before:
             return 1.0
-        return 1.0 / self.parts[before & ~after] if _begins(before, after) else 0.0
+        return float(1.0 / self.parts[gone]) if before[: len(after)] == after else 0.0
 
     def _line(self, kind: str, bits: int) -> tuple[float, float]:
         """Seconds of no bytes, and per byte."""
@@ -209,11 +224,6 @@ class _Lines:
         if not is_inside:
             bandwidth = min(bandwidth, between.bandwidth_bytes_per_s)
         return (inside if is_inside else between).latency_s, 1 / (bandwidth * topology.efficiency)
-
-
-def _begins(longer: int, shorter: int) -> bool:
-    """Whether the axes of `longer`, in mesh order, begin with those of `shorter`."""
-    return longer & ((1 << shorter.bit_length()) - 1) == shorter
 
 
 def _bits(chosen: np.ndarray) -> IntArray:

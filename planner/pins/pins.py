@@ -19,6 +19,7 @@ from shardwright.options import DEFAULT_AXES
 from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.graph.foreign import ForeignSharding
 from shardwright.planner.rules import Factor, rule_of
+from shardwright.planner.strategies.axis_order import in_every_order
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.spelling import did_you_mean
 
@@ -207,7 +208,7 @@ def _all_shardings(shape: ArrayShape, mesh: Mesh, padded: Collection[int]) -> It
             if dim is not None:
                 split[dim] = (*split[dim], axis.name)
         if all(dim in padded or size % mesh.size(split[dim]) == 0 for dim, size in enumerate(shape.dimensions)):
-            yield TensorSharding(tuple(split))
+            yield from in_every_order(TensorSharding(tuple(split)), shape.dimensions, mesh)
 
 
 def _can_pad(flow: Dataflow, node: Node, dim: int) -> bool:
@@ -250,14 +251,19 @@ def _check(flow: Dataflow, node: Node, requirement: Requirement, mesh: Mesh, nam
                 reason = f"{requirement.asked_by} splits dimensions {seen[axis]} and {dim} over the same axis {axis!r}"
                 raise refusal(flow, node, name, reason, "an axis can split one dimension of a tensor")
             seen[axis] = dim
-        _check_order(flow, node, requirement, pin, mesh, name)
+        _check_order(flow, node, requirement, dim, pin, mesh, name)
         _check_split(flow, node, requirement, dim, pin, mesh, name)
 
 
-def _check_order(flow: Dataflow, node: Node, requirement: Requirement, pin: DimPin, mesh: Mesh, name: str) -> None:
+def _check_order(
+    flow: Dataflow, node: Node, requirement: Requirement, dim: int, pin: DimPin, mesh: Mesh, name: str
+) -> None:
     order = list(mesh.sizes)
     axes = pin.axes or ()
-    if list(axes) != sorted(axes, key=order.index):
+    pinned = tuple(sorted(axes, key=order.index))
+    dims = node.shapes[0].dimensions
+    orders = in_every_order(TensorSharding(tuple(pinned if at == dim else () for at in range(len(dims)))), dims, mesh)
+    if all(lies.dims[dim] != axes for lies in orders):
         reason = f"{requirement.asked_by} names axes {', '.join(axes)} out of the mesh's order ({', '.join(order)})"
         raise refusal(flow, node, name, reason, "name them in the mesh's order, or order the mesh so")
 

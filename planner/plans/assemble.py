@@ -81,10 +81,9 @@ def _lies(
         for use in node.uses:
             if is_sum[use.source[0]]:
                 wanted.setdefault(use.source, strategies[node.index].operands[use.position])
-    order = [axis.name for axis in graph.prices.mesh.axes]
 
     def reduced(leaf: Leaf, made: TensorSharding) -> TensorSharding:
-        return made if not made.unreduced or leaf in apart else _reduced(made, wanted.get(leaf), order)
+        return made if not made.unreduced or leaf in apart else _reduced(made, wanted.get(leaf))
 
     return tuple(
         [
@@ -126,7 +125,7 @@ def _shared(
     return found
 
 
-def _reduced(made: TensorSharding, wanted: TensorSharding | None, order: Sequence[str]) -> TensorSharding:
+def _reduced(made: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:
     """A partial sum reduced over the axes that `wanted` reduces: split where it wants that and nothing else moves."""
     ending = [axis for axis in made.unreduced if wanted is None or axis not in wanted.unreduced]
     kept = tuple(axis for axis in made.unreduced if axis not in ending)
@@ -137,11 +136,12 @@ def _reduced(made: TensorSharding, wanted: TensorSharding | None, order: Sequenc
     for axis in ending:
         for dim, axes in enumerate(wanted.dims):
             if axis in axes:
-                dims[dim] = tuple(sorted((*dims[dim], axis), key=order.index))
+                split = {*dims[dim], axis}
+                if not split <= set(axes):
+                    return whole
+                dims[dim] = tuple(each for each in axes if each in split)
     for dim, axes in enumerate(dims):
         if axes[: len(made.dims[dim])] != made.dims[dim]:  # an axis would come between those that split it already
-            return whole
-        if not set(axes) <= set(wanted.dims[dim]) and axes != made.dims[dim]:
             return whole
     return TensorSharding(tuple(dims), kept)
 

@@ -22,6 +22,7 @@ from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule
 from shardwright.planner.rules.denied import DENIED_OPCODES
 from shardwright.planner.rules.linear import reduced_at_once
+from shardwright.planner.strategies.axis_order import may_turn_all
 from shardwright.planner.strategies.expansion import Choice, Near, Strategy, splits
 from shardwright.planner.strategies.known_rules import KnownRules
 from shardwright.planner.strategies.sets import StrategyBuilder, StrategySet
@@ -48,7 +49,8 @@ class BoundingBuilder(StrategyBuilder):
     def _build(
         self, instruction: Instruction, rule: OpRule, linear: tuple[frozenset[int], ...], near: Near | None = None
     ) -> StrategySet:
-        if near is not None or not _is_plain(instruction, rule):
+        leaves = [leaf for each in (*instruction.operands, instruction) for leaf in each.shape.leaves]
+        if near is not None or not _is_plain(instruction, rule) or may_turn_all(leaves, (), self.prices.mesh):
             return super()._build(instruction, rule, linear, near)
         choices = [Choice(), *(Choice(factor=f) for f in rule.factors), *(Choice(linear=way) for way in linear)]
         inputs = [

@@ -10,7 +10,7 @@ search. Maxima, products and the like are reduced where they arise; where no all
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -19,8 +19,9 @@ from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.rules import Factor, OpRule, denied
 from shardwright.planner.rules.halo import exchanged_bytes
 from shardwright.planner.rules.linear import linear_ways, reduced_at_once
+from shardwright.planner.strategies.axis_order import in_every_order, may_turn_all
 from shardwright.planner.strategies.uneven import MaySplit, divides
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.shardings import Mesh, TensorSharding, turned
 
 #: Products take no partial sums through: a sum is reduced before the next product reads it, never after.
 _NOT_THROUGH = frozenset({"dot", "convolution", "ragged-dot"})
@@ -127,7 +128,8 @@ def shardings_of(
     near: Near | None = None,
     may_split: MaySplit = divides,
 ) -> Iterator[TensorSharding]:
-    """Every way to split the dimensions of `shape` over the mesh axes; replicated first.
+    """Every way to split the dimensions of `shape` over the mesh axes; replicated first. In mesh order, and turned
+    where it may be (`axis_order`).
 
     partial: an axis may also hold partial sums, where shards are even. near: only those. may_split: how many parts a
     dimension may have.
@@ -147,7 +149,7 @@ def shardings_of(
                 split[dim] = (*split[dim], axis.name)
         fits = divides if unreduced else may_split
         if all(fits(size, [sizes[axis] for axis in axes]) for size, axes in zip(shape.dimensions, split, strict=True)):
-            yield TensorSharding(tuple(split), unreduced)
+            yield from in_every_order(TensorSharding(tuple(split), unreduced), shape.dimensions, mesh)
 
 
 def enumerate_strategies(
@@ -181,9 +183,10 @@ def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[Choice]
 def strategies_of(
     instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[Choice]], may_split: MaySplit
 ) -> Iterator[Strategy]:
-    """Every different strategy that comes of one choice per mesh axis."""
+    """Every different strategy that comes of one choice per mesh axis, and turned (`axis_order`) where it may be."""
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
+    turns = may_turn_all((*inputs, *results), (), mesh)
     seen, count = set[Strategy](), 0
     for combination in product(*choices):
         strategy = _strategy(instruction, combination, inputs, results, mesh, may_split)
@@ -192,10 +195,25 @@ def strategies_of(
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
         if any(assignment.values()) and denied(instruction, assignment, mesh):
             continue
-        seen.add(strategy)
-        if len(seen) > count:
-            count = len(seen)
-            yield strategy
+        made = [strategy]
+        if turns and may_turn_all((*inputs, *results), list(assignment.values()), mesh):
+            made += _turned(strategy, (*inputs, *results), mesh)
+        for each in made:
+            seen.add(each)
+            if len(seen) > count:
+                count = len(seen)
+                yield each
+
+
+def _turned(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> list[Strategy]:
+    """The strategy with all arrays in the other order, if that is another one: of whole arrays in even shards."""
+    lies = (*strategy.operands, *strategy.results)
+    if not all(s.is_even(leaf.dimensions, mesh) and not s.unreduced for leaf, s in zip(leaves, lies, strict=True)):
+        return []
+    operands, results = (tuple(turned(s, mesh) for s in side) for side in (strategy.operands, strategy.results))
+    if (operands, results) == (strategy.operands, strategy.results):
+        return []
+    return [replace(strategy, operands=operands, results=results)]
 
 
 def _strategy(

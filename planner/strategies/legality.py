@@ -2,12 +2,13 @@
 
 What must hold, per instruction:
 
-1. every value has as many shardings as arrays, of their rank, over known axes in mesh order; partial sums have even
-   shards (`form_problems`);
+1. every value has as many shardings as arrays, of their rank, over known axes in mesh order, or turned where it may be
+   (`axis_order`); partial sums have even shards (`form_problems`);
 2. each mesh axis is idle, takes one factor of the instruction's rule, or hands a partial sum on by one of the
    instruction's linear ways (`_explanations`). A contracted factor's and a way's result is reduced where it is
    made (`InstructionPlan.partial`) or stays partial; a maximum or a product is reduced at once and whole;
-3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_uneven`);
+3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_uneven`); all arrays
+   that one factor splits are split in one order (`_out_of_order`);
 4. XLA is not known to compute the combination wrongly (`denied`, `reduced_at_once`).
 
 Nothing here looks beyond the instruction, so that equal instructions with equal shardings are judged once
@@ -23,8 +24,9 @@ from itertools import product
 from shardwright.hlo import Instruction, Shape
 from shardwright.planner.rules import Factor, OpRule, denied, rule_of
 from shardwright.planner.rules.linear import LinearWay, linear_ways, reduced_at_once
+from shardwright.planner.strategies.axis_order import may_turn, may_turn_all
 from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding
+from shardwright.shardings import Mesh, TensorSharding, ValueSharding, is_turned, turned
 
 #: How an axis is used: a factor split over it, a partial sum handed on, or not at all.
 Explanation = Factor | LinearWay | None
@@ -72,6 +74,8 @@ def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[
             continue
         if sharding.unreduced and not sharding.is_even(leaf.dimensions, mesh):
             yield f"is partial and split unevenly, {sharding}: XLA has no such sums"
+        if is_turned(sharding, mesh) and may_turn(leaf.dimensions, mesh) and sharding.is_even(leaf.dimensions, mesh):
+            continue
         for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
             if list(axes) != sorted(axes, key=order.__getitem__):
                 where = f"dimension {dim}" if dim < leaf.rank else "its partial sum"
@@ -191,7 +195,21 @@ def _combined(
     is_partial = any(sharding.unreduced for sharding in (*flat(entry.operands), *entry.result))
     if sums and is_partial and (why := reduced_at_once(instruction, factors.values())):
         return why
-    return _uneven(factors, mesh) or denied(instruction, factors, mesh)
+    why_not = _uneven(factors, mesh) or _out_of_order(instruction, factors, entry, mesh)
+    return why_not or denied(instruction, factors, mesh)
+
+
+def _out_of_order(
+    instruction: Instruction, factors: Mapping[str, Factor], entry: InstructionPlan, mesh: Mesh
+) -> str | None:
+    """Why arrays may not be turned: others are not, or the instruction does not compute element by element."""
+    lies = (*flat(entry.operands), *entry.result)
+    if not any(is_turned(sharding, mesh) for sharding in lies):
+        return None
+    leaves = [leaf for each in (*instruction.operands, instruction) for leaf in each.shape.leaves]
+    if may_turn_all(leaves, tuple(factors.values()), mesh) and all(s == turned(s, mesh) for s in lies):
+        return None
+    return "arrays are split along the mesh's first axis last, and others that it computes with are not, or may not be"
 
 
 def _uneven(factors: Mapping[str, Factor], mesh: Mesh) -> str | None:

@@ -21,6 +21,9 @@ MOST = 1e-5
 #: so that axes stand in mesh order).
 _SPLIT, _PER_DIM, _FIRST_AXIS = 1.0, 0.25, 1.5
 
+#: Points of a dimension whose axes are out of mesh order: where that is as cheap, they are not.
+_TURNED = 0.5
+
 #: Points of an axis over which a sum is kept partial: where it is as cheap, it is reduced.
 _PARTIAL = 1.5
 
@@ -60,6 +63,6 @@ def _points(strategy: Strategy, first_axis: str) -> float:
     for sharding in (*strategy.operands, *strategy.results):
         for dim, axes in enumerate(sharding.dims):
             points += len(axes) * (_SPLIT + _PER_DIM * dim)
-            points += (_FIRST_AXIS - 1) * _PER_DIM * dim * (first_axis in axes)
+            points += (_FIRST_AXIS - 1) * _PER_DIM * dim * (first_axis in axes) + _TURNED * (first_axis in axes[1:])
     unreduced = {axis for sharding in (*strategy.operands, *strategy.results) for axis in sharding.unreduced}
     return points + _PARTIAL * len(unreduced)

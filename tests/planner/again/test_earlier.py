@@ -25,8 +25,9 @@ from shardwright.planner.segments.descent import descend, lifted
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.store import MemoryStore
 from shardwright.planner.strategies.expansion import Choice
-from shardwright.shardings import Mesh
+from shardwright.shardings import Mesh, is_turned
 from tests.planner.programs import gpt2, lower
+from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
 
 EIGHT = replace(Cluster.local(8), hardware="a100")
 COARSE = Mesh.of({"data": 2, "model": 4})
@@ -73,6 +74,21 @@ def test_a_plan_is_the_same_once_it_was_kept(kept: tuple[EarlierPlan, Chain, dic
         strategy = chain.graph.set_of(variable).strategies[state]
         assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
         assert [named(each) for each in found[variable].choices] == [named(each) for each in strategy.choices]
+
+
+def test_the_order_of_axes_is_kept() -> None:
+    search = Search(lower(language_model()), two_nodes(), turned_state())
+    mesh = Mesh.of({"data": 2, "model": 4})
+    tried = search.on_mesh(mesh)
+    states = tried.solved.states
+    read = EarlierPlan.decode(EarlierPlan.of(tried.chain.graph, states).encode())
+    found = read.on(tried.chain.graph, list(states))
+    assert found is not None
+    chosen = tried.chain.strategies(states)
+    is_out_of_order = [any(is_turned(lies, mesh) for lies in strategy.results) for strategy in chosen.values()]
+    assert any(is_out_of_order)
+    for variable, strategy in chosen.items():
+        assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
 
 
 def test_what_other_sizes_do_not_allow_is_no_start(kept: tuple[EarlierPlan, Chain, dict[Variable, int]]) -> None:

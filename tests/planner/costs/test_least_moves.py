@@ -32,7 +32,7 @@ def both(nodes: Cluster, mesh: Mesh, shape: ArrayShape, **exact: Any) -> tuple[n
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("dims", [(1024, 512), (64, 256, 128), (13, 48), (5, 64, 7), (1001, 24)])
+@pytest.mark.parametrize("dims", [(1024, 512), (64, 256, 128), (13, 48), (5, 64, 7), (1001, 24), (4099, 264)])
 @pytest.mark.parametrize(
     ("nodes", "sizes"), [(1, (2, 2, 2)), (2, (2, 2, 4)), (2, (4, 2, 2)), (4, (2, 2, 4)), (1, (3, 2, 2)), (2, (3, 4))]
 )
