@@ -60,16 +60,19 @@ class Buffers:
                 yield size, starts[buffer], self.ends[buffer]
 
 
-def buffers_of(program: Program, compiler: Compiler, *, donated: Mapping[int, int] | None = None) -> Buffers:
+def buffers_of(
+    program: Program, compiler: Compiler, *, donated: Mapping[int, int] | None = None, in_order: str | None = None
+) -> Buffers:
     """Fuse, schedule and allocate a program as `compiler` does.
 
-    donated: per parameter node, the node whose value is written over it.
+    donated: per parameter node, the node whose value is written over it. in_order: one of those that are possible by
+    the compiler's schedule, instead of that.
     """
     if compiler.products_read_bf16:
         round_for_products(program)
     kernels = fuse(program, compiler)
     together = combined_all_reduces(program) if compiler.merges_all_reduces else ()
-    order = schedule(program, kernels, compiler.schedule, together)
+    order = schedule(program, kernels, in_order or compiler.schedule, together)
     in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
     buffers = allocate(program, kernels, order, in_place)
     if compiler.schedule == "breadth-first":

@@ -406,10 +406,14 @@ class _Lowered:
                 node = self._like("convert", instruction, node, 2)
             shard = node
             sent: tuple[int, ...] = (node,)
+            if kind == "all-to-all" and size > self.program.sizes_bytes[node][0]:  # parts have one size
+                node = self.program.add("pad", instruction, (node,), (size,), elements)
+                self.program.marks[node] = ("padded to", size)
             if kind == "all-to-all" and self.compiler.splits_all_to_alls:
                 sent = self._pieces(instruction, node, move.group_size)
             node = self.program.add(kind, instruction, sent, (2 * size if wide else size,), elements)
-            if len(sent) > 1:
+            if len(sent) > 1:  # what is received is taken out of a tuple first
+                node = self._like("tuple", instruction, node, mark=("pieces", node))
                 node = self._like("concatenate", instruction, node, mark=("of pieces", node))
             if kind == "all-gather" and number == 0 and (dim := _changed(source, target)[-1]):
                 self.program.marks[node] = along(dim, node)  # of several, the last one is gathered first

@@ -16,7 +16,7 @@ from shardwright.cost.peak.lowered import Lowering
 from shardwright.cost.peak.program import Program
 from shardwright.cost.peak.programs import Programs
 from shardwright.cost.peak.readers import Reader, reader_of
-from shardwright.cost.peak.schedule import Step
+from shardwright.cost.peak.schedule import Step, possible
 from shardwright.cost.peak.stacks import Order, orders_read, with_copied_stacks
 from shardwright.cost.peak.tiles import fill_tiles
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
@@ -79,11 +79,12 @@ def memory_and_peak(
     while, conditional and call; an instruction without an entry counts as replicated.
     profile: whose compiler to follow; the CPU's where none is given.
     """
-    estimate = _Estimate(mesh, {entry.name: entry for entry in instructions}, profile or hardware_profile("cpu"))
-    estimate.donated[module.entry] = {
-        variable.number: variable.alias for variable in parameters if variable.alias is not None
-    }
-    estimate.padded[module.entry] = {output.number for output in outputs if output.is_padded}
+    donated = {variable.number: variable.alias for variable in parameters if variable.alias is not None}
+    padded = {output.number for output in outputs if output.is_padded}
+    estimates = list(_estimates(mesh, instructions, profile or hardware_profile("cpu")))
+    for each in estimates:
+        each.donated[module.entry], each.padded[module.entry] = donated, padded
+    estimate = max(estimates, key=lambda each: each.peak_bytes(module.entry))
     summary = MemorySummary(
         arguments_bytes=sum(_stored_bytes(variable, mesh) for variable in parameters),
         outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
@@ -97,8 +98,8 @@ def temporaries_bytes(
 ) -> tuple[int, ...]:
     """Predicted peak bytes of intermediate values on one device, in each of some computations of a planned program;
     what they take and hand on is their callers'."""
-    estimate = _Estimate(mesh, {entry.name: entry for entry in instructions}, profile)
-    return tuple(estimate.peak_bytes(computation) for computation in computations)
+    estimates = list(_estimates(mesh, instructions, profile))
+    return tuple(max(each.peak_bytes(computation) for each in estimates) for computation in computations)
 
 
 def required_bytes(summary: MemorySummary, profile: HardwareProfile) -> int:
@@ -118,11 +119,22 @@ def _stored_bytes(variable: VariablePlan, mesh: Mesh) -> int:
     return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
 
 
+def _estimates(mesh: Mesh, instructions: Iterable[InstructionPlan], profile: HardwareProfile) -> Iterator[_Estimate]:
+    """One for every order in which programs may run: where it is not known, the one that takes most counts."""
+    lowering = Lowering(mesh, {entry.name: entry for entry in instructions}, profile)
+    programs = Programs(lowering)
+    for order in possible(profile.compiler.schedule):
+        yield _Estimate(lowering, programs, profile, order)
+
+
 class _Estimate:
-    def __init__(self, mesh: Mesh, plans: dict[str, InstructionPlan], profile: HardwareProfile) -> None:
-        self._lowering = Lowering(mesh, plans, profile)
-        self._programs = Programs(self._lowering)
+    """What programs take that run in one order (`schedule`)."""
+
+    def __init__(self, lowering: Lowering, programs: Programs, profile: HardwareProfile, order: str) -> None:
+        self._lowering = lowering
+        self._programs = programs
         self._profile = profile
+        self._order = order
         #: Per computation, the output leaf that is written over each parameter leaf that is given away.
         self.donated: dict[Computation, dict[int, int]] = {}
         #: Per computation, the output leaves that are stored padded.
@@ -186,7 +198,7 @@ class _Estimate:
         if self._profile.compiler.copies_relayouts:
             fill_tiles(program, self._lowering.lengths)
         donated = _donated_nodes(program, self.donated.get(computation, {}))
-        buffers = buffers_of(program, self._profile.compiler, donated=donated)
+        buffers = buffers_of(program, self._profile.compiler, donated=donated, in_order=self._order)
         found: list[Interval] = []
         workspace = self._profile.compiler.product_workspace_bytes
         begins = [0]  # time of each position; what runs a body takes as long as that
@@ -226,6 +238,7 @@ def _with_padding(program: Program, padded: Collection[int]) -> Program:
     outputs = program.operands[program.root]
     if program.opcodes[program.root] != "tuple" or any(len(program.sizes_bytes[node]) != 1 for node in outputs):
         return program
+    program = program.copy()
     last, operands = program.root, list(outputs)
     for leaf in padded:
         node = operands[leaf]

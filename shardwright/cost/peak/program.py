@@ -44,6 +44,19 @@ class Program:
         sizes, elements = program.sizes_bytes[node], program.elements[node]
         return self.add(opcode or program.opcodes[node], program.instructions[node], tuple(operands), sizes, elements)
 
+    def copy(self) -> Program:
+        """One that may be added to, and this one stays as it is."""
+        return Program(
+            opcodes=[*self.opcodes],
+            instructions=[*self.instructions],
+            operands=[*self.operands],
+            sizes_bytes=[*self.sizes_bytes],
+            elements=[*self.elements],
+            parameters=[*self.parameters],
+            root=self.root,
+            marks=dict(self.marks),
+        )
+
     def without_dead(self) -> Program:
         """The same without what neither the root nor anything it is made of reads; parameters stay."""
         is_live = [False] * len(self.opcodes)

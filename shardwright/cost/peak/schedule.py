@@ -3,7 +3,9 @@
 `breadth-first` is XLA:CPU's default (BFScheduler in xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc,
 chosen by xla_cpu_enable_concurrency_optimized_scheduler): an instruction is queued as soon as its last
 operand has run, views after kernels: XLA makes its bitcasts of reshapes once the kernels are there, so that they
-are the last of a value's readers. `program` keeps the order of the text. `least-memory` is XLA:TPU's
+are the last of a value's readers. A value's other readers are queued in the order in which XLA's partitioner made them,
+post-order, unless a later pass made them anew: `breadth-first, as written` has them in the order of the text. Which of
+two readers comes first may decide a peak. `program` keeps the order of the text. `least-memory` is XLA:TPU's
 (`cost.peak.least_memory`).
 """
 
@@ -17,10 +19,18 @@ from shardwright.cost.peak.least_memory import least_memory
 from shardwright.cost.peak.program import Program
 
 #: Orders by name, as hardware profiles name them.
-SCHEDULES = ("breadth-first", "least-memory", "program")
+SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program")
+
+#: The orders that a program may run in by a compiler's schedule, where that leaves more than one.
+_EITHER = {"breadth-first": ("breadth-first, as written", "breadth-first")}
 
 #: Nodes that run as one.
 Step = tuple[int, ...]
+
+
+def possible(name: str) -> tuple[str, ...]:
+    """The orders that a program may run in, for all that is known of a compiler with this schedule."""
+    return _EITHER.get(name, (name,))
 
 
 def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[Step] = ()) -> list[Step]:
@@ -33,15 +43,18 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
         return [(node,) for node in kept]
     if name == "least-memory":
         return [(node,) for node in least_memory(program, kernels)]
-    return _breadth_first(kernels, kept, together)
+    visited = kept if name == "breadth-first, as written" else program.post_order()
+    return _breadth_first(kernels, kept, together, visited)
 
 
-def _breadth_first(kernels: Kernels, kept: Sequence[int], together: Sequence[Step]) -> list[Step]:
+def _breadth_first(
+    kernels: Kernels, kept: Sequence[int], together: Sequence[Step], visited: Sequence[int]
+) -> list[Step]:
     step_of: dict[int, Step] = {node: members for members in together for node in members}
     users: dict[int, list[int]] = {node: [] for node in kept}
     waiting = dict.fromkeys(kept, 0)
-    for node in kept:
-        for source in kernels.reads[node]:
+    for node in visited:
+        for source in kernels.reads[node] if node in waiting else ():
             users[source].append(node)
             waiting[node] += 1
     for readers in users.values():

@@ -12,6 +12,8 @@ import pytest
 from shardwright.client.annotate import annotate, annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.cost import hardware_profile, memory
+from shardwright.cost.peak.lowered import Lowering
+from shardwright.cost.peak.programs import Programs
 from shardwright.hlo import parse
 from shardwright.options import plan_options
 from shardwright.planner import plan
@@ -22,6 +24,29 @@ from shardwright.xla import CompileService
 def service() -> Iterator[CompileService]:
     with CompileService(4) as service:
         yield service
+
+
+@pytest.mark.parametrize("rows", [1021, 1024])
+def test_pieces_are_cut_out_of_what_is_filled_up_where_they_would_differ(rows: int) -> None:
+    """`benchmarks/planner`: XLA:CPU has a kernel that fills a table of 30,522 rows up ahead of its all-to-all."""
+
+    def step(a: jax.Array) -> jax.Array:
+        columns = jax.lax.sort(annotate(a, {0: None, 1: "x"}), dimension=0)
+        return jnp.sum(jax.lax.sort(annotate(columns, {0: "x", 1: None}), dimension=1))
+
+    with annotations_kept():
+        argument = jax.ShapeDtypeStruct((rows, 512), jnp.float32)
+        text = jax.jit(step, keep_unused=True).lower(argument).as_text("hlo")
+    made = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
+    lowering = Lowering(made.mesh, {entry.name: entry for entry in made.instructions}, hardware_profile("cpu"))
+    program = Programs(lowering).of(parse(made.require_hlo()).entry)
+    (exchange,) = [node for node, opcode in enumerate(program.opcodes) if opcode == "all-to-all"]
+    cut = {program.operands[piece] for piece in program.operands[exchange]}
+    assert len(program.operands[exchange]) == 4
+    assert len(cut) == 1
+    ((source,),) = cut
+    assert program.opcodes[source] == ("pad" if rows % 4 else "sort")
+    assert program.sizes_bytes[source] == (1024 * 512 // 4 * 4,)
 
 
 def test_pieces_are_cut_out_before_it_and_put_together_behind_it(service: CompileService) -> None:

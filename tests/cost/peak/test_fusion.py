@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardwright.cost import hardware_profile
 from shardwright.cost.peak.columns import GATHERED, columns
 from shardwright.cost.peak.fusion import Kernels, fuse
+from shardwright.cost.peak.memory import temporaries_bytes
 from shardwright.cost.peak.program import Program
 from shardwright.cost.peak.rounding import round_for_products
 from shardwright.cost.peak.schedule import schedule
+from shardwright.hlo import parse
+from shardwright.shardings import Mesh
 from tests.cost.one_device import program_of
 
 LAYERS = """HloModule layers, entry_computation_layout={(f32[64,64]{1,0}, f32[64]{0})->f32[64,64]{1,0}}
@@ -87,6 +92,47 @@ def test_views_run_after_the_kernels_that_read_the_same() -> None:
     kernels = fuse(program, hardware_profile("cpu").compiler)
     order = [program.instructions[node].name for (node,) in schedule(program, kernels, "breadth-first")]
     assert order == ["x", "made", "kernel", "viewed", "last", "out"]
+
+
+#: Of what `made` is read by, `late` comes first in the text, and `wide` on the way from the root.
+RACE = """HloModule race
+
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  y = f32[64,4096]{1,0} parameter(1)
+  made = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  late = f32[64,64]{1,0} dot(made, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  wide = f32[64,4096]{1,0} dot(made, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  first = f32[64,64]{1,0} dot(wide, y), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  wider = f32[64,4096]{1,0} dot(late, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  second = f32[64,64]{1,0} dot(wider, y), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(first, second)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("breadth-first", ["made", "wide", "late", "first", "wider", "second"]),
+        ("breadth-first, as written", ["made", "late", "wide", "wider", "first", "second"]),
+    ],
+)
+def test_readers_run_as_they_are_visited_or_as_they_are_written(name: str, expected: list[str]) -> None:
+    program = program_of(RACE)
+    kernels = fuse(program, hardware_profile("cpu").compiler)
+    order = [program.instructions[node].name for (node,) in schedule(program, kernels, name)]
+    assert [each for each in order if each not in {"x", "y", "out"}] == expected
+
+
+def test_of_the_orders_that_are_possible_the_one_counts_that_takes_most() -> None:
+    cpu = hardware_profile("cpu")
+    written = replace(cpu, compiler=replace(cpu.compiler, schedule="breadth-first, as written"))
+    main, alone = parse(RACE).entry, Mesh.of({"x": 1})
+    (most,), (as_written,) = (temporaries_bytes([main], [], alone, profile) for profile in (cpu, written))
+    assert most == as_written > 2 * 64 * 4096 * 4
+    turned_round = parse(RACE.replace("tuple(first, second)", "tuple(second, first)")).entry
+    assert temporaries_bytes([turned_round], [], alone, cpu) == (most,)
 
 
 def test_nodes_that_run_together_wait_for_the_last() -> None:
