@@ -203,7 +203,11 @@ def _out_of_order(
     instruction: Instruction, factors: Mapping[str, Factor], entry: InstructionPlan, mesh: Mesh
 ) -> str | None:
     """Why arrays may not be turned: others are not, or the instruction does not compute element by element."""
-    lies = (*flat(entry.operands), *entry.result)
+    scattered = frozenset(entry.partial)  # over these a sum is split as its readers want it
+    made = (
+        TensorSharding(tuple(tuple(a for a in axes if a not in scattered) for axes in s.dims)) for s in entry.result
+    )
+    lies = (*flat(entry.operands), *made)
     if not any(is_turned(sharding, mesh) for sharding in lies):
         return None
     leaves = [leaf for each in (*instruction.operands, instruction) for leaf in each.shape.leaves]

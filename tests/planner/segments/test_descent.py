@@ -31,6 +31,7 @@ from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.descent import axis_parts, descend, lifted
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.passing import Passing
+from shardwright.planner.strategies import axis_order
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.sets import StrategyBuilder
 from shardwright.shardings import Mesh
@@ -167,10 +168,12 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
 
 def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     text = large_program(97, 2047)
+    monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
     monkeypatch.setattr(closing, "FEW_ENTRIES", -1)  # all edges of so small a program are folded away
     monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)  # what is open before is more, what the bound leaves is less
     bounded = plan(text, EIGHT, PlanOptions())
     monkeypatch.undo()
+    monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)
     monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)
     better = plan(text, EIGHT, PlanOptions())
     assert closing.BETTER < bounded.cost.gap < closing.MOST_OPEN

@@ -36,20 +36,23 @@ TABLE = (4099, 256)
 
 PLAIN, TURNED = TensorSharding(((), ("data", "model"))), TensorSharding(((), ("model", "data")))
 
-STEP = """HloModule step, entry_computation_layout={(f32[4099,256]{1,0}, f32[4099,256]{1,0}, f32[256,64]{1,0})->f32[]}
+STEP = """HloModule step
 
 ENTRY main {
   a = f32[4099,256]{1,0} parameter(0)
   b = f32[4099,256]{1,0} parameter(1)
   c = f32[256,64]{1,0} parameter(2)
   sum = f32[4099,256]{1,0} add(a, b)
+  d = f32[512,4099]{1,0} parameter(3)
+  e = f32[512,256]{1,0} parameter(4)
+  gradient = f32[4099,256]{1,0} dot(d, e), lhs_contracting_dims={0}, rhs_contracting_dims={0}
   ROOT product = f32[4099,64]{1,0} dot(sum, c), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 """
 
 
 def instruction(name: str) -> Instruction:
-    return next(each for each in parse(STEP.replace("->f32[]", "->f32[4099,64]{1,0}")).entry if each.name == name)
+    return next(each for each in parse(STEP).entry if each.name == name)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +92,13 @@ def test_what_computes_element_by_element_may_be_turned_and_products_not() -> No
     assert TURNED in shardings_of(ArrayShape("f32", TABLE), TWO)
 
 
-def problems(name: str, operands: tuple[TensorSharding, ...], result: TensorSharding) -> tuple[str, ...]:
+def problems(
+    name: str, operands: tuple[TensorSharding, ...], result: TensorSharding, partial: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     computed = instruction(name)
     entry = InstructionPlan(
         computation="main", name=name, opcode=computed.opcode,
-        operands=tuple((lies,) for lies in operands), result=(result,),
+        operands=tuple((lies,) for lies in operands), result=(result,), partial=partial,
     )  # fmt: skip
     return form_problems(computed, entry, TWO) or rule_problems(computed, entry, TWO)
 
@@ -102,6 +107,13 @@ def test_arrays_computed_with_one_another_are_split_in_one_order() -> None:
     assert problems("sum", (TURNED, TURNED), TURNED) == problems("sum", (PLAIN, PLAIN), PLAIN) == ()
     assert "first axis last" in problems("sum", (TURNED, TURNED), PLAIN)[0]
     assert "first axis last" in problems("sum", (PLAIN, TURNED), TURNED)[0]
+
+
+def test_a_product_is_summed_to_what_is_turned() -> None:
+    """Split along `model`, and scattered over `data` as it is summed: a part of a part."""
+    rows, columns = TensorSharding((("data",), ())), TensorSharding((("data",), ("model",)))
+    assert problems("gradient", (rows, columns), TURNED, ("data",)) == ()
+    assert problems("gradient", (rows, columns), TURNED)
 
 
 def test_small_arrays_and_other_orders_are_out_of_order() -> None:
