@@ -6,6 +6,8 @@ that cut text and bytes into stream chunks.
 
 from __future__ import annotations
 
+import errno
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -382,9 +384,21 @@ def error_from_proto(message: common_pb2.Error) -> ShardwrightError:
 
 
 def as_our_error(error: BaseException) -> ShardwrightError:
-    """`error` itself where it is ours, else an InternalError that says what it was."""
+    """`error` itself where it is ours; a machine's own limits by name; else an InternalError that says what it was."""
     if isinstance(error, ShardwrightError):
         return error
+    if isinstance(error, MemoryError):
+        return ResourceLimitError(
+            f"the server is out of memory: {error or 'nothing is left of the machine'}",
+            remedy="free memory on that machine, or hand over less at once",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = error.filename or tempfile.gettempdir()
+        return ResourceLimitError(
+            f"the disk is full: {error.strerror}",
+            where=str(place),
+            remedy="free space there, or set TMPDIR to another disk",
+        )
     return InternalError(f"{type(error).__name__}: {error}", remedy="please report this with the server's log")
 
 
