@@ -20,6 +20,7 @@ from shardwright.planner.graph.donors import alias_donors
 from shardwright.planner.graph.foreign import ForeignSharding
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.graph.names import argument_names, output_names
+from shardwright.planner.graph.one_device import refuse_one_device
 from shardwright.planner.graph.source import Source
 from shardwright.planner.graph.written_shardings import marked_outputs, write_out_shardings
 from shardwright.planner.memory.budget import Memory
@@ -62,6 +63,7 @@ class Program:
         self.original = source if isinstance(source, Module) else source.module
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
+        refuse_one_device(self.original)
         outputs = tuple(marked_outputs(self.original.entry.root))
         self.said = VariableShardings.of(self.original, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
