@@ -93,9 +93,9 @@ def is_zero(instruction: Instruction) -> bool:
     """Whether every element is the number zero, as far as a literal and what copies its elements show."""
     while instruction.opcode in _COPYING and instruction.operands:
         instruction = instruction.operands[0]
-    return (
-        instruction.opcode == "constant" and bool(_ZEROS.fullmatch(instruction.payload)) and "0" in instruction.payload
-    )
+    if instruction.opcode != "constant" or instruction.is_elided:
+        return False
+    return bool(_ZEROS.fullmatch(instruction.payload)) and "0" in instruction.payload
 
 
 def _is_summable(element_type: str) -> bool:

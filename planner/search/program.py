@@ -11,7 +11,8 @@ from copy import copy
 from shardwright.config import PlanOptions
 from shardwright.cost import HardwareProfile
 from shardwright.cost.peak.liveness import Liveness, liveness
-from shardwright.hlo import Module
+from shardwright.hlo import Module, elided
+from shardwright.hlo.elided import PRINT_THEM
 from shardwright.options import name_matches
 from shardwright.planner.costs.kernels import Kernels, find_kernels
 from shardwright.planner.graph.colours import Ties
@@ -103,6 +104,7 @@ class Program:
         self._text: str | None = None
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
+        self.flow.notes += _unknown(self.original)
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
         self.pins = collect(self.flow, options, self.said, self.batch)
@@ -215,6 +217,15 @@ class Structure:
         )
         self.runs: tuple[Run, ...] = find_runs(self.instances)
         self.alike = alike(self.instances)
+
+
+def _unknown(module: Module) -> list[str]:
+    """What is said of constants whose value the text leaves out."""
+    constants = elided(module)
+    if not constants:
+        return []
+    names = ", ".join(each.name for each in constants[:3]) + (", …" if len(constants) > 3 else "")
+    return [f"{names}: the text leaves the value out; planned as unknown, not to be run: {PRINT_THEM}"]
 
 
 def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:

@@ -65,12 +65,11 @@ _NUMBER = re.compile(r"\s*+([0-9]{1,9})\s*+", re.ASCII)
 _REFERRING = COMPUTATION_ATTRIBUTES | {"control-predecessors"}
 
 
-def parse(text: str, *, allow_elided: bool = False) -> Module:
+def parse(text: str) -> Module:
     """The module that HLO text describes.
 
-    allow_elided: keep constants whose value was left out when the text was printed
-        (`constant({...})`), as compiled modules are printed by default. Such a module can be
-        looked at, not run.
+    Constants whose value was left out when the text was printed (`constant({...})`) are read as
+    such (`Instruction.is_elided`): a module with some can be looked at, not run.
 
     Raises HloSyntaxError with `line:column`, the line and a caret. The text may come from anybody:
     nothing in it makes the parser recurse, or take more than linear time and memory.
@@ -79,7 +78,7 @@ def parse(text: str, *, allow_elided: bool = False) -> Module:
     # Nothing here becomes garbage in cycles; the collector would walk the growing module again and again.
     gc.disable()
     try:
-        return _Parser(text, allow_elided).module()
+        return _Parser(text).module()
     finally:
         if collecting:
             gc.enable()
@@ -88,10 +87,9 @@ def parse(text: str, *, allow_elided: bool = False) -> Module:
 class _Parser:
     """One pass over one text. `text` has its comments blanked; offsets are those of `original`."""
 
-    def __init__(self, text: str, allow_elided: bool) -> None:
+    def __init__(self, text: str) -> None:
         self.original = text
         self.text = blank_comments(text)
-        self.allow_elided = allow_elided
         self.shapes = ShapeReader(self.text, self.original)
         self.attributes = AttributeReader(self.text, text, self.shapes)
         self.computations: dict[str, Computation] = {}
@@ -322,10 +320,7 @@ class _Parser:
         instruction.index = int(match[1])
 
     def read_constant(self, instruction: Instruction, start: int, end: int) -> None:
-        payload = self.text[start:end]
-        instruction.payload = payload
-        if self.allow_elided and payload.strip() == "{...}":
-            return
+        instruction.payload = self.text[start:end]
         check_literal(self.text, start, end, instruction.shape, self.original)
 
     # --- operands -------------------------------------------------------------------------------
