@@ -35,9 +35,10 @@ _DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
 _TRANSFERS = frozenset({"send", "recv"})
 _PARTITIONED = re.compile(r"_spmd(?![A-Za-z0-9_])", re.ASCII)
 _ASYNC = re.compile(r"-(?:start|update|done)$", re.ASCII)
-_REMEDY = (
-    'give the text before partitioning: jax.jit(f).lower(...).as_text("hlo"), `shardwright lower`, or the module '
-    "*before_optimizations.txt of --xla_dump_to; of what runs under pmap, the step over the whole batch under jax.jit"
+#: Which text to give instead of one that was dumped too late.
+REMEDY = (
+    'give the text before partitioning and optimization: jax.jit(f).lower(...).as_text("hlo"), `shardwright lower`, or '
+    "the module *before_optimizations.txt of --xla_dump_to; of a step for pmap, one of the whole batch for jax.jit"
 )
 
 
@@ -46,7 +47,7 @@ def refuse_one_device(module: Module) -> None:
     evidence = next(_evidence(module), None)
     if evidence is not None:
         what, where = evidence
-        raise UnsupportedProgramError(f"the text is the program of one device: {what}", where=where, remedy=_REMEDY)
+        raise UnsupportedProgramError(f"the text is the program of one device: {what}", where=where, remedy=REMEDY)
 
 
 def is_alone(instruction: Instruction, module: Module) -> bool:
@@ -68,13 +69,13 @@ def _evidence(module: Module) -> Iterator[tuple[str, str]]:
     for instruction in module.instructions():
         what = _of_devices(instruction)
         if what is not None and not is_alone(instruction, module):
-            yield f"{instruction.name!r} is {what}", _place(module, instruction)
+            yield f"{instruction.name!r} is {what}", place_of(module, instruction)
     partitions, replicas = _count(module, "num_partitions"), _count(module, "replica_count")
     if replicas > 1:
         yield f"its header says replica_count={replicas}", module.name
     for computation in module.computations:
         if _PARTITIONED.search(computation.name) and (computation.is_entry or partitions > 1):
-            yield f"the partitioner named {computation.name!r}", _place(module, computation.instructions[0])
+            yield f"the partitioner named {computation.name!r}", place_of(module, computation.instructions[0])
     if partitions > 1 and is_optimized(module):
         yield f"num_partitions={partitions}, and XLA optimizes after it has partitioned", module.name
 
@@ -93,7 +94,8 @@ def _of_devices(instruction: Instruction) -> str | None:
     return None
 
 
-def _place(module: Module, instruction: Instruction) -> str:
+def place_of(module: Module, instruction: Instruction) -> str:
+    """Where an instruction stands in the text, and in the user's program where the text says so."""
     source = module.source(instruction)
     return f"line {instruction.line}" + (f", {source}" if source is not None else "")
 

@@ -21,7 +21,8 @@ from shardwright.planner.graph.donors import alias_donors
 from shardwright.planner.graph.foreign import ForeignSharding
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.graph.names import argument_names, output_names
-from shardwright.planner.graph.one_device import refuse_one_device
+from shardwright.planner.graph.one_device import is_optimized, refuse_one_device
+from shardwright.planner.graph.optimized import NOTE, before_optimization
 from shardwright.planner.graph.source import Source
 from shardwright.planner.graph.written_shardings import marked_outputs, write_out_shardings
 from shardwright.planner.memory.budget import Memory
@@ -65,10 +66,11 @@ class Program:
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
         refuse_one_device(self.original)
-        outputs = tuple(marked_outputs(self.original.entry.root))
-        self.said = VariableShardings.of(self.original, outputs)
+        module = before_optimization(self.original)
+        outputs = tuple(marked_outputs(module.entry.root))
+        self.said = VariableShardings.of(module, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
-        self._written = inline_calls(write_out_shardings(alias_donors(self.original), outputs))
+        self._written = inline_calls(write_out_shardings(alias_donors(module), outputs))
         self.rules = KnownRules()
         self._read(None, options.micro_batches or 1)
 
@@ -105,6 +107,7 @@ class Program:
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
         self.flow.notes += _unknown(self.original)
+        self.flow.notes += [NOTE] if is_optimized(self.original) else []
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
         self.pins = collect(self.flow, options, self.said, self.batch)
