@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 
 from shardwright.errors import UnsupportedProgramError
-from shardwright.hlo import Instruction, Module
+from shardwright.hlo import Computation, Instruction, Module
 
 COLLECTIVES = frozenset(
     {
@@ -33,7 +33,9 @@ COLLECTIVES = frozenset(
 
 _DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
 _TRANSFERS = frozenset({"send", "recv"})
-_PARTITIONED = re.compile(r"_spmd(?![A-Za-z0-9_])", re.ASCII)
+#: The partitioner writes `_spmd` behind a name and its number (`main.4_spmd`); a user's `f_spmd` has the number last.
+_PARTITIONED = re.compile(r"\.[0-9]+_spmd(?![A-Za-z0-9_])", re.ASCII)
+_NAMED_SPMD = re.compile(r"_spmd(?:\.[0-9]+)?$", re.ASCII)
 _ASYNC = re.compile(r"-(?:start|update|done)$", re.ASCII)
 #: Which text to give instead of one that was dumped too late.
 REMEDY = (
@@ -60,9 +62,10 @@ def is_alone(instruction: Instruction, module: Module) -> bool:
 
 def is_optimized(module: Module) -> bool:
     """Whether a text was dumped after optimization: XLA's compilers schedule and fuse at the end."""
-    return module.header.get("is_scheduled") is not None or any(
-        each.opcode == "fusion" for each in module.instructions()
-    )
+    scheduled = module.header.get("is_scheduled")
+    if scheduled is not None and scheduled.value:
+        return True
+    return any(instruction.opcode == "fusion" for instruction in module.instructions())
 
 
 def _evidence(module: Module) -> Iterator[tuple[str, str]]:
@@ -74,10 +77,18 @@ def _evidence(module: Module) -> Iterator[tuple[str, str]]:
     if replicas > 1:
         yield f"its header says replica_count={replicas}", module.name
     for computation in module.computations:
-        if _PARTITIONED.search(computation.name) and (computation.is_entry or partitions > 1):
+        if _is_partitioned(computation, partitions):
             yield f"the partitioner named {computation.name!r}", place_of(module, computation.instructions[0])
     if partitions > 1 and is_optimized(module):
         yield f"num_partitions={partitions}, and XLA optimizes after it has partitioned", module.name
+
+
+def _is_partitioned(computation: Computation, partitions: int) -> bool:
+    """Whether the partitioner named a computation."""
+    name = computation.name
+    if computation.is_entry and (name.endswith("_spmd") or (partitions > 1 and _NAMED_SPMD.search(name))):
+        return True
+    return (computation.is_entry or partitions > 1) and _PARTITIONED.search(name) is not None
 
 
 def _of_devices(instruction: Instruction) -> str | None:

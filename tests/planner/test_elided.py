@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jaxlib import _hlo
 
 import shardwright as sw
 from shardwright.cli import main
@@ -63,6 +64,22 @@ def test_it_is_proven_but_neither_emitted_nor_compiled_to_run(planned: Plan) -> 
     assert "--xla_dump_large_constants" in caught.value.remedy
     with CompileService(8) as service, pytest.raises(UnsupportedProgramError, match="left out"):
         service.compile(planned.require_hlo(), planned)
+
+
+def test_constants_inside_fusions_are_planned_too() -> None:
+    """What XLA prints of a compiled program by default."""
+    function = jax.jit(lambda x: jnp.sin(x) * jnp.asarray(np.tanh(_TABLE) ** 2))
+    executable = function.lower(jax.ShapeDtypeStruct((64, 32), jnp.float32)).compile().runtime_executable()
+    assert executable is not None
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = False
+    text = executable.hlo_modules()[0].to_string(options)
+    assert "fusion(" in text
+    assert "constant({...})" in text
+    planned = sw.plan(text, 8, cache=False)
+    assert isinstance(planned, Plan)
+    assert not planned.outputs[0].sharding.is_replicated
+    assert any("leaves the value out" in note for note in planned.notes)
 
 
 def test_the_command_plans_and_refuses_to_emit(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

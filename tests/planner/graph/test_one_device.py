@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import shardwright as sw
+from shardwright.cli import main
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner.graph.one_device import refuse_one_device
@@ -89,6 +94,8 @@ def test_a_collective_inside_a_computation_of_its_own_is_found() -> None:
     [
         (", num_partitions=8", "main.3_spmd", "the partitioner named 'main.3_spmd'"),
         ("", "main.3_spmd.1", "the partitioner named"),
+        ("", "main_spmd", "the partitioner named"),
+        (", num_partitions=8", "main_spmd.5", "the partitioner named"),
         (", replica_count=8", "main", "replica_count=8"),
         (", is_scheduled=true, num_partitions=8", "main", "num_partitions=8"),
     ],
@@ -105,11 +112,20 @@ def test_shares_are_known_without_a_collective(header: str, entry: str, said: st
         (", num_partitions=8", "main"),
         (", num_partitions=1, replica_count=1, is_scheduled=true", "main"),
         (", num_partitions=8", "step_spmdify"),
+        (", is_scheduled=false, num_partitions=8", "main"),
+        ("", "step_spmd.12"),
     ],
 )
 def test_a_whole_program_is_planned_whatever_mesh_it_was_for(header: str, entry: str) -> None:
     body = "ROOT r = f32[8,4] tanh(x), sharding={devices=[8,1]<=[8]}"
     assert sw.plan(_text(body, header, entry), 8, cache=False).mesh.device_count == 8
+
+
+def test_a_function_of_a_users_own_may_be_called_spmd() -> None:
+    before = "loss_spmd.5 { p = f32[8,4]{1,0} parameter(0) ROOT t = f32[8,4]{1,0} tanh(p) }\n"
+    refuse_one_device(
+        parse(_text("ROOT r = f32[8,4] call(x), to_apply=loss_spmd.5", ", num_partitions=8", before=before))
+    )
 
 
 def _step(x: Any, w: Any, v: Any) -> Any:
@@ -128,6 +144,15 @@ def test_what_jax_prints_before_and_after_partitioning(axes: tuple[str | None, .
         sw.plan(lowered.compile().as_text(), 8, cache=False)
 
 
+def test_the_command_names_the_file_and_plans_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step.hlo"
+    path.write_text(_text(_REFUSED["all-reduce"][0], ", num_partitions=8"))
+    assert main(["plan", str(path), "--cluster", "8", "--no-cache", "--explain"]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert f"error: {path}: line 5: the text is the program of one device" in printed.err
+
+
 def test_a_manual_region_stays_the_refusal_that_names_it() -> None:
     mesh = Mesh(np.array(jax.devices()[:8]), ("d",))
     total = jax.shard_map(
@@ -136,3 +161,31 @@ def test_a_manual_region_stays_the_refusal_that_names_it() -> None:
     x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("d")))
     with pytest.raises(UnsupportedProgramError, match="shard_map"):
         sw.plan(jax.jit(total).lower(x).as_text("hlo"), 8, cache=False)
+
+
+_DUMPED = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+mesh = Mesh(np.array(jax.devices()), ("d",))
+split = NamedSharding(mesh, PartitionSpec("d"))
+jax.jit(lambda x: jnp.tanh(x) * 2, in_shardings=split).lower(jax.ShapeDtypeStruct((8, 4), jnp.float32)).compile()
+"""
+
+
+def test_what_xla_dumps_is_refused_from_partitioning_on(tmp_path: Path) -> None:
+    """Nothing in this program speaks of devices: batch and mesh alone are split."""
+    flags = f"--xla_force_host_platform_device_count=8 --xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=.*"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", _DUMPED], env=environment, check=True, timeout=120)
+    texts = [path.read_text() for path in sorted(tmp_path.glob("*jit__lambda*.txt"))]
+    modules = [parse(text) for text in texts if text.startswith("HloModule")]
+    sizes = [module.entry.parameters[0].shape.leaves[0].dimensions for module in modules]
+    assert set(sizes) == {(8, 4), (1, 4)}  # the whole batch, and one device's share
+    for module, size in zip(modules, sizes, strict=True):
+        if size == (8, 4):
+            refuse_one_device(module)
+            continue
+        with pytest.raises(UnsupportedProgramError, match="the program of one device"):
+            refuse_one_device(module)
