@@ -68,17 +68,29 @@ def _is_kept(order: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _lies_alike(before: ArrayShape, after: ArrayShape) -> bool:
-    """Whether neither side has tiles, or both have the same ones over the same dimensions.
+    """Whether the elements of both lie one after the other, or both have the same tiles over the same dimensions.
 
-    In tiles elements lie block by block: other dimensions are no reshape.
+    Otherwise they lie block by block: other dimensions are no reshape.
     """
-    tiles = _tiles(before), _tiles(after)
-    if tiles == ("", ""):
+    if _is_linear(before) and _is_linear(after):
         return True
     lying = [[shape.dimensions[dim] for dim in _order(shape)] for shape in (before, after)]
-    return tiles[0] == tiles[1] and min(map(len, lying)) >= 2 and lying[0][-2:] == lying[1][-2:]
+    return _tiles(before) == _tiles(after) and min(map(len, lying)) >= 2 and lying[0][-2:] == lying[1][-2:]
 
 
-def _tiles(shape: ArrayShape) -> str:
+def _is_linear(shape: ArrayShape) -> bool:
+    """Whether elements lie one after the other, padding aside: no tile takes in a second row of several."""
+    tiles = _tiles(shape)
+    if not tiles:
+        return True
+    sizes = tiles[0].split(",")
+    if len(tiles) > 1 or len(sizes) > 2 or "*" in sizes:
+        return False
+    rows = [shape.dimensions[dim] for dim in _order(shape)][-2:-1]
+    return len(sizes) == 1 or sizes[0] == "1" or rows in ([], [1])
+
+
+def _tiles(shape: ArrayShape) -> list[str]:
+    """Its tiles, each within the one ahead: `T(8,128)(2,1)` has `8,128` and `2,1`."""
     match = _TILES.search(shape.layout or "")
-    return "" if match is None else "".join(match[0].split())
+    return [] if match is None else [tile.replace(" ", "") for tile in re.findall(r"\(([^()]*)\)", match[0])]

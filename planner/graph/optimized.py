@@ -29,7 +29,7 @@ from shardwright.planner.rewrites.edit import Names, attribute, computation_of, 
 #: Custom calls that compilers make of products, convolutions, sorts, …. What users call by like names stays opaque:
 #: `__cudnn$fmhaSoftmax`, `__gpu$xla.gpu.triton`.
 _OF_COMPILERS = re.compile(
-    r"__(?:cublas|hipblas|onednn|acl|cub|cusolver|cusparse)[$_]|__cudnn\$(?:conv|norm)|__triton|__gpu\$TopK|EigenMatMul",
+    r"ConcatBitcast|SliceBitcast|AllocateBuffer|__(?:cublas|hipblas|onednn|acl|cub|cusolver|cusparse)[$_]|__cudnn\$(?:conv|norm)|__triton|__gpu\$TopK|EigenMatMul",
     re.ASCII | re.IGNORECASE,
 )
 _TOP_K = "TopK"

@@ -66,6 +66,8 @@ def test_steps_read_the_same_memory(shapes: tuple[ArrayShape, ArrayShape]) -> No
         (("1,3", "0,1"), ("3", "0"), ["reshape"]),
         (("2,3", None), ("2,1,3", None), ["reshape"]),
         (("4,8,128", "2,1,0:T(8,128)"), ("2,2,8,128", "3,2,1,0:T(8,128)"), ["reshape"]),
+        (("1,6144", "1,0:T(2,128)(2,1)"), ("1,1,6144", "2,1,0:T(2,128)(2,1)"), ["reshape"]),
+        (("2,256", "1,0:T(1,128)"), ("512", "0:T(512)"), ["reshape"]),
         (("4,8,128", "2,1,0:T(8,128)S(1)"), ("8,128,4", "1,0,2:T(8,128)"), ["transpose"]),
     ],
 )
@@ -92,12 +94,13 @@ def test_types_of_one_width_are_converted_bit_by_bit() -> None:
     ("before", "after"),
     [
         (_shape("f32", "16,256", "1,0:T(8,128)"), _shape("f32", "4096", "0:T(1024)")),
+        (_shape("bf16", "2,128", "1,0:T(8,128)(2,1)"), _shape("bf16", "256", "0:T(256)(128)(2,1)")),
         (_shape("f32", "16,256", "1,0:T(8,128)"), _shape("f32", "256,16", "1,0:T(8,128)")),
         (_shape("f32", "2,3", "1,0"), _shape("bf16", "2,6", "1,0")),
         (_shape("f32", "2,3", "1,0"), _shape("f32", "2,4", "1,0")),
         (ArrayShape("f32", (2, 3), (True, False)), _shape("f32", "6", "0")),
     ],
-    ids=["tiles", "tiles turned", "width", "size", "dynamic"],
+    ids=["tiles", "rows in pairs", "tiles turned", "width", "size", "dynamic"],
 )
 def test_what_layouts_do_not_say_is_not_guessed(before: ArrayShape, after: ArrayShape) -> None:
     assert steps_of(before, after) is None
