@@ -91,8 +91,8 @@ class _Writer:
         for old in source:
             if old.opcode.endswith(_START):
                 self._started[old] = old
-            elif old.opcode.endswith(_UPDATE) and old.operands[0] in self._started:
-                self._started[old] = self._started[old.operands[0]]
+            elif old.opcode.endswith(_UPDATE) and (start := self._start_of(old)) is not None:
+                self._started[old] = start
             else:
                 out += self._written(old)
                 self._made[old] = out[-1]
@@ -101,8 +101,8 @@ class _Writer:
         return computation_of(source, out, self._made[source.root])
 
     def _written(self, old: Instruction) -> Iterator[Instruction]:
-        if old.opcode.endswith(_DONE) and old.operands[0] in self._started:
-            yield self._finished(old, self._started[old.operands[0]])
+        if old.opcode.endswith(_DONE) and (start := self._start_of(old)) is not None:
+            yield self._finished(old, start)
         elif old.opcode == "bitcast":
             yield from self._bitcast(old)
         elif old.get("custom_call_target") == _TOP_K and old.opcode == "custom-call":
@@ -111,6 +111,10 @@ class _Writer:
             yield self._alone(old)
         else:
             yield self._like(old, old, old.opcode)
+
+    def _start_of(self, old: Instruction) -> Instruction | None:
+        """What began the asynchronous operation that an update or the end is of."""
+        return self._started.get(old.operands[0]) if len(old.operands) == 1 else None
 
     # ---- one instruction as another --------------------------------------------------
     def _operands(self, old: Instruction) -> list[Instruction]:
@@ -152,9 +156,12 @@ class _Writer:
         return made
 
     def _top_k(self, old: Instruction) -> Instruction:
-        values = old.shape.leaves[0]
         operands = self._operands(old)
-        k, largest = attribute("k", str(values.dimensions[-1])), attribute("largest", "true")
+        searched = [leaf.dimensions for operand in operands for leaf in operand.shape.leaves]
+        found = [leaf.dimensions for leaf in old.shape.leaves]
+        if len(searched) != 1 or len(found) != 2 or not all(each and each[:-1] == searched[0][:-1] for each in found):
+            raise self._refused(old, "it does not search the last dimension of one array")
+        k, largest = attribute("k", str(found[0][-1])), attribute("largest", "true")
         return self._plain(old, "topk", operands, k=k, largest=largest)
 
     def _alone(self, old: Instruction) -> Instruction:

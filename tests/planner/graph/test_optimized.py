@@ -156,6 +156,15 @@ _REFUSED = {
     "sort": ('ROOT r = f32[16,8] custom-call(x), custom_call_target="__cub$DeviceRadixSort"', "cub"),
     "tiles": ("ROOT r = f32[128]{0:T(128)} bitcast(y)", "which element becomes which"),
     "width": ("ROOT r = bf16[16,16]{1,0} bitcast(x)", "which element becomes which"),
+    "top-k of other sizes": (
+        """t = (f32[163], s32[16,3]) custom-call(x), custom_call_target="TopK", called_computations={more}
+        ROOT r = s32[16,3] get-tuple-element(t), index=1""",
+        "does not search the last dimension",
+    ),
+    "wrapped for other operands": (
+        "s = ((f32[16,8]), f32[16], s32[]) async-start(x), calls=negated\nROOT d = f32[16] async-done(s)",
+        "'negated' takes or gives other shapes",
+    ),
     "not done": ("ROOT s = (f32[16,8], f32[16,8], u32[]) copy-start(x)", "never done"),
     "read before it is done": (
         "s = (f32[16,8], f32[16,8], u32[]) copy-start(x)\nROOT part = f32[16,8] get-tuple-element(s), index=0",
