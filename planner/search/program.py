@@ -63,7 +63,9 @@ class Program:
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
         outputs = tuple(marked_outputs(self.original.entry.root))
-        self.said = VariableShardings.of(self.original, outputs)
+        self.said = VariableShardings()
+        if options.constraints == "keep":
+            self.said = VariableShardings.of(self.original, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
         self._written = inline_calls(write_out_shardings(alias_donors(self.original), outputs))
         self.rules = KnownRules()
