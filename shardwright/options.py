@@ -7,7 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardwright.config import EFFORTS, FORCED_STRATEGIES, MAX_MESH_AXES, MODES, REMATS, REWRITES, Pin, PlanOptions
+from shardwright.config import (
+    CONSTRAINTS,
+    EFFORTS,
+    FORCED_STRATEGIES,
+    MAX_MESH_AXES,
+    MODES,
+    REMATS,
+    REWRITES,
+    Pin,
+    PlanOptions,
+)
 from shardwright.errors import OptionError
 from shardwright.tasks.schedules import Schedule
 
@@ -41,6 +51,7 @@ def plan_options(
     stages: int | None = None,
     schedule: str | None = None,
     imbalance: float | None = None,
+    constraints: str | None = None,
 ) -> PlanOptions:
     """Checks what the user asked for.
 
@@ -57,6 +68,7 @@ def plan_options(
       micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
         the planner sees fit; 1: the batch at once.
       micro_batch_inexact: let statistics over the whole batch be those of each micro-batch.
+      constraints: "keep" or "ignore" the shardings that the program brings along.
 
     Raises OptionError that names the option.
     """
@@ -76,17 +88,19 @@ def plan_options(
         stages=stages,
         schedule=schedule,
         imbalance=imbalance,
+        constraints="keep" if constraints is None else constraints,
     )
     check_limits(options)
     return options
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError for a budget, deadline, effort, mode, rewrites or remat that mean nothing."""
+    """Raises OptionError for a budget, deadline, effort, mode, rewrites, remat or constraints that mean nothing."""
     _one_of("effort", options.effort, EFFORTS)
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
     _one_of("mode", options.mode, MODES)
+    _one_of("constraints", options.constraints, CONSTRAINTS)
     stages = options.stages
     if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
         raise OptionError(f"{stages!r} stages", where="stages", remedy="give a number from 1, or None")

@@ -14,6 +14,7 @@ from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.pins.force import origin
+from shardwright.planner.pins.own import scaling_notes
 from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.ledger import planned_collectives
@@ -175,7 +176,7 @@ def assembled(search: MeshSearch, found: Found, candidates: tuple[Candidate, ...
         segments=segment_plans(decisions, found.chain),
         recomputed=search.recomputation.segments if search.recomputation else (),
         micro_batches=program.micro_batches,
-        notes=(*found.notes, *_replicated_notes(found.instructions)),
+        notes=(*found.notes, *scaling_notes(program.pins, found.mesh), *_replicated_notes(found.instructions)),
         hlo_text=program.text,
     )
     original = hashlib.sha256(program.original_text.encode()).hexdigest()

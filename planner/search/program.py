@@ -68,7 +68,9 @@ class Program:
         refuse_one_device(self.original)
         module = before_optimization(self.original)
         outputs = tuple(marked_outputs(module.entry.root))
-        self.said = VariableShardings.of(module, outputs)
+        self.said = VariableShardings()
+        if options.constraints == "keep":
+            self.said = VariableShardings.of(module, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
         self._written = inline_calls(write_out_shardings(alias_donors(module), outputs))
         self.rules = KnownRules()

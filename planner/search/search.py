@@ -31,6 +31,7 @@ from shardwright.planner.search.hiding import kept_promises
 from shardwright.planner.search.memory_bound import bounded_by_price
 from shardwright.planner.search.mesh_search import Listener, MeshSearch
 from shardwright.planner.search.meshes import meshes_to_search, refines
+from shardwright.planner.search.other_meshes import further_meshes, with_other_mesh
 from shardwright.planner.search.relief import relieved
 from shardwright.planner.search.sparing import sparing_plan
 from shardwright.planner.search.state_floor import check_state_fits
@@ -221,10 +222,16 @@ class Search(MeshSearch):
         finest = self.meshes_of_three() if self.descends else []
         if len(finest) == 1:
             self.bound_ahead(finest[0])
-        tried, refusals = self._try_meshes()
+        tried, refusals = self._try_meshes(self._meshes())
+        for group in further_meshes(self) if not tried else ():
+            tried, more = self._try_meshes([mesh for mesh in group if mesh not in refusals])
+            refusals |= more
+            if tried:
+                break
         if not tried:
             late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
-            raise next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
+            error = next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
+            raise with_other_mesh(self, error)
         tried += self._finer(tried)
         fastest = min(tried, key=lambda each: each.step_s)
         if fastest.start is not None:
@@ -293,11 +300,11 @@ class Search(MeshSearch):
         check_plan(module, made)
         return made
 
-    def _try_meshes(self) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
+    def _try_meshes(self, meshes: Sequence[Mesh]) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
         """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
         tried: list[Tried] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
-        for mesh in self._meshes():
+        for mesh in meshes:
             if mesh in self.without:
                 continue
             if self.clock.is_late and (tried or self.clock.interrupts):

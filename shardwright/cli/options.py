@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.cluster import Cluster
-from shardwright.config import EFFORTS, FORCED_STRATEGIES, MODES, REMATS, REWRITES, Pin, Pins, PlanOptions
+from shardwright.config import (
+    CONSTRAINTS,
+    EFFORTS,
+    FORCED_STRATEGIES,
+    MODES,
+    REMATS,
+    REWRITES,
+    Pin,
+    Pins,
+    PlanOptions,
+)
 from shardwright.errors import OptionError
 from shardwright.options import plan_options
 from shardwright.tasks import SCHEDULE_NAMES
@@ -65,6 +75,11 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remat", choices=REMATS, help="compute values again for the backward pass to save memory (default: auto)"
     )
+    parser.add_argument(
+        "--constraints",
+        choices=CONSTRAINTS,
+        help="shardings that the program brings along, such as with_sharding_constraint (default: keep)",
+    )
 
 
 def add_cluster_option(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -102,6 +117,7 @@ def planning_options(arguments: argparse.Namespace) -> PlanOptions:
         stages=arguments.stages,
         schedule=arguments.schedule,
         imbalance=arguments.imbalance,
+        constraints=arguments.constraints,
         micro_batches=arguments.micro_batches,
         micro_batch_inexact=arguments.micro_batch_inexact,
     )
