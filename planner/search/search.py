@@ -24,7 +24,15 @@ from shardwright.planner.memory.words import briefly
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.verify import check_plan
-from shardwright.planner.search.experts import EXPERTS, expert_candidates, faster_than, first_plan, names_for, priced
+from shardwright.planner.search.experts import (
+    AT_THE_END,
+    EXPERTS,
+    expert_candidates,
+    faster_than,
+    first_plan,
+    names_for,
+    priced,
+)
 from shardwright.planner.search.finishing import Bounding, as_stored, assembled, bounded
 from shardwright.planner.search.found import LEAST_GAIN, Found, Known, Outcome, Tried
 from shardwright.planner.search.hiding import kept_promises
@@ -32,6 +40,7 @@ from shardwright.planner.search.memory_bound import bounded_by_price
 from shardwright.planner.search.mesh_search import Listener, MeshSearch
 from shardwright.planner.search.meshes import meshes_to_search, refines
 from shardwright.planner.search.relief import relieved
+from shardwright.planner.search.replicated import faster_replicated, first_that_fits
 from shardwright.planner.search.sparing import sparing_plan
 from shardwright.planner.search.state_floor import check_state_fits
 from shardwright.planner.segments.chain import Chain, SolvedChain
@@ -114,6 +123,7 @@ class Search(MeshSearch):
             if outcome is None:
                 outcome = self._whole()
                 is_whole = not self.clock.is_late
+            self._hold_against_replicated(outcome)
         except OutOfTimeError:
             outcome = self.known.outcome()
         self.clock.interrupts = False
@@ -157,11 +167,12 @@ class Search(MeshSearch):
         is_hurried = self.options.deadline_s is not None
         if not self.is_free or self.known.found is not None or (self.is_large and not is_hurried):
             return
-        found = first_plan(self)
-        if found is not None and self.fits(found):
+        first = first_plan(self)
+        found = first_that_fits(self, first)
+        if found is not None:
             self.offer(found)
         else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
-            self.spared = sparing_plan(self, found) if is_hurried else None
+            self.spared = sparing_plan(self, first) if is_hurried else None
             found = self.spared.found if self.spared is not None else None
         if found is not None:
             self._incumbent_s = found.cost.step_s
@@ -184,6 +195,15 @@ class Search(MeshSearch):
         found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN), names)
         if found is not None:
             self.offer(found)
+
+    def _hold_against_replicated(self, outcome: Outcome) -> None:
+        """The program computed whole on every device is known too, where that is faster than what was found."""
+        is_known = self.known.is_faster_than(outcome)
+        search, found = (self.known.search, self.known.found) if is_known else (outcome.search, outcome.found)
+        if self.is_free and search is not None and found is not None:
+            whole = faster_replicated(search, found, AT_THE_END)
+            if whole is not None:
+                search.offer(whole)
 
     @property
     def is_free(self) -> bool:
