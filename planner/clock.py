@@ -1,18 +1,26 @@
-"""The time that planning may take. Once there is a plan, a deadline ends the search wherever it is."""
+"""The time that planning may take. Once there is a plan, a deadline ends the search wherever it is; without one it ends
+as late as leaves time to write one down, with an error.
+
+What is promised: `GRACE_PART` of the deadline after it, or `GRACE_S`, whichever is more, there is an answer.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.errors import PlanError
 
 #: Seconds that what cannot do without has, however late it is.
 LEAST_S = 0.5
 
+#: What may pass between a deadline and the answer: a part of it, or seconds, whichever is more.
+GRACE_PART, GRACE_S = 0.2, 2.0
+
 
 class OutOfTimeError(PlanError):
-    """The deadline came in the middle of a search; there is a plan to take already."""
+    """The deadline came in the middle of a search."""
 
 
 @dataclass(slots=True)
@@ -20,11 +28,23 @@ class Clock:
     """Runs from when it is made.
 
     deadline_s: seconds from then on; None for no end. interrupts: whether there is a plan to take when it is late.
+    reserved_s: seconds that it takes to write a plan down, most likely. is_final: whether one is being written down:
+    that is never interrupted.
     """
 
     deadline_s: float | None = None
     interrupts: bool = False
+    reserved_s: float = 0.0
+    is_final: bool = False
     _start_s: float = field(default_factory=time.perf_counter)
+
+    def fresh(self, *, interrupts: bool = False) -> Clock:
+        """The same clock, for another search in the same time. interrupts: as above."""
+        return replace(self, interrupts=interrupts, reserved_s=0.0, is_final=False)
+
+    def reserve(self, seconds: float) -> None:
+        """So many seconds passed in making of a plan what is made again when it is written down."""
+        self.reserved_s = max(self.reserved_s, seconds)
 
     @property
     def elapsed_s(self) -> float:
@@ -32,13 +52,38 @@ class Clock:
 
     @property
     def is_late(self) -> bool:
-        return self.deadline_s is not None and self.elapsed_s > self.deadline_s
+        """Whether a plan that is known has to do."""
+        return self.deadline_s is not None and self.elapsed_s > min(self.deadline_s, self._last_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search has to end, with a plan or without one."""
+        if self.interrupts:
+            return self.is_late
+        return self.deadline_s is not None and not self.is_final and self.elapsed_s > self._last_s
+
+    @property
+    def _last_s(self) -> float:
+        """When a plan must be known, for it to be written down in time."""
+        if self.deadline_s is None:
+            return math.inf
+        return self.deadline_s + max(GRACE_PART * self.deadline_s, GRACE_S) - self.reserved_s
 
     def within(self, limit_s: float) -> float:
         """Of so many seconds those that are left; some, however late it is."""
         return limit_s if self.deadline_s is None else min(limit_s, max(self.deadline_s - self.elapsed_s, LEAST_S))
 
     def check(self) -> None:
-        """Raises OutOfTimeError where there is a plan and no time for a better one."""
-        if self.interrupts and self.is_late:
+        """Raises OutOfTimeError where there is no time for what goes on: see `is_over`."""
+        if self.is_over:
             raise OutOfTimeError("not searched to the end: the deadline came first")
+
+
+def too_short(clock: Clock) -> OutOfTimeError:
+    """That a deadline is too short for any plan."""
+    return OutOfTimeError(
+        f"the deadline of {clock.deadline_s:g} s came before any plan: reading the program and making one plan of it "
+        "takes longer",
+        where="deadline",
+        remedy="give a longer deadline, or none",
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwright.errors import AnnotationError, OptionError, PlanError
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.pins.force import Forced
 from shardwright.planner.search.meshes import meshes_to_search
 from shardwright.plans import Candidate
@@ -194,6 +195,8 @@ def _made(search: Search, mesh: Mesh, force: Forced) -> Tried | Refusal:
         try:
             chain = search.chain(mesh, force, in_place)
             return search.tried(chain, chain.solve(search.time_limit_s()), search.flow.notes)
+        except OutOfTimeError:
+            raise
         except (PlanError, AnnotationError) as error:
             refusal = error
     assert refusal is not None

@@ -12,7 +12,7 @@ from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.dataflow import Dataflow
-from shardwright.planner.parallel import Ahead
+from shardwright.planner.parallel import PATIENCE_S, Ahead
 from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.causes import Causes
@@ -40,7 +40,8 @@ class Bounding:
     def begin(self, chain: Chain, time_limit_s: float) -> None:
         """Bound a chain from now on, instead of another one."""
         self.cancel()
-        self._begun = chain, Ahead(partial(_bound, chain, time_limit_s))
+        patience_s = min(PATIENCE_S, time_limit_s + 1.0)  # then it is late here, too
+        self._begun = chain, Ahead(partial(_bound, chain, time_limit_s), patience_s=patience_s)
 
     def of(self, chain: Chain, time_limit_s: float) -> float:
         """`lower_bound` with what is made anew for its readers; 0 where a deadline comes first."""
@@ -107,15 +108,13 @@ def _bounded_freely(search: MeshSearch, found: Found, bounding: Bounding) -> Fou
 
 def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
-    cost, start, time_limit_s = found.cost, found.start, search.time_limit_s()
-    chain = bounding.begun_on(found.mesh, search.flow) or search.chain_to_bound(found.mesh)
-    bound_s = bounding.of(chain, time_limit_s)
-    if bound_s <= 0 and start is None:
-        return replace(found, cost=replace(cost, bound_scope=f"the deadline came before a bound on {found.mesh}"))
-    if bound_s <= 0 and start is not None:  # what is known of the plan that it was descended from has to do
-        bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()
-        scope = f"{_scope(search, start.chain)}; the deadline came before a bound on {found.mesh}"
-        return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
+    cost, time_limit_s = found.cost, search.time_limit_s()
+    chain = bounding.begun_on(found.mesh, search.flow)
+    if chain is None and not search.clock.is_late:
+        chain = search.chain_to_bound(found.mesh)
+    bound_s = bounding.of(chain, time_limit_s) if chain is not None else 0.0
+    if chain is None or bound_s <= 0:
+        return _bounded_by_its_start(search, found)
     scope = f"{_scope(search, chain)}; repeats decide each for itself"
     is_followed = search.following(chain, search.most_rank) is chain
     if not is_followed:
@@ -128,6 +127,16 @@ def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -
     search.tell_of(found)  # closing what is open may take long
     made = refined(search, closed(search, found, chain))
     return replace(made, was_open=is_followed or first.gap > MOST_OPEN)
+
+
+def _bounded_by_its_start(search: MeshSearch, found: Found) -> Found:
+    """The same with what is known of the plan that it was descended from, where a deadline came before more was."""
+    cost, start, late = found.cost, found.start, f"the deadline came before a bound on {found.mesh}"
+    if start is None:
+        return replace(found, cost=replace(cost, bound_scope=late))
+    bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()
+    scope = f"{_scope(search, start.chain)}; {late}"
+    return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
 
 
 def _bound_s(

@@ -55,9 +55,14 @@ class MeshSearch:
     """The program and its pins, read once, and what planning it on any one mesh gives."""
 
     def __init__(
-        self, hlo: str | Module | Source, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
+        self,
+        hlo: str | Module | Source,
+        cluster: Cluster,
+        options: PlanOptions,
+        progress: Listener | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.clock = Clock(options.deadline_s)
+        self.clock = clock or Clock(options.deadline_s)
         self._progress = progress
         self._best: Found | None = None
         self._incumbent_s = math.inf
@@ -68,7 +73,8 @@ class MeshSearch:
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
-        self.program = Program(hlo, options, self.profile)
+        self.program = Program(hlo, options, self.profile, self.clock)
+        self.clock.reserve(self.clock.elapsed_s)  # until more is known: a plan is written about as fast as read
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0
@@ -88,8 +94,8 @@ class MeshSearch:
         return is_free and options.mode == "search"
 
     def is_late(self) -> bool:
-        """Whether the plan that is known has to do."""
-        return self.clock.is_late and self.clock.interrupts
+        """Whether what is known has to do: a plan, or that none fits."""
+        return self.clock.is_over
 
     def time_limit_s(self) -> float:
         """Seconds that the integer program may take until the deadline, if there is one."""
@@ -156,6 +162,8 @@ class MeshSearch:
         return chain.solve(self.time_limit_s(), max(close, least))
 
     def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:
+        self.clock.check()
+        begun_s = self.clock.elapsed_s
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
@@ -163,6 +171,7 @@ class MeshSearch:
         instructions = instruction_plans(decisions)
         parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
         predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
+        self.clock.reserve(self.clock.elapsed_s - begun_s)
         return Found(
             mesh=mesh,
             chain=chain,
@@ -269,6 +278,7 @@ class MeshSearch:
         if confinement is not None:
             for node in self.flow.nodes:
                 extra[node.index] = (*extra.get(node.index, ()), *confinement.key(node))
+        self.clock.check()
         structure = self.program.structure(requirements, extra)
         graph = Graph(
             layout=structure.layout,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.again.trails import Entry
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.memory.fitting import HOPELESS, NEARLY
 from shardwright.planner.memory.recompute import LEAST_SAVING, Recomputation, recomputations
 from shardwright.planner.memory.words import briefly
@@ -231,6 +232,8 @@ class _Table:
                 return
             try:
                 self.tried[number, NOTHING] = self._variant(number, None)
+            except OutOfTimeError:
+                raise
             except (PlanError, AnnotationError) as error:
                 self.notes.append(f"not in {number} micro-batches: {error.message}")
                 return

@@ -14,13 +14,13 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
 from shardwright.planner.again.follow import Route, begin, leave_trail, planned_again
 from shardwright.planner.again.trails import Question, Trail, Trails
-from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.clock import Clock, OutOfTimeError, too_short
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.fitting import CLOSE, HOPELESS, Fitting
 from shardwright.planner.memory.recompute import Recomputation
-from shardwright.planner.memory.words import briefly
+from shardwright.planner.memory.words import briefly, cut_short, too_large
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.verify import check_plan
@@ -66,19 +66,27 @@ def plan(
     *,
     progress: Listener | None = None,
     trails: Trails | None = None,
+    clock: Clock | None = None,
 ) -> Plan:
     """Plan one HLO module for a cluster.
 
     hlo: HLO text, a parsed module or both. Without `options.mesh` every factorization of the
     devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
     once. `progress` is called as planning goes on. trails: of earlier searches, which this one may follow and adds to.
+    clock: that the deadline runs by; None begins one now.
 
     Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
     the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
-    plan satisfies them together, MemoryBudgetError where none fits the devices.
+    plan satisfies them together, MemoryBudgetError where none fits the devices, or none was found in time that does,
+    OutOfTimeError where the deadline is too short for any.
     """
     with collector_paused():
-        search = Search(hlo, cluster, options or PlanOptions(), progress, trails)
+        options = options or PlanOptions()
+        clock = clock or Clock(options.deadline_s)
+        try:
+            search = Search(hlo, cluster, options, progress, trails, clock)
+        except OutOfTimeError:
+            raise too_short(clock) from None
         try:
             return search.run()
         finally:
@@ -98,8 +106,9 @@ class Search(MeshSearch):
         options: PlanOptions,
         progress: Listener | None = None,
         trails: Trails | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        super().__init__(hlo, cluster, options, progress)
+        super().__init__(hlo, cluster, options, progress, clock)
         self.trails = trails
         self.question = Question.of(self.program.original, cluster, options) if trails is not None else None
         self.trail: Trail | None = None
@@ -116,17 +125,17 @@ class Search(MeshSearch):
         self.without = frozenset[Mesh]()
 
     def run(self) -> Plan:
-        check_state_fits(self)
         is_whole = False
         try:
+            check_state_fits(self)
             outcome = self._again()
             if outcome is None:
                 outcome = self._whole()
                 is_whole = not self.clock.is_late
             self._hold_against_replicated(outcome)
         except OutOfTimeError:
-            outcome = self.known.outcome()
-        self.clock.interrupts = False
+            outcome = self.known.outcome(self)
+        self.clock.interrupts, self.clock.is_final = False, True
         if self.known.is_faster_than(outcome):
             outcome.search, outcome.found, is_whole = self.known.search or self, self.known.found, False
         made = outcome.search.finish(outcome)
@@ -297,13 +306,21 @@ class Search(MeshSearch):
     def finish(self, outcome: Outcome) -> Plan:
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
-            raise outcome.refusal or PlanError("no mesh can be planned")
+            raise self._refusal(outcome)
         self._best = found = bounded_by_price(self, outcome.found)
         made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
         self._best = outcome.found = best = bounded(self, found, self.bounding)
         self.report("check", str(best.mesh))
         made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
         return replace(made, planning_s=self.clock.elapsed_s)
+
+    def _refusal(self, outcome: Outcome) -> PlanError:
+        """Why an outcome has no plan; where a deadline ended the search, with the least that was found to be needed."""
+        if not self.clock.is_late:
+            return outcome.refusal or PlanError("no mesh can be planned")
+        if self.known.least is None:
+            return too_short(self.clock)
+        return cut_short(too_large(*self.known.least), self.clock)
 
     def _written_down(self, found: Found, outcome: Outcome) -> Plan:
         """A plan of an outcome, checked."""
@@ -320,7 +337,7 @@ class Search(MeshSearch):
         for mesh in self._meshes():
             if mesh in self.without:
                 continue
-            if self.clock.is_late and (tried or self.clock.interrupts):
+            if self.clock.is_late and (tried or self.is_late()):
                 refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
                 continue
             if self.route is not None and not self.route.may_be_faster(mesh, tried):
@@ -446,6 +463,12 @@ class Search(MeshSearch):
             return None
         meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
         return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
+
+    def fits(self, found: Found) -> bool:
+        fits = super().fits(found)
+        if not fits:
+            self.known.refuse(self, found)
+        return fits
 
     def offer(self, found: Found) -> None:
         """A plan that fits, which a deadline may leave with from now on; not one that keeps what was to be computed
