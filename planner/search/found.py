@@ -173,6 +173,6 @@ class Known:
             outcome.found is None or self.found.cost.step_s < outcome.found.cost.step_s * (1 - LEAST_GAIN)
         )
 
-    def outcome(self, search: Search) -> Outcome:
-        """What that leaves of a search, of it or of a variant of its program."""
-        return Outcome(search=self.search or search, tried=[], refusals={}, found=self.found)
+    def outcome(self) -> Outcome:
+        assert self.search is not None
+        return Outcome(search=self.search, tried=[], refusals={}, found=self.found)

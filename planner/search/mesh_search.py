@@ -48,10 +48,6 @@ EXPERT_NODES = 2500
 #: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
 CLOSE_IF_LARGE = 1e-3
 
-#: Seconds that writing a plan down takes, for each second that making it took: 1.0 to 1.2 in programs of 1,000 to
-#: 60,000 instructions.
-WRITING = 1.5
-
 Listener = Callable[[PlanProgress], None]
 
 
@@ -78,7 +74,7 @@ class MeshSearch:
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options, self.profile, self.clock)
-        self.clock.reserve(self.clock.elapsed_s)  # until more is known: a plan is written about as fast as read
+        self.clock.took(self.clock.elapsed_s)  # until more is known: plans are made about as fast as read
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0
@@ -166,7 +162,7 @@ class MeshSearch:
         return chain.solve(self.time_limit_s(), max(close, least))
 
     def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:
-        self.clock.check()
+        self.clock.check(self.clock.making_s)
         begun_s = self.clock.elapsed_s
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
@@ -175,7 +171,7 @@ class MeshSearch:
         instructions = instruction_plans(decisions)
         parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
         predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
-        self.clock.reserve(WRITING * (self.clock.elapsed_s - begun_s))
+        self.clock.took(self.clock.elapsed_s - begun_s)
         return Found(
             mesh=mesh,
             chain=chain,

@@ -134,7 +134,9 @@ class Search(MeshSearch):
                 is_whole = not self.clock.is_late
             self._hold_against_replicated(outcome)
         except OutOfTimeError:
-            outcome = self.known.outcome(self)
+            if self.known.found is None:
+                raise self._cut_short() from None
+            outcome = self.known.outcome()
         self.clock.interrupts, self.clock.is_final = False, True
         if self.known.is_faster_than(outcome):
             outcome.search, outcome.found, is_whole = self.known.search or self, self.known.found, False
@@ -306,7 +308,7 @@ class Search(MeshSearch):
     def finish(self, outcome: Outcome) -> Plan:
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
-            raise self._refusal(outcome)
+            raise self._cut_short() if self.clock.is_late else outcome.refusal or PlanError("no mesh can be planned")
         self._best = found = bounded_by_price(self, outcome.found)
         made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
         self._best = outcome.found = best = bounded(self, found, self.bounding)
@@ -314,10 +316,8 @@ class Search(MeshSearch):
         made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
         return replace(made, planning_s=self.clock.elapsed_s)
 
-    def _refusal(self, outcome: Outcome) -> PlanError:
-        """Why an outcome has no plan; where a deadline ended the search, with the least that was found to be needed."""
-        if not self.clock.is_late:
-            return outcome.refusal or PlanError("no mesh can be planned")
+    def _cut_short(self) -> PlanError:
+        """Why there is no plan where a deadline ended the search: the least that was found to be needed."""
         if self.known.least is None:
             return too_short(self.clock)
         return cut_short(too_large(*self.known.least), self.clock)

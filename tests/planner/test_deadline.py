@@ -189,9 +189,11 @@ def test_with_a_plan_it_ends_at_the_deadline_or_in_time_to_write_that_down(monke
     clock = Clock(deadline_s=5.0, interrupts=True)
     at(monkeypatch, 4.9)
     clock.check()
-    clock.reserve(1.0)  # the grace has room for that
+    clock.took(1.0)  # the grace has room for that
     clock.check()
-    clock.reserve(4.0)
+    with pytest.raises(OutOfTimeError):
+        clock.check(0.2)  # what takes longer than is left is not begun
+    clock.took(4.0)
     with pytest.raises(OutOfTimeError):
         clock.check()
     assert not clock.fresh().is_over, "another search in the same time"
