@@ -102,6 +102,8 @@ def _roughly_bytes(search: Search, devices: int) -> float:
 
 def names_for(search: Search) -> tuple[str, ...]:
     """Which of them a program is held against, whatever its search found."""
+    if search.is_fast:
+        return ()
     if not search.is_large or search.options.effort == "best":
         return tuple(EXPERTS)
     return OF_LARGE if len(search.flow.nodes) < VAST_NODES else ()

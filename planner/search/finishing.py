@@ -81,9 +81,11 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     """The same with a lower bound on what any plan on its mesh costs."""
     cost = found.cost
     if cost.bound_scope:  # no search found it
-        return found if search.clock.is_late else _bounded_freely(search, found, bounding)
+        return found if search.clock.is_late or search.is_fast else _bounded_freely(search, found, bounding)
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
+    if search.is_fast:
+        return _bounded_at_once(search, found)
     if found.is_descended:
         return _bounded_on_its_mesh(search, found, bounding)
     bound_s = _bound_s(search, bounding, found.chain, found.solved, found.price_bound_s)
@@ -93,6 +95,14 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
         scope += OF_WHAT_FITS + ALIKE
     made = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
     return refined(search, made)
+
+
+def _bounded_at_once(search: MeshSearch, found: Found) -> Found:
+    """A plan with the bound that its own search ended at: a weak one, of its mesh alone."""
+    bound_s = (found.price_bound_s or found.solved.rolled_bound) + beside_s(found.chain.graph)
+    scope = f'{_scope(search, found.chain)}{ALIKE}; a weak bound, for effort="fast" does nothing to raise it'
+    lower_bound_s = max(0.0, min(bound_s, found.cost.step_s))
+    return replace(found, cost=replace(found.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
 
 
 def _bounded_freely(search: MeshSearch, found: Found, bounding: Bounding) -> Found:

@@ -45,6 +45,9 @@ from shardwright.shardings import Mesh
 #: the finer one.
 EXPERT_NODES = 2500
 
+#: Relative gap at which the one mesh that is searched with `effort="fast"` counts as solved.
+CLOSE_IF_FAST = 5e-3
+
 #: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
 CLOSE_IF_LARGE = 1e-3
 
@@ -85,13 +88,18 @@ class MeshSearch:
         return len(self.flow.nodes) > EXPERT_NODES
 
     @property
+    def is_fast(self) -> bool:
+        """Whether one mesh is searched, what fits first is taken, and nothing is done to bound or to better that."""
+        return self.options.effort == "fast" and self.options.mode == "search"
+
+    @property
     def descends(self) -> bool:
         """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
         of their parts. Also where they are searched outright: what a descent ends at may be better than what that finds
         of a large program."""
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
-        return is_free and options.mode == "search"
+        return is_free and options.mode == "search" and not self.is_fast
 
     def is_late(self) -> bool:
         """Whether what is known has to do: a plan, or that none fits."""
@@ -158,7 +166,7 @@ class MeshSearch:
     def _solved(self, chain: Chain, close: float) -> SolvedChain:
         if self.options.mode == "propagate":
             return propagated(chain)
-        least = CLOSE_IF_LARGE if self.is_large and self.descends else 0.0
+        least = CLOSE_IF_LARGE if self.is_large and self.descends else CLOSE_IF_FAST if self.is_fast else 0.0
         return chain.solve(self.time_limit_s(), max(close, least))
 
     def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:

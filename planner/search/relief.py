@@ -184,7 +184,9 @@ class _Table:
         """The fastest of the outcomes that fit, or the one that needs least."""
         plain = self.search.program.micro_batches
         self._fit_by_price(plain, NOTHING)
-        if not self._is_near_the_fastest(plain):
+        if self.search.is_fast:
+            self._find_what_fits()
+        elif not self._is_near_the_fastest(plain):
             for number in self._numbers():
                 if number != plain and self._fits(number, NOTHING, at_once=True):  # more parts need not even less
                     break
@@ -196,6 +198,18 @@ class _Table:
         best.notes += self.notes
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
+
+    def _find_what_fits(self) -> None:
+        """Where no price makes the program as it is fit: with the fewest micro-batches that do, what of the ladder is
+        enough by its own account, or all of it."""
+        for number in self._numbers():
+            rungs = (self._foretold(number, 0, len(self.ladder)), len(self.ladder) - 1) if self.ladder else ()
+            for rung in (NOTHING, *dict.fromkeys(rungs)):
+                if self.found is not None:
+                    return
+                self._fits(number, rung, at_once=True)
+        if self.found is None:
+            self._price()
 
     def _is_near_the_fastest(self, number: int) -> bool:
         """Whether what fits is as fast as the program as it is, memory aside, or nearly: nothing else takes less."""

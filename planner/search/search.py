@@ -147,7 +147,7 @@ class Search(MeshSearch):
 
     def _again(self) -> Outcome | None:
         """What following the trail of an earlier search gives, if there is one that leads to a plan as good."""
-        may_follow = self.options.mode == "search" and self.options.effort != "best" and self.options.remat != "full"
+        may_follow = self.options.mode == "search" and self.options.effort == "default" and self.options.remat != "full"
         if self.trails is None or self.question is None or not may_follow:
             return None
         trail = self.trail = self.trails.best_for(self.question)
@@ -162,7 +162,8 @@ class Search(MeshSearch):
         self._know_a_plan()
         self.clock.check()
         self._price_experts_ahead()
-        outcome = kept_promises(relieved(self.outcome()))
+        outcome = relieved(self.outcome())
+        outcome = outcome if self.is_fast else kept_promises(outcome)
         self._hold_against_experts(outcome)
         return outcome
 
@@ -174,9 +175,11 @@ class Search(MeshSearch):
         return super()._solved(chain, max(close, LEAST_GAIN) if follows_far else close)
 
     def _know_a_plan(self) -> None:
-        """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
+        """A first plan at once. Not where something is forced, nor, without a deadline, where that takes a good part of
+        the search."""
         is_hurried = self.options.deadline_s is not None
-        if not self.is_free or self.known.found is not None or (self.is_large and not is_hurried):
+        is_dear = self.is_large or self.is_fast
+        if not self.is_free or self.known.found is not None or (is_dear and not is_hurried):
             return
         first = first_plan(self)
         found = first_that_fits(self, first)
@@ -260,7 +263,7 @@ class Search(MeshSearch):
         fastest = min(tried, key=lambda each: each.step_s)
         if fastest.start is not None:
             self.bound_ahead(fastest.mesh)
-        elif fastest.chain.runs and self.is_as_given:
+        elif fastest.chain.runs and self.is_as_given and not self.is_fast:
             self.bounding.begin(fastest.chain, self.time_limit_s())
         return Outcome(search=self, tried=tried, refusals=refusals)
 
@@ -295,7 +298,8 @@ class Search(MeshSearch):
     def polish(self, outcome: Outcome) -> None:
         """Search to the end for the plan of an outcome, where it is one of many variants' and only found nearly."""
         found = outcome.found
-        if found is None or found.price is not None or not self.close or self.is_large or self.is_late():
+        is_done = not self.close or self.is_large or self.is_fast or self.is_late()
+        if found is None or found.price is not None or is_done:
             return
         solved = found.solved
         if solved.value - solved.rolled_bound <= TIGHT * abs(solved.value):
@@ -309,7 +313,7 @@ class Search(MeshSearch):
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
             raise self._cut_short() if self.clock.is_late else outcome.refusal or PlanError("no mesh can be planned")
-        self._best = found = bounded_by_price(self, outcome.found)
+        self._best = found = outcome.found if self.is_fast else bounded_by_price(self, outcome.found)
         made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
         self._best = outcome.found = best = bounded(self, found, self.bounding)
         self.report("check", str(best.mesh))
@@ -439,19 +443,22 @@ class Search(MeshSearch):
         return tuple(_memory_aside(each, chosen_s) for each in made)
 
     def _meshes(self) -> tuple[Mesh, ...]:
-        """Meshes in the order they are tried; three axes only where asked for."""
+        """Meshes in the order they are tried; three axes only where asked for. Where it is to be fast the first of two
+        axes: they lie inside nodes and across them, and can express what one axis can."""
         route = self.route
         found = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
         if self.options.effort == "best":
             return found
         found = tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
+        if self.is_fast:
+            return (max(found, key=lambda mesh: len(mesh.axes)),)
         if self.options.force is not None or not self.is_large:
             return found
         return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
 
     def _coarser(self, found: Found) -> Mesh | None:
         """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
-        if len(found.mesh.axes) != SEARCHED_AXES or not self.is_large or self.options.force:
+        if len(found.mesh.axes) != SEARCHED_AXES or not self.is_large or self.is_fast or self.options.force:
             return None
         joined = {
             frozenset(axes)
