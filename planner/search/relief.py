@@ -183,15 +183,10 @@ class _Table:
     def best(self) -> Outcome:
         """The fastest of the outcomes that fit, or the one that needs least."""
         plain = self.search.program.micro_batches
-        self._fit_by_price(plain, NOTHING)
         if self.search.is_fast:
-            self._find_what_fits()
-        elif not self._is_near_the_fastest(plain):
-            for number in self._numbers():
-                if number != plain and self._fits(number, NOTHING, at_once=True):  # more parts need not even less
-                    break
-                self._bisect(number)
-            self._price()
+            self._find_what_fits(plain)
+        else:
+            self._find_the_fastest(plain)
         best = self.found or self._sparing()
         best.plain = self.tried[self.search.program.micro_batches, NOTHING]
         best.entry = self._entry(best)
@@ -199,17 +194,27 @@ class _Table:
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
 
-    def _find_what_fits(self) -> None:
-        """Where no price makes the program as it is fit: with the fewest micro-batches that do, what of the ladder is
-        enough by its own account, or all of it."""
+    def _find_the_fastest(self, plain: int) -> None:
+        self._fit_by_price(plain, NOTHING)
+        if self._is_near_the_fastest(plain):
+            return
+        for number in self._numbers():
+            if number != plain and self._fits(number, NOTHING, at_once=True):  # more parts need not even less
+                break
+            self._bisect(number)
+        self._price()
+
+    def _find_what_fits(self, plain: int) -> None:
+        """By a price of memory, where the program as it is nearly fits. Else with the fewest micro-batches that do,
+        what of the ladder is enough by its own account, or all of it; by prices again where none does."""
+        if _excess(self.tried[plain, NOTHING]) <= NEARLY:
+            self._fit_by_price(plain, NOTHING)
         for number in self._numbers():
             rungs = (self._foretold(number, 0, len(self.ladder)), len(self.ladder) - 1) if self.ladder else ()
             for rung in (NOTHING, *dict.fromkeys(rungs)):
-                if self.found is not None:
+                if self.found is not None or self._fits(number, rung, at_once=True):
                     return
-                self._fits(number, rung, at_once=True)
-        if self.found is None:
-            self._price()
+        self._price()
 
     def _is_near_the_fastest(self, number: int) -> bool:
         """Whether what fits is as fast as the program as it is, memory aside, or nearly: nothing else takes less."""
