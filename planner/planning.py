@@ -38,17 +38,18 @@ def plan_step(
     *,
     progress: Listener | None = None,
     trails: Trails | None = None,
+    clock: Clock | None = None,
 ) -> Plan | PipelinePlan:
     """The plan of a step, given as HLO text.
 
     With `options.stages` of 2 or more a pipeline, with 1 none. Without it one program on all devices, unless that does
     not fit the memory, or the cluster has several nodes and a pipeline's step is shorter. trails: of earlier searches
-    for one program on all devices, which this one may follow.
+    for one program on all devices, which this one may follow. clock: that the deadline runs by; None begins one now.
 
     Raises what `search.plan` and `search_pipeline` raise.
     """
     options = options or PlanOptions()
-    clock = Clock(options.deadline_s)
+    clock = clock or Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
     made = _planned(source, cluster, options, progress, trails, clock)
     return replace(made, planning_s=clock.elapsed_s) if isinstance(made, PipelinePlan) else made
