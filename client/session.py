@@ -115,8 +115,9 @@ class Session(Workspace):
             argument name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
           memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of
             its memory (0.5, "50%"); default: all of it.
-          deadline: seconds after which the best plan found so far is taken.
-          effort: "fast", "default" or "best": how hard the planner searches where no deadline says it.
+          deadline: seconds after which the best plan found so far is taken; 2 seconds or a fifth later there is a
+            plan or an error.
+          effort: "fast", "default" or "best": how hard the planner searches (`options.plan_options`).
           rewrites: "auto" (default) or "none": plan the program as it stands.
           remat: what the backward pass finds computed again instead of kept: "auto" (default) as much as the memory
             makes necessary, "none", or "full".

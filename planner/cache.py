@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 import zlib
 from collections.abc import Callable
 from hashlib import sha256
@@ -27,6 +26,7 @@ from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.planner import PlanProgress
 from shardwright.planner.again.labels import CannotRelabelError, Labels, Relabelling
 from shardwright.planner.again.trails import Trails
+from shardwright.planner.clock import Clock
 from shardwright.planner.digests import cluster_digest, hash_of, options_digest, planner_version, program_digest
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.names import argument_names, output_names
@@ -56,17 +56,16 @@ def cached_plan(
     options = options or PlanOptions()
     if store is None:
         return plan_step(hlo_text, cluster, options, progress=progress)
-    source = Source(hlo_text)
+    source, clock = Source(hlo_text), Clock(options.deadline_s)
     cache = _PlanCache(store, cluster, options)
-    start = time.perf_counter()
     found = cache.recall(source)
     if found is not None:
-        elapsed_s = time.perf_counter() - start
+        elapsed_s = clock.elapsed_s
         if progress is not None:
             step_s, bound_s = _prices(found)
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(found, planning_s=elapsed_s)
-    made = plan_step(source, cluster, options, progress=progress, trails=Trails(store))
+    made = plan_step(source, cluster, options, progress=progress, trails=Trails(store), clock=clock)
     if options.deadline_s is None or made.planning_s < _CUT_SHORT * options.deadline_s:
         cache.remember(source, made)
     return made

@@ -60,11 +60,14 @@ def plan_options(
       force: one of `FORCED_STRATEGIES`, or argument name pattern → {dimension: pin}.
       memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of its
         memory (0.5, "50%"). None: all of it.
-      deadline: seconds after which the best plan so far is taken.
+      deadline: seconds after which the best plan so far is taken. A fifth of it later, or 2 seconds, there is an
+        answer: where nothing that fits was found in time, the error says the least memory that was found to do.
       stages: stages of a pipeline, each on devices of its own; 1 for none. schedule: how its micro-batches follow
         each other, one of `tasks.SCHEDULE_NAMES` or "2f2b" and the like. imbalance: how much longer than the
         average stage the slowest one may take, as a part of that (0.1: a tenth). None: the planner chooses.
-      effort: "fast", "default" or "best". rewrites: "auto" or "none". mode: "search" or "propagate".
+      effort: "fast" searches one mesh, takes what fits first and bounds it weakly; "default" searches all meshes of
+        up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "best" searches three
+        axes outright and prices all plans of experts. rewrites: "auto" or "none". mode: "search" or "propagate".
       micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
         the planner sees fit; 1: the batch at once.
       micro_batch_inexact: let statistics over the whole batch be those of each micro-batch.

@@ -14,6 +14,7 @@ from shardwright.cost.peak.liveness import Liveness, liveness
 from shardwright.hlo import Module, elided
 from shardwright.hlo.elided import PRINT_THEM
 from shardwright.options import name_matches
+from shardwright.planner.clock import Clock
 from shardwright.planner.costs.kernels import Kernels, find_kernels
 from shardwright.planner.graph.colours import Ties
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
@@ -55,12 +56,17 @@ class Program:
     said: how the program's own arguments and outputs lie, where it says so.
     state: nodes of arguments kept between steps; arriving: of all others. rules: of its instructions.
     profile: of a device, by which what takes long to make anew for each reader is told; None: nothing does.
+    clock: ends the reading.
     """
 
     def __init__(
-        self, hlo: str | Module | Source, options: PlanOptions, profile: HardwareProfile | None = None
+        self,
+        hlo: str | Module | Source,
+        options: PlanOptions,
+        profile: HardwareProfile | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.options, self.profile = options, profile
+        self.options, self.profile, self.clock = options, profile, clock or Clock()
         source = Source(hlo) if isinstance(hlo, str) else hlo
         self.original = source if isinstance(source, Module) else source.module
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
@@ -89,14 +95,18 @@ class Program:
     def _read(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
         module = self._written
+        self.clock.check()
         if options.rewrites != "none":
             module = normalizations_taken_apart(in_rounds(reduced_apart(own_rows(module))))
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)
+        self.clock.check()
         split = split_step(module, options) if micro_batches > 1 else None
+        self.clock.check()
         if split is not None:
             module = accumulated(split, micro_batches)
+            self.clock.check()
         self.micro_batches = micro_batches
         self.batch: Mapping[int, int] | None = None
         if split is not None:
@@ -104,6 +114,7 @@ class Program:
         named = _named(self.original, options) | _split(self.said.arguments)
         named = named.difference(self.batch or ())
         self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
+        self.clock.check()
         self.module = self.rewritten.module
         self._text: str | None = None
         self.flow = build_dataflow(self.module)

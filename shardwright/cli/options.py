@@ -47,7 +47,11 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline", metavar="SECONDS", type=float, help="take the best plan found after so many seconds"
     )
-    parser.add_argument("--effort", choices=EFFORTS, help="how hard to search (default: default)")
+    parser.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        help="search one mesh, all of two axes, or of three",
+    )
     parser.add_argument(
         "--stages", metavar="S", type=int, help="stages of a pipeline, each on devices of its own (1: no pipeline)"
     )
