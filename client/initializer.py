@@ -35,7 +35,7 @@ class PendingInit:
         self._lock = threading.RLock()
         function = JaxFunction(init_fn)
         self._leaves, tree = jax.tree.flatten((args, {}))
-        specs = tuple(leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in self._leaves)
+        specs = tuple(leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf) for leaf in self._leaves)
         self._function = init_fn
         self._lowered = function.lower(Signature((), tree, specs), platform=session.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
@@ -75,7 +75,7 @@ class PendingInit:
         )
         layouts = {n: output.layout for n, output in enumerate(outputs) if output.layout is not None}
         program = session.prepare(lowered, settled(options, {}, layouts), devices=part.devices)
-        results = session.run(program, place(session, self._leaves, program))
+        results = session.run(program, place(session, lowered.with_captured(self._leaves), program))
         return [result for result in results if result is not None]
 
     def _restricted(self, outputs: Sequence[_Output]) -> LoweredProgram:

@@ -103,6 +103,7 @@ class Step:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
         signature, leaves, dynamic = self._describe(args, kwargs)
+        leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves)
         if program is None:
             program = self._prepared(signature, leaves, dynamic)
@@ -143,6 +144,7 @@ class Step:
     def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program for these arguments without running it."""
         signature, leaves, dynamic = self._describe(args, kwargs)
+        leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
         return program.plan
 
@@ -200,7 +202,7 @@ class Step:
         """(signature, leaves, pytree without the static arguments) of a call."""
         statics, dynamic = self._function.split(args, kwargs)
         leaves, tree = jax.tree.flatten(dynamic)
-        specs = tuple([leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in leaves])
+        specs = tuple([leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf) for leaf in leaves])
         signature = Signature(statics, tree, specs)
         try:
             hash(signature)
@@ -221,11 +223,11 @@ class Step:
     def _prepared(self, signature: Signature, leaves: list[Any], dynamic: Any) -> Program:
         """A program for the call; handles may have to be moved for it."""
         programs = self._programs.setdefault(signature, [])
-        has_placed = any(type(leaf) is RemoteArray and self._may_stay(leaf._place) for leaf in leaves)
+        has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
             return programs[-1]
         for leaf in leaves:
-            if type(leaf) is RemoteArray and leaf._pending is None:
+            if isinstance(leaf, RemoteArray) and leaf._pending is None:
                 self._session.usable_ids(leaf)
         donated = self._function.donated_leaves(dynamic)
         lowered = self._lower(signature)
@@ -275,7 +277,7 @@ class Step:
         has_wishes = self._options.mesh is not None or self._options.force is not None
         pinned: dict[int, Layout] = {}
         for number, (leaf, argument) in enumerate(zip(leaves, leaf_numbers(lowered), strict=True)):
-            if type(leaf) is not RemoteArray or not self._may_stay(leaf._place):
+            if not isinstance(leaf, RemoteArray) or not self._may_stay(leaf._place):
                 continue
             is_mine = number in donated
             if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
@@ -338,7 +340,7 @@ class Step:
         """Each donated handle stands once among the arguments."""
         if not donated:
             return
-        handles = [id(leaf) for leaf in leaves if type(leaf) is RemoteArray]
+        handles = [id(leaf) for leaf in leaves if isinstance(leaf, RemoteArray)]
         if len(set(handles)) == len(handles):
             return
         for number in donated:
@@ -360,7 +362,7 @@ class Step:
         reused = set(aliases.values())
         for number in donated:
             leaf = leaves[number]
-            if type(leaf) is RemoteArray:
+            if isinstance(leaf, RemoteArray):
                 leaf._donate(program.name, is_reused=program.leaf_numbers[number] in reused)
         for output in aliases:
             result = results[output]

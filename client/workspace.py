@@ -129,14 +129,14 @@ class Workspace:
 
         ids: list[int] = []
         inline_bytes = 0
-        specs = program.lowered.signature.specs
+        specs = program.lowered.leaf_specs
         copies = self._copies(program, leaves)
         for number, source in enumerate(program.sources):
             if source.constant is not None:
                 ids.append(self._constant_id(source, source.constant))
                 continue
             leaf = leaves[source.leaf]
-            if type(leaf) is RemoteArray:
+            if isinstance(leaf, RemoteArray):
                 array_id = copies.get(number) or self._id_for(leaf, source.entry)
                 if array_id is not None:
                     ids.append(array_id)
@@ -172,7 +172,7 @@ class Workspace:
         places: dict[int, Place] = {}
         for number, source in enumerate(program.sources):
             leaf = leaves[source.leaf] if source.leaf >= 0 else None
-            if type(leaf) is RemoteArray and self._id_for(leaf, source.entry) is None and leaf._place is not None:
+            if isinstance(leaf, RemoteArray) and self._id_for(leaf, source.entry) is None and leaf._place is not None:
                 wanted = place_of(source.entry)
                 if can_be_moved(leaf._place, wanted):
                     handles.append(leaf)

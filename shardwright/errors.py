@@ -171,6 +171,18 @@ class InternalError(ShardwrightError):
     code = "internal"
 
 
+class ShardwrightWarning(UserWarning):
+    """Base class of what Shardwright warns of."""
+
+
+class LargeFetchWarning(ShardwrightWarning):
+    """An operator, or a function of JAX, reads a large array from the servers; names what computes there."""
+
+
+class SettingWarning(ShardwrightWarning):
+    """A setting of JAX is on that has no effect on what runs on the servers."""
+
+
 def _family(cls: type[ShardwrightError]) -> list[type[ShardwrightError]]:
     return [cls, *(member for child in cls.__subclasses__() for member in _family(child))]
 
