@@ -23,6 +23,7 @@ from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
+    from shardwright.client.workspace import Workspace
 
 #: An operator or a function of JAX that reads more warns, once per kind in a session.
 LARGE_FETCH_BYTES = 64_000_000
@@ -63,7 +64,7 @@ class ArrayOperators(jax.Array):
 
     if TYPE_CHECKING:
         spec: ArraySpec
-        _session: Any
+        _session: Workspace
 
         def _contents(self) -> Any: ...
 

@@ -28,7 +28,7 @@ class Pending(Protocol):
 
 
 class RemoteSharding(jax.sharding.SingleDeviceSharding):
-    """How an array lies: its text says, on the servers; to JAX it is that of what is read, on this machine."""
+    """How an array lies on the servers, as text, with the methods of `str`; to JAX, where what is read of it lies."""
 
     def __init__(self, text: str) -> None:
         super().__init__(jax.local_devices()[0])
@@ -39,6 +39,16 @@ class RemoteSharding(jax.sharding.SingleDeviceSharding):
 
     def __contains__(self, part: str) -> bool:
         return part in self._text
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(str, name):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._text, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other if isinstance(other, str) else bool(super().__eq__(other))  # type: ignore[no-untyped-call]
+
+    __hash__ = jax.sharding.SingleDeviceSharding.__hash__
 
 
 class RemoteArray(ArrayOperators):
@@ -123,7 +133,7 @@ class RemoteArray(ArrayOperators):
         self._ready()
         return self
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a remote array is always copied")
         value = self._fetch()

@@ -346,8 +346,10 @@ class Step:
         for number in donated:
             if handles.count(id(leaves[number])) > 1:
                 name = program.lowered.argument_names[program.leaf_numbers[number]]
+                is_captured = any(leaves[number] is handle for handle in program.lowered.captured)
+                fault = f"is closed over by {program.name}" if is_captured else f"is passed to {program.name} twice"
                 raise ArrayError(
-                    f"the donated array {name} is passed to {program.name} twice",
+                    f"the donated array {name} {fault}",
                     where=name,
                     remedy="pass a copy in one of the places, or do not donate it",
                 )

@@ -134,7 +134,7 @@ class LoweredProgram:
             if handle.is_deleted():
                 raise ArrayError(
                     f"{self.name} closes over an array of shape {list(handle.shape)} that was {handle.why_deleted}",
-                    remedy="pass it as an argument: a step keeps the arrays that it closed over when it was first called",
+                    remedy="pass it as an argument: a step keeps what it closed over when it was first called",
                 )
         return [*leaves[: self.constants_at], *self.captured, *leaves[self.constants_at :]]
 

@@ -375,8 +375,12 @@ def register_array_type(cls: type, value_of: Callable[[Any], Any]) -> None:
 
 def register_key_type(cls: type, value_of: Callable[[Any], Any]) -> None:
     """Make `cls`, registered as an array type, an array of PRNG keys to `jax.random`."""
+
+    def attribute(name: str) -> property:
+        return property(lambda array: getattr(value_of(array), name))
+
     for name in ("_impl", "_base_array", "_consumed"):
-        setattr(cls, name, property(lambda array, name=name: getattr(value_of(array), name)))
+        setattr(cls, name, attribute(name))
     _module("jax._src.tree_util").dispatch_registry.register_node(
         cls, lambda array: ((value_of(array),), None), lambda _, values: values[0]
     )
