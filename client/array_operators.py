@@ -144,7 +144,7 @@ class ArrayOperators(jax.Array):
             "  remedy: compute on the servers, e.g. session.parallelize(tx.init)(params) for an optimizer's state; "
             "np.asarray(handle) reads without a word"
         )
-        warnings.warn(text, LargeFetchWarning, stacklevel=_frames_to_user())
+        warnings.warn(text, LargeFetchWarning, stacklevel=frames_to_user())
 
 
 @functools.cache
@@ -152,7 +152,7 @@ def _abstract(spec: ArraySpec) -> Any:
     return jax.typeof(spec.aval)
 
 
-def _frames_to_user() -> int:
+def frames_to_user() -> int:
     """As `stacklevel` of the function that calls this: the first frame outside JAX and this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("shardwright", "jax"):

@@ -11,6 +11,7 @@ import jax
 
 from shardwright import wire
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.checks import checks_asked_for, raise_not_finite, settings_that_trace, tell_of_settings
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
 from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import fits, place, settled
@@ -66,6 +67,10 @@ class Step:
 
         Does not wait for the result: an error of the step is raised where a result is read, or by
         the next call. Arguments: pytrees of handles, numpy and JAX arrays, numbers.
+
+        Handles that the function closes over are arguments of every call, those that it met when it was traced.
+        With `jax_debug_nans` or `jax_debug_infs` the call waits, and raises NonFiniteError for a result that holds
+        such values.
         """
         return self._run(args, kwargs)[1]
 
@@ -102,6 +107,7 @@ class Step:
         return program, result, MeasuredStep.of(done.traces, done.run_s)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
+        tell_of_settings(self._session)
         signature, leaves, dynamic = self._describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves)
@@ -110,9 +116,13 @@ class Step:
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
         self._check_donated(program, leaves, donated)
-        results = self._session.run(program, leaves, is_traced=is_traced)
+        checks = checks_asked_for()
+        results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
         self._pass_on(program, leaves, donated, results)
-        return program, jax.tree.unflatten(program.lowered.result_tree, results)
+        result = jax.tree.unflatten(program.lowered.result_tree, results)
+        if checks:
+            raise_not_finite(program.lowered, results, result)
+        return program, result
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers and laid out as this step wants its arguments.
@@ -203,7 +213,7 @@ class Step:
         statics, dynamic = self._function.split(args, kwargs)
         leaves, tree = jax.tree.flatten(dynamic)
         specs = tuple([leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf) for leaf in leaves])
-        signature = Signature(statics, tree, specs)
+        signature = Signature(statics, tree, specs, settings_that_trace())
         try:
             hash(signature)
         except TypeError as error:

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright import __version__, wire
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.checks import NO_CHECKS, Checks
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.places import Place, Rows, can_be_moved, parts_of, place_of
 from shardwright.client.stream import StepResult, StepStream
@@ -84,7 +85,13 @@ class Workspace:
     # ---- running ----------------------------------------------------------------------
 
     def run(
-        self, program: Program, leaves: Sequence[Any], wanted: Sequence[bool] | None = None, *, is_traced: bool = False
+        self,
+        program: Program,
+        leaves: Sequence[Any],
+        wanted: Sequence[bool] | None = None,
+        *,
+        is_traced: bool = False,
+        checks: Checks = NO_CHECKS,
     ) -> list[RemoteArray | None]:
         """Runs one step; returns handles at once, None for outputs that are not wanted.
 
@@ -93,7 +100,9 @@ class Workspace:
         """
         with self.lock:
             self._raise_unseen()
-            request = master_pb2.RunStepsRequest(executable_id=program.executable_id, trace=is_traced)
+            request = master_pb2.RunStepsRequest(
+                executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
+            )
             next_id = self._array_ids.__next__
             made = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
             outputs: list[tuple[int, ...]] = [()] * len(program.outputs)

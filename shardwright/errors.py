@@ -159,6 +159,16 @@ class ExecutionError(ShardwrightError):
     code = "execution"
 
 
+class NonFiniteError(ExecutionError, FloatingPointError):
+    """A result of a step holds NaNs or infinities, while JAX's `jax_debug_nans` or `jax_debug_infs` is on.
+
+    `result` is what the step returned, as handles.
+    """
+
+    code = "non_finite"
+    result: object = None
+
+
 class CheckpointError(ShardwrightError):
     """A checkpoint that cannot be written or read: the directory, a step number, or what it holds."""
 

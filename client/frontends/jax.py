@@ -81,11 +81,13 @@ class Signature:
     statics: (position, value) of static arguments.
     tree: structure of (args, kwargs) without the static ones.
     specs: types of its leaves, in order.
+    settings: JAX's, as far as they change what is traced: precision, promotion, x64, …
     """
 
     statics: tuple[tuple[int, Any], ...]
     tree: Any
     specs: tuple[ArraySpec, ...]
+    settings: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +231,7 @@ class JaxFunction:
         def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
             return self.fn(*args, **kwargs)
 
-        with annotations_kept(), handles_kept():
+        with annotations_kept(), handles_kept(), jax.disable_jit(False):
             traced = jax.jit(
                 function, static_argnums=static, donate_argnums=self.donate_argnums, keep_unused=True
             ).trace(*args, **kwargs)

@@ -237,9 +237,8 @@ CLOSURES = {
 def test_a_handle_that_a_step_closes_over_is_an_argument(session: sw.Session, handles: Any, arrays: Any, name: str):
     function, x = CLOSURES[name], np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
     step = session.parallelize(lambda x: function(handles, x))
-    for got, expected in zip(
-        jax.tree.leaves(step(x)), jax.tree.leaves(jax.jit(lambda x: function(arrays, x))(x)), strict=True
-    ):
+    expected = jax.tree.leaves(jax.jit(lambda x: function(arrays, x))(x))
+    for got, wanted in zip(jax.tree.leaves(step(x)), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
     names = step.lower(x).argument_names
     assert names[0] == "x"
