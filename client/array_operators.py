@@ -31,7 +31,7 @@ LARGE_FETCH_BYTES = 64_000_000
 _OPERATORS = (
     "abs add and divmod eq floordiv ge getitem gt invert iter le lshift lt matmul mod mul ne neg or pos pow radd rand "
     "rdivmod rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv "
-    "xor contains copy deepcopy array_namespace"
+    "xor contains copy deepcopy array_namespace dlpack dlpack_device"
 )
 _METHODS = (
     "all any argmax argmin argpartition argsort astype byteswap choose clip compress conj conjugate copy cumprod "

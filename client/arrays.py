@@ -65,7 +65,7 @@ class RemoteArray(ArrayOperators):
 
     def __new__(cls, session: Workspace, spec: ArraySpec, **rest: Any) -> RemoteArray:
         del session, rest
-        return super().__new__(RemoteKey if spec.is_key else cls)
+        return jax.Array.__new__(RemoteKey if spec.is_key else cls)
 
     def __init__(
         self,

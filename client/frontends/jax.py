@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -56,7 +56,7 @@ class ArraySpec:
 
     @property
     def is_key(self) -> bool:
-        return bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
+        return not isinstance(self.dtype, np.dtype) and bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -125,7 +125,7 @@ class LoweredProgram:
     result_tree: Any
     results: tuple[ArraySpec, ...]
     aliases: dict[int, int]
-    captured: tuple[RemoteArray, ...] = ()
+    captured: tuple[RemoteArray, ...] = field(default=(), compare=False)
 
     def with_captured(self, leaves: Sequence[Any]) -> list[Any]:
         """The leaves of a call with what the function closes over, in the order of the program's arguments.

@@ -359,8 +359,10 @@ def register_array_type(cls: type, value_of: Callable[[Any], Any]) -> None:
     mlir, pxla = _module("jax._src.interpreters.mlir"), _module("jax._src.interpreters.pxla")
 
     def on_devices(arrays: Sequence[Any], *how: Any) -> Any:
-        values = {id(array): array for array in arrays}
-        values = {key: value_of(array) for key, array in values.items()}
+        distinct = {id(array): array for array in arrays}
+        for array in distinct.values() if len(distinct) > 1 else ():
+            array.copy_to_host_async()
+        values = {key: value_of(array) for key, array in distinct.items()}
         return pxla.shard_args(*how, [values[id(array)] for array in arrays])
 
     def in_text(array: Any, aval: Any) -> Any:
