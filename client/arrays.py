@@ -46,7 +46,9 @@ class RemoteSharding(jax.sharding.SingleDeviceSharding):
         return getattr(self._text, name)
 
     def __eq__(self, other: object) -> bool:
-        return self._text == other if isinstance(other, str) else bool(super().__eq__(other))  # type: ignore[no-untyped-call]
+        if isinstance(other, str | RemoteSharding):
+            return self._text == str(other)
+        return bool(super().__eq__(other))  # type: ignore[no-untyped-call]
 
     __hash__ = jax.sharding.SingleDeviceSharding.__hash__
 
@@ -222,6 +224,8 @@ class RemoteArray(ArrayOperators):
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
+        if self._deleted:  # while it waited
+            self._session.release_later(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
         """Gone into a step; one that the step does not reuse is freed."""
