@@ -231,7 +231,7 @@ def _absolute(directory: str | os.PathLike[str]) -> str:
 
 
 def _spec(leaf: Any) -> ArraySpec:
-    return leaf.spec if type(leaf) is RemoteArray else spec_of(leaf)
+    return leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf)
 
 
 def _add_arguments(
@@ -239,7 +239,7 @@ def _add_arguments(
 ) -> None:
     """Adds an array of the state to a save; what is not on the servers yet is put there for it."""
     kind = array_type(name, _spec(leaf))
-    if type(leaf) is RemoteArray:
+    if isinstance(leaf, RemoteArray):
         if leaf._pending is not None:
             leaf._pending.materialize()
         ids, place = session.usable_ids(leaf), leaf._place
