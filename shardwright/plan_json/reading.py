@@ -304,7 +304,11 @@ def _read_groups(row: Reader, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     groups = row.items("groups")
     devices = [device for group in groups if isinstance(group, list) for device in group]
     is_partition = all(type(device) is int for device in devices) and len(devices) == mesh.device_count
-    if not is_partition or sorted(devices) != list(range(mesh.device_count)) or len({len(group) for group in groups}) != 1:
+    if (
+        not is_partition
+        or sorted(devices) != list(range(mesh.device_count))
+        or len({len(group) for group in groups}) != 1
+    ):
         raise row.wrong("groups", f"lists of equal length that have each of {mesh.device_count} devices once", groups)
     return tuple(map(tuple, groups))
 

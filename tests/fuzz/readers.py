@@ -106,7 +106,9 @@ def _read_hlo(text: str) -> None:
 
 @cache
 def _plans() -> Sequence[str]:
-    return [sw.plan(_HLO, 4, cache=False, **options).to_json() for options in ({}, {"force": "tensor"}, {"mesh": "2x2"})]
+    return [
+        sw.plan(_HLO, 4, cache=False, **options).to_json() for options in ({}, {"force": "tensor"}, {"mesh": "2x2"})
+    ]
 
 
 @cache
