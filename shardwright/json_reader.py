@@ -99,7 +99,7 @@ class Reader:
     def has(self, key: str) -> bool:
         return key in self._data
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Keys of an object whose keys are names of the program's own."""
         for key in self._data:
             if not _is_text(key):

@@ -153,7 +153,7 @@ def _read_stages(
 def _read_bytes(data: Any, path: str) -> dict[str, int]:
     """Bytes by name."""
     reader = Reader(data, path, refuse_unknown=True)
-    return {name: reader.integer(name) for name in reader.keys()}
+    return {name: reader.integer(name) for name in reader.names()}
 
 
 def _read_links(reader: Reader) -> dict[tuple[int, int], Link]:

@@ -12,9 +12,10 @@ from tests.fuzz import texts
 
 #: Values written in place of others. Python's `json` writes NaN and Infinity, and reads them.
 STRANGE: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 7, 1.5, -0.5, 2**31, 2**53, 2**63, -(2**63), 2**64, 10**400, float("nan"), float("inf"),
-    -float("inf"), 1e308, 1e-320, "", " ", "0", "x", "\0", "a\0b", "é", "\u2028", "\ud800", "data", "x" * 5000, "../..", "~", "::1",
-    [], [[]], [1], [[1]], [None], [True], ["x"], [1.5], [-1], [2**63], {}, {"": 1}, {"x": 1}, {"x": [1]}, [{}],
+    None, True, False, 0, 1, -1, 2, 7, 1.5, -0.5, 2**31, 2**53, 2**63, -(2**63), 2**64, 10**400, 1e308, 1e-320,
+    float("nan"), float("inf"), -float("inf"), "", " ", "0", "x", "\0", "a\0b", "é", "\u2028", "\ud800", "data",
+    "x" * 5000, "../..", "~", "::1", [], [[]], [1], [[1]], [None], [True], ["x"], [1.5], [-1], [2**63], {}, {"": 1},
+    {"x": 1}, {"x": [1]}, [{}],
 )  # fmt: skip
 
 #: Numbers that `json.dumps` cannot write, put into the text in place of one.

@@ -43,11 +43,18 @@ ENTRY main {
 _CLUSTER = {
     "name": "everything",
     "master": {"ip": "10.0.0.1", "port": 2222, "data_port": 2223, "gpu_ids": [0, 1], "hardware": "a100"},
-    "workers": [{"ip": "10.0.0.2", "port": 2222, "gpu_ids": [0, 1], "memory_gib": 40}, {"ip": "h", "port": 1, "gpu_ids": [0]}],
+    "workers": [
+        {"ip": "10.0.0.2", "port": 2222, "gpu_ids": [0, 1], "memory_gib": 40},
+        {"ip": "h", "port": 1, "gpu_ids": [0]},
+    ],
     "platform": "cuda",
     "hardware": "h100",
     "memory_gib": 80.5,
-    "links": {"intra_node": {"kind": "nvlink-3"}, "inter_node": {"bandwidth_gb_per_s": 25, "latency_us": 8}, "overlap": 0.5},
+    "links": {
+        "intra_node": {"kind": "nvlink-3"},
+        "inter_node": {"bandwidth_gb_per_s": 25, "latency_us": 8},
+        "overlap": 0.5,
+    },
     "insecure": True,
     "security": {"token_file": "token"},
 }  # fmt: skip

@@ -109,11 +109,12 @@ def test_keys_of_a_plan_stand_once() -> None:
 
 
 def _batch_norm(feature_index: int) -> str:
+    results = "f32[8,4,4,16]{3,2,1,0}, f32[16]{0}, f32[16]{0}"
     return f"""HloModule norm
 ENTRY main {{
   x = f32[8,4,4,16]{{3,2,1,0}} parameter(0)
   s = f32[16]{{0}} parameter(1)
-  ROOT r = (f32[8,4,4,16]{{3,2,1,0}}, f32[16]{{0}}, f32[16]{{0}}) batch-norm-training(x, s, s), epsilon=0.001, feature_index={feature_index}
+  ROOT r = ({results}) batch-norm-training(x, s, s), epsilon=0.001, feature_index={feature_index}
 }}
 """
 
@@ -133,5 +134,5 @@ ENTRY main {
   ROOT r = f32[8]{0} convolution(x, w), window={size=1}, dim_labels=b0f_0io->b0f
 }
 """
-    with pytest.raises(PlanError, match="no valid program: .*"):
+    with pytest.raises(PlanError, match="no valid program"):
         sw.plan(text, 4, cache=False)
