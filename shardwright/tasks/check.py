@@ -33,6 +33,8 @@ def _check_ends(graph: TaskGraph) -> None:
     count = sum(map(len, graph.stages))
     for here, task in graph.tasks():
         if task.kind not in ("send", "receive"):
+            if task.transfer is not None:
+                raise _fail(here, task, f"a {task.kind} has no transfer, and here it has number {task.transfer}")
             continue
         if (len(task.reads), len(task.writes)) != ((1, 0) if task.kind == "send" else (0, 1)):
             raise PlanCheckError(
