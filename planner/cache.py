@@ -33,6 +33,7 @@ from shardwright.planner.graph.names import argument_names, output_names
 from shardwright.planner.graph.source import Source
 from shardwright.planner.planning import plan_step
 from shardwright.planner.plans.verify import check_plan
+from shardwright.planner.refusal import typed_errors
 from shardwright.planner.store import Store
 from shardwright.plans import Plan
 
@@ -51,12 +52,24 @@ def cached_plan(
     """`plan_step(...)`, or what it answered before; `planning_s` is the time that this call took.
 
     store: where plans are kept (`store.default_store("plans")`), and how searches for them went; None plans without.
-    Plans that a deadline cut short are not kept. Raises what `plan_step` raises.
+    Plans that a deadline cut short are not kept. Raises what `plan_step` raises, and PlanError for a program that XLA
+    refuses, too.
     """
     options = options or PlanOptions()
-    if store is None:
-        return plan_step(hlo_text, cluster, options, progress=progress)
-    source, clock = Source(hlo_text), Clock(options.deadline_s)
+    with typed_errors(hlo_text):
+        if store is None:
+            return plan_step(hlo_text, cluster, options, progress=progress)
+        return _recalled_or_planned(Source(hlo_text), cluster, options, store, progress)
+
+
+def _recalled_or_planned(
+    source: Source,
+    cluster: Cluster,
+    options: PlanOptions,
+    store: Store,
+    progress: Callable[[PlanProgress], None] | None,
+) -> Plan | PipelinePlan:
+    clock = Clock(options.deadline_s)
     cache = _PlanCache(store, cluster, options)
     found = cache.recall(source)
     if found is not None:
