@@ -34,7 +34,9 @@ from shardwright.planner.pins.force import Forced, forced, pins_by_name, state_a
 from shardwright.planner.pins.pins import Requirement, odd_axes, program_meshes
 from shardwright.planner.rewrites.apart import reduced_apart
 from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
+from shardwright.planner.rewrites.folding import folded
 from shardwright.planner.rewrites.lookups import own_rows
+from shardwright.planner.rewrites.starts import started_neutrally
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.search.batch_dims import batch_dims
@@ -97,7 +99,8 @@ class Program:
         module = self._written
         self.clock.check()
         if options.rewrites != "none":
-            module = normalizations_taken_apart(in_rounds(reduced_apart(own_rows(module))))
+            module = started_neutrally(reduced_apart(own_rows(folded(module))))
+            module = normalizations_taken_apart(in_rounds(module))
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)
