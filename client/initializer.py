@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.checks import checks_asked_for, raise_not_finite
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
 from shardwright.client.placement import place, settled
 from shardwright.client.places import Place, Rows
@@ -35,8 +37,9 @@ class PendingInit:
         self._lock = threading.RLock()
         function = JaxFunction(init_fn)
         self._leaves, tree = jax.tree.flatten((args, {}))
-        specs = tuple(leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in self._leaves)
+        specs = tuple(leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf) for leaf in self._leaves)
         self._function = init_fn
+        self._is_x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
         self._lowered = function.lower(Signature((), tree, specs), platform=session.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
@@ -75,7 +78,11 @@ class PendingInit:
         )
         layouts = {n: output.layout for n, output in enumerate(outputs) if output.layout is not None}
         program = session.prepare(lowered, settled(options, {}, layouts), devices=part.devices)
-        results = session.run(program, place(session, self._leaves, program))
+        checks = checks_asked_for()
+        leaves = place(session, lowered.with_captured(self._leaves), program)
+        results = session.run(program, leaves, checks=checks)
+        if checks:
+            raise_not_finite(lowered, results, results)
         return [result for result in results if result is not None]
 
     def _restricted(self, outputs: Sequence[_Output]) -> LoweredProgram:
@@ -86,7 +93,8 @@ class PendingInit:
             return tuple(_rows_of(leaves[output.number], output.rows) for output in outputs)
 
         signature = self._lowered.signature
-        return JaxFunction(initialize).lower(signature, platform=self._session.info.platform)
+        with jax.enable_x64(self._is_x64):
+            return JaxFunction(initialize).lower(signature, platform=self._session.info.platform)
 
 
 @dataclass(frozen=True, slots=True)

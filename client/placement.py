@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:
     """Whether every handle among `leaves` lies as `places` say; None takes any."""
     for leaf, place in zip(leaves, places, strict=True):
-        if type(leaf) is RemoteArray and leaf._place is not place and place is not None:
+        if isinstance(leaf, RemoteArray) and leaf._place is not place and place is not None:
             return False
     return True
 
@@ -48,7 +48,7 @@ def place(session: Session, leaves: Sequence[Any], program: Program, donated: Se
     movers: dict[int, Place] = {
         number: wanted
         for number, (leaf, wanted) in enumerate(zip(leaves, places, strict=True))
-        if type(leaf) is RemoteArray and wanted is not None and leaf._place is not wanted
+        if isinstance(leaf, RemoteArray) and wanted is not None and leaf._place is not wanted
     }
     if not movers:
         return placed
@@ -82,14 +82,14 @@ def settled(options: PlanOptions, arguments: Mapping[int, Layout], outputs: Mapp
 
 
 def _lies_as(leaf: Any, wanted: Place | None) -> bool:
-    return type(leaf) is RemoteArray and leaf._place is wanted
+    return isinstance(leaf, RemoteArray) and leaf._place is wanted
 
 
 def _materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
     wanted: dict[int, Place] = {}
     waiting: dict[int, Pending] = {}
     for leaf, wish in zip(leaves, places, strict=True):
-        if type(leaf) is RemoteArray and leaf._pending is not None:
+        if isinstance(leaf, RemoteArray) and leaf._pending is not None:
             if wish is not None:
                 wanted.setdefault(id(leaf), wish)
             waiting[id(leaf._pending)] = leaf._pending

@@ -102,6 +102,7 @@ class Session(Workspace):
         micro_batch_inexact: bool = False,
         schedule: str | None = None,
         imbalance: float | None = None,
+        constraints: str | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
     ) -> Step:
         """`fn` as a step that runs on the servers; call it as you would `jax.jit(fn, ...)`.
@@ -114,8 +115,9 @@ class Session(Workspace):
             argument name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
           memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of
             its memory (0.5, "50%"); default: all of it.
-          deadline: seconds after which the best plan found so far is taken.
-          effort: "fast", "default" or "best": how hard the planner searches where no deadline says it.
+          deadline: seconds after which the best plan found so far is taken; 2 seconds or a fifth later there is a
+            plan or an error.
+          effort: "fast", "default" or "best": how hard the planner searches (`options.plan_options`).
           rewrites: "auto" (default) or "none": plan the program as it stands.
           remat: what the backward pass finds computed again instead of kept: "auto" (default) as much as the memory
             makes necessary, "none", or "full".
@@ -127,6 +129,8 @@ class Session(Workspace):
           schedule: "gpipe", "1f1b", "interleaved", … (`shardwright.tasks.SCHEDULE_NAMES`).
           imbalance: how much longer than the average stage the slowest one may take, as a part of that; default: as
             little as can be.
+          constraints: "keep" (default) the shardings that the function brings along (`with_sharding_constraint`,
+            `in_shardings`, …), or "ignore" them; annotations count in either case.
           progress: called in this thread with a `PlanProgress` as planning goes on.
 
         Raises OptionError for a wrong option. Nothing is traced before the first call.
@@ -137,7 +141,7 @@ class Session(Workspace):
         options = plan_options(
             mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
             remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
-            micro_batch_inexact=micro_batch_inexact, imbalance=imbalance,
+            micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
         )  # fmt: skip
         function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
         return Step(self, function, options, progress)

@@ -11,6 +11,7 @@ import jax
 
 from shardwright import wire
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.checks import checks_asked_for, raise_not_finite, settings_that_trace, tell_of_settings
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
 from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import fits, place, settled
@@ -66,6 +67,10 @@ class Step:
 
         Does not wait for the result: an error of the step is raised where a result is read, or by
         the next call. Arguments: pytrees of handles, numpy and JAX arrays, numbers.
+
+        Handles that the function closes over are arguments of every call, those that it met when it was traced.
+        With `jax_debug_nans` or `jax_debug_infs` the call waits, and raises NonFiniteError for a result that holds
+        such values.
         """
         return self._run(args, kwargs)[1]
 
@@ -102,16 +107,22 @@ class Step:
         return program, result, MeasuredStep.of(done.traces, done.run_s)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
+        tell_of_settings(self._session)
         signature, leaves, dynamic = self._describe(args, kwargs)
+        leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves)
         if program is None:
             program = self._prepared(signature, leaves, dynamic)
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
         self._check_donated(program, leaves, donated)
-        results = self._session.run(program, leaves, is_traced=is_traced)
+        checks = checks_asked_for()
+        results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
         self._pass_on(program, leaves, donated, results)
-        return program, jax.tree.unflatten(program.lowered.result_tree, results)
+        result = jax.tree.unflatten(program.lowered.result_tree, results)
+        if checks:
+            raise_not_finite(program.lowered, results, result)
+        return program, result
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers and laid out as this step wants its arguments.
@@ -143,6 +154,7 @@ class Step:
     def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program for these arguments without running it."""
         signature, leaves, dynamic = self._describe(args, kwargs)
+        leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
         return program.plan
 
@@ -200,8 +212,8 @@ class Step:
         """(signature, leaves, pytree without the static arguments) of a call."""
         statics, dynamic = self._function.split(args, kwargs)
         leaves, tree = jax.tree.flatten(dynamic)
-        specs = tuple([leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in leaves])
-        signature = Signature(statics, tree, specs)
+        specs = tuple([leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf) for leaf in leaves])
+        signature = Signature(statics, tree, specs, settings_that_trace())
         try:
             hash(signature)
         except TypeError as error:
@@ -221,11 +233,11 @@ class Step:
     def _prepared(self, signature: Signature, leaves: list[Any], dynamic: Any) -> Program:
         """A program for the call; handles may have to be moved for it."""
         programs = self._programs.setdefault(signature, [])
-        has_placed = any(type(leaf) is RemoteArray and self._may_stay(leaf._place) for leaf in leaves)
+        has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
             return programs[-1]
         for leaf in leaves:
-            if type(leaf) is RemoteArray and leaf._pending is None:
+            if isinstance(leaf, RemoteArray) and leaf._pending is None:
                 self._session.usable_ids(leaf)
         donated = self._function.donated_leaves(dynamic)
         lowered = self._lower(signature)
@@ -275,7 +287,7 @@ class Step:
         has_wishes = self._options.mesh is not None or self._options.force is not None
         pinned: dict[int, Layout] = {}
         for number, (leaf, argument) in enumerate(zip(leaves, leaf_numbers(lowered), strict=True)):
-            if type(leaf) is not RemoteArray or not self._may_stay(leaf._place):
+            if not isinstance(leaf, RemoteArray) or not self._may_stay(leaf._place):
                 continue
             is_mine = number in donated
             if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
@@ -338,14 +350,16 @@ class Step:
         """Each donated handle stands once among the arguments."""
         if not donated:
             return
-        handles = [id(leaf) for leaf in leaves if type(leaf) is RemoteArray]
+        handles = [id(leaf) for leaf in leaves if isinstance(leaf, RemoteArray)]
         if len(set(handles)) == len(handles):
             return
         for number in donated:
             if handles.count(id(leaves[number])) > 1:
                 name = program.lowered.argument_names[program.leaf_numbers[number]]
+                is_captured = any(leaves[number] is handle for handle in program.lowered.captured)
+                fault = f"is closed over by {program.name}" if is_captured else f"is passed to {program.name} twice"
                 raise ArrayError(
-                    f"the donated array {name} is passed to {program.name} twice",
+                    f"the donated array {name} {fault}",
                     where=name,
                     remedy="pass a copy in one of the places, or do not donate it",
                 )
@@ -360,7 +374,7 @@ class Step:
         reused = set(aliases.values())
         for number in donated:
             leaf = leaves[number]
-            if type(leaf) is RemoteArray:
+            if isinstance(leaf, RemoteArray):
                 leaf._donate(program.name, is_reused=program.leaf_numbers[number] in reused)
         for output in aliases:
             result = results[output]

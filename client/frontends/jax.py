@@ -7,12 +7,13 @@ arrays turned into arguments, and source lines in its metadata.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -22,10 +23,13 @@ from jax.extend.source_info_util import register_exclusion
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.client.annotate import annotations_kept
-from shardwright.client.frontends.jaxprs import hoist_constants, refuse_what_cannot_travel
+from shardwright.client.array_operators import handles_kept
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.jaxprs import Hoisted, hoist_constants, refuse_what_cannot_travel
 from shardwright.dtypes import to_dtype, to_element_type
-from shardwright.errors import OptionError, UnsupportedProgramError
+from shardwright.errors import ArrayError, OptionError, UnsupportedProgramError
 from shardwright.hlo.donors import pair_donors
+from shardwright.xla import private
 
 register_exclusion(__file__)  # source lines in programs are the user's
 
@@ -52,7 +56,7 @@ class ArraySpec:
 
     @property
     def is_key(self) -> bool:
-        return bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
+        return not isinstance(self.dtype, np.dtype) and bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -77,11 +81,13 @@ class Signature:
     statics: (position, value) of static arguments.
     tree: structure of (args, kwargs) without the static ones.
     specs: types of its leaves, in order.
+    settings: JAX's, as far as they change what is traced: precision, promotion, x64, …
     """
 
     statics: tuple[tuple[int, Any], ...]
     tree: Any
     specs: tuple[ArraySpec, ...]
+    settings: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +107,9 @@ class LoweredProgram:
     """HLO text of one function for one signature, and how its flat numbers map to pytrees.
 
     arguments: in the order of the program's parameters: the leaves of the call, with
-        hoisted constants from `constants_at` on.
+        hoisted constants from `constants_at` on, then what the function closes over on the servers.
     constants: the hoisted arrays.
+    captured: handles that the function closes over, more leaves of every call.
     signature: of the calls it serves.
     result_tree / results: structure of what the function returns, and its leaves.
     aliases: output number → argument number that it updates in place.
@@ -118,6 +125,26 @@ class LoweredProgram:
     result_tree: Any
     results: tuple[ArraySpec, ...]
     aliases: dict[int, int]
+    captured: tuple[RemoteArray, ...] = field(default=(), compare=False)
+
+    def with_captured(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves of a call with what the function closes over, in the order of the program's arguments.
+
+        Raises ArrayError for a handle that is gone since the function was traced.
+        """
+        for handle in self.captured:
+            if handle.is_deleted():
+                raise ArrayError(
+                    f"{self.name} closes over an array of shape {list(handle.shape)} that was {handle.why_deleted}",
+                    remedy="pass it as an argument: a step keeps what it closed over when it was first called",
+                )
+        return [*leaves[: self.constants_at], *self.captured, *leaves[self.constants_at :]]
+
+    @property
+    def leaf_specs(self) -> tuple[ArraySpec, ...]:
+        """Types of `with_captured(leaves)`."""
+        specs, at = self.signature.specs, self.constants_at
+        return (*specs[:at], *(handle.spec for handle in self.captured), *specs[at:])
 
     def as_text(self) -> str:
         """The HLO text."""
@@ -204,7 +231,7 @@ class JaxFunction:
         def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
             return self.fn(*args, **kwargs)
 
-        with annotations_kept():
+        with annotations_kept(), handles_kept(), jax.disable_jit(False):
             traced = jax.jit(
                 function, static_argnums=static, donate_argnums=self.donate_argnums, keep_unused=True
             ).trace(*args, **kwargs)
@@ -213,11 +240,12 @@ class JaxFunction:
             results, result_tree = jax.tree.flatten(traced.out_info)
             constants_at = len(jax.tree.leaves(self._dynamic(args)))
             if hoisted is not None:
-                traced = self._trace_hoisted(hoisted.evaluate, hoisted.constants, signature)
+                traced = self._trace_hoisted(hoisted, signature)
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
         constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
+        captured = hoisted.handles if hoisted else ()
         result_specs = tuple(_spec_of_aval(leaf) for leaf in results)
-        arguments = self._argument_types(signature, constants, constants_at)
+        arguments = self._argument_types(signature, constants, captured, constants_at)
         outputs = _output_types(jax.tree.unflatten(result_tree, results))
         return LoweredProgram(
             name=self.name,
@@ -230,21 +258,22 @@ class JaxFunction:
             result_tree=result_tree,
             results=result_specs,
             aliases=aliases_of(text, arguments, outputs),
+            captured=captured,
         )
 
     # ---- the pieces of `lower` -------------------------------------------------
 
-    def _trace_hoisted(self, evaluate: Callable[..., Any], constants: Sequence[Any], signature: Signature) -> Any:
-        """Traced again with the constants as one more positional argument."""
+    def _trace_hoisted(self, hoisted: Hoisted, signature: Signature) -> Any:
+        """Traced again with the constants and handles as one more positional argument."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            return evaluate(args[-1], jax.tree.leaves((args[:-1], kwargs)))
+            return hoisted.evaluate(args[-1], jax.tree.leaves((args[:-1], kwargs)))
 
         function.__name__ = self.name
         args, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
         positions = self._dynamic_positions(len(args))
         donated = tuple(n for n, position in enumerate(positions) if position in self.donate_argnums)
-        avals = tuple(_aval(c.shape, c.dtype) for c in constants)
+        avals = tuple(spec_of(value).aval for value in (*hoisted.constants, *hoisted.handles))
         return jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*args, avals, **kwargs)
 
     def _avals(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -268,14 +297,20 @@ class JaxFunction:
         return positions
 
     def _argument_types(
-        self, signature: Signature, constants: Sequence[np.ndarray], constants_at: int
+        self,
+        signature: Signature,
+        constants: Sequence[np.ndarray],
+        captured: Sequence[RemoteArray],
+        constants_at: int,
     ) -> tuple[ArrayType, ...]:
         names = self._leaf_names(signature)
         types = [array_type(name, spec) for name, spec in zip(names, signature.specs, strict=True)]
-        types[constants_at:constants_at] = [
+        hoisted = [
             ArrayType(name=f"constants[{n}]", element_type=to_element_type(c.dtype), shape=c.shape)
             for n, c in enumerate(constants)
         ]
+        hoisted += [array_type(f"closed_over[{n}]", handle.spec) for n, handle in enumerate(captured)]
+        types[constants_at:constants_at] = hoisted
         return tuple(types)
 
     def _leaf_names(self, signature: Signature) -> list[str]:
@@ -349,10 +384,13 @@ def physical_shape(spec: ArraySpec) -> tuple[int, ...]:
 
 
 def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
-    """What the user gets for a fetched result: a JAX key array for a key, else `data`."""
-    if not spec.is_key:
-        return data
-    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=_key_impl(spec.dtype))
+    """Fetched contents as the JAX array that `jax.jit` would have returned; for a key the key."""
+    is_wide = not spec.is_key and spec.dtype.itemsize > 4
+    with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
+        value = jax.numpy.asarray(data)
+    if spec.is_key:
+        return jax.random.wrap_key_data(value, impl=_key_impl(spec.dtype))
+    return private.weakly_typed(value) if spec.weak_type else value
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
+from shardwright.client.arrays import RemoteArray
 from shardwright.errors import UnsupportedProgramError
 
 #: Primitive → what it is, in words. All of them need the client's process or its devices.
@@ -67,26 +68,30 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hoisted:
-    """A traced function whose large closed-over arrays are inputs.
+    """A traced function whose large closed-over arrays, and handles, are inputs.
 
-    constants: the arrays, one per object.
-    evaluate: (constants, flat arguments) → flat results; traceable.
+    constants: the arrays, one per object. handles: arrays on the servers, likewise.
+    evaluate: (constants and handles, flat arguments) → flat results; traceable.
     """
 
     constants: tuple[Any, ...]
+    handles: tuple[RemoteArray, ...]
     evaluate: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 
 def hoist_constants(closed: ClosedJaxpr) -> Hoisted | None:
-    """None where the function closes over nothing large."""
-    constants = {id(constant): constant for constant in _constants(closed) if _is_large(constant)}
-    if not constants:
+    """None where the function closes over nothing large, and no handle."""
+    found = {id(constant): constant for constant in _constants(closed)}
+    handles = {key: constant for key, constant in found.items() if isinstance(constant, RemoteArray)}
+    constants = {key: constant for key, constant in found.items() if key not in handles and _is_large(constant)}
+    hoisted = constants | handles
+    if not hoisted:
         return None
 
     def evaluate(values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        return _Retracer(dict(zip(constants, values, strict=True))).closed(closed, arguments)
+        return _Retracer(dict(zip(hoisted, values, strict=True))).closed(closed, arguments)
 
-    return Hoisted(constants=tuple(constants.values()), evaluate=evaluate)
+    return Hoisted(constants=tuple(constants.values()), handles=tuple(handles.values()), evaluate=evaluate)
 
 
 def _constants(closed: ClosedJaxpr) -> Iterator[Any]:
