@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
-from shardwright.client.frontends.jax import ArraySpec, JaxFunction, Signature, spec_of, spec_of_value
+from shardwright.client.frontends.jax import ArraySpec, JaxFunction, Signature, spec_of, spec_of_handle, spec_of_value
 from shardwright.client.places import Place, can_be_moved
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def type_of(leaf: Any) -> ArraySpec:
     """Type of a leaf of a call: a handle's, or as `spec_of` says."""
-    return leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf)
+    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of(leaf)
 
 
 def type_of_value(leaf: Any) -> ArraySpec:
     """`type_of` a leaf that has contents."""
-    return leaf.spec if isinstance(leaf, RemoteArray) else spec_of_value(leaf)
+    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of_value(leaf)
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:

@@ -19,7 +19,7 @@ from shardwright.client.placement import fits, place, settled, type_of, type_of_
 from shardwright.client.places import Place
 from shardwright.client.programs import Program, leaf_numbers
 from shardwright.config import PlanOptions
-from shardwright.errors import AnnotationError, ArrayError, PlanError
+from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.layouts import Layout
 from shardwright.options import name_matches
 from shardwright.pipelines import PipelinePlan
@@ -116,15 +116,15 @@ class Step:
             program = self._prepared(signature, leaves, dynamic)
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
-        if program.lowered.changes:
+        if program.lowered.changed:
             self._function.require_unshared(dynamic)
         self._check_donated(program, leaves, donated)
         checks = checks_asked_for()
         results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
         self._pass_on(program, leaves, donated, results)
-        write_back(dynamic, program.lowered.changes, results)
         result_tree = program.lowered.result_tree
         result = jax.tree.unflatten(result_tree, results[: result_tree.num_leaves])
+        write_back(dynamic, program.lowered.changed, results[result_tree.num_leaves :])
         if checks:
             raise_not_finite(program.lowered, results, result)
         return program, result
@@ -249,9 +249,17 @@ class Step:
             return self._session.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
-        if signature not in self._lowered:
-            self._lowered[signature] = self._function.lower(signature, platform=self._session.info.platform)
-        return self._lowered[signature]
+        try:
+            lowered = self._lowered.get(signature)
+        except ValueError as error:  # of comparing static fields, such as arrays
+            raise OptionError(
+                f"calls of {self._function.name} cannot be told apart by static fields of their arguments: {error}",
+                remedy="register its arrays as leaves (data_fields), not as static fields (meta_fields, aux data)",
+            ) from None
+        if lowered is None:
+            lowered = self._function.lower(signature, platform=self._session.info.platform)
+            self._lowered[signature] = lowered
+        return lowered
 
     def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
         """The user's options, with the layouts of arrays that are to stay as they lie."""

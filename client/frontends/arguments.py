@@ -24,6 +24,11 @@ _EQUINOX = (
 )
 
 
+def is_too_wide(dtype: Any) -> bool:
+    """Whether an array has 64 bits where JAX computes with 32: traced, its type would be another than the array's."""
+    return isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
+
+
 def flattened(dynamic: Any, name: str) -> tuple[list[Any], Any]:
     """Leaves and structure of the arguments of `name`. Raises UnsupportedProgramError for dicts that have no order."""
     try:
@@ -125,6 +130,13 @@ def _mutable(leaf: Any) -> tuple[str, str] | None:
     return "a mutable array (jax.Ref)", "pass its value, ref[...], and return the new one"
 
 
+def _wide(leaf: Any) -> tuple[str, str] | None:
+    if not isinstance(leaf, jax.Array) or not is_too_wide(leaf.dtype):
+        return None
+    remedy = "call the step with jax_enable_x64, as what made the array was called, or give it a narrower type first"
+    return f"an array of {leaf.dtype}, while jax_enable_x64 is off,", remedy
+
+
 def _spread(leaf: Any) -> tuple[str, str] | None:
     if not isinstance(leaf, jax.Array):
         return None
@@ -221,5 +233,6 @@ def _other(leaf: Any) -> tuple[str, str] | None:
 
 
 _KINDS: tuple[Callable[[Any], tuple[str, str] | None], ...] = (
-    _traced, _abstract, _mutable, _spread, _numpy, _too_large, _foreign_array, _text, _function, _collection, _other,
+    _traced, _abstract, _mutable, _wide, _spread, _numpy, _too_large, _foreign_array, _text, _function, _collection,
+    _other,
 )  # fmt: skip

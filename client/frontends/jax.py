@@ -25,14 +25,14 @@ from shardwright.client.annotate import annotations_kept
 from shardwright.client.array_operators import handles_kept
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.argnums import Argnames, Argnums, Parameters, static_and_donated
-from shardwright.client.frontends.arguments import flattened, refusal, refused_result, specs_of
+from shardwright.client.frontends.arguments import flattened, is_too_wide, refusal, refused_result, specs_of
 from shardwright.client.frontends.jaxprs import (
     Hoisted,
     hoist_constants,
     refuse_what_cannot_travel,
     trace_errors_in_words,
 )
-from shardwright.client.frontends.modules import Changes, require_unshared
+from shardwright.client.frontends.modules import changes, require_unshared, watched
 from shardwright.dtypes import to_dtype, to_element_type
 from shardwright.errors import ArrayError, OptionError
 from shardwright.hlo.donors import pair_donors
@@ -117,7 +117,7 @@ class LoweredProgram:
     signature: of the calls it serves.
     result_tree: structure of what the function returns.
     results: types of its leaves, then of arrays that the function changes in place (see `modules`).
-    changes: (leaf of the call, output that it becomes).
+    changed: leaves of the call that those last results become.
     aliases: output number → argument number that it updates in place.
     """
 
@@ -130,7 +130,7 @@ class LoweredProgram:
     constants_at: int
     result_tree: Any
     results: tuple[ArraySpec, ...]
-    changes: tuple[tuple[int, int], ...]
+    changed: tuple[int, ...]
     aliases: dict[int, int]
     captured: tuple[RemoteArray, ...] = field(default=(), compare=False)
 
@@ -263,19 +263,21 @@ class JaxFunction:
         itself raises while it is traced comes through.
         """
         args, kwargs, marks = self._call(signature)
-        changes = Changes()
+        changed: list[int] = []
 
         @functools.wraps(self.fn)
         def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
-            watched = changes.watched((args, kwargs))
+            before = watched((args, kwargs))
             result = _only_arrays(self.fn(*args, **kwargs))
-            return result, changes.found(watched, result)
+            new = changes(before, result)
+            changed.extend(new)
+            return result, list(new.values())
 
         with annotations_kept(), handles_kept(), jax.disable_jit(False), trace_errors_in_words(self.name):
             traced = jax.jit(function, **marks, keep_unused=True).trace(*args, **kwargs)
             refuse_what_cannot_travel(traced.jaxpr, self.name)
             hoisted = hoist_constants(traced.jaxpr)
-            result, changed = traced.out_info
+            result, new = traced.out_info
             if hoisted is not None:
                 traced = self._trace_hoisted(hoisted, signature)
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
@@ -285,7 +287,7 @@ class JaxFunction:
         constants_at = signature.tree.children()[0].num_leaves
         arguments = self._argument_types(signature, constants, captured, constants_at)
         names = self._leaf_names(jax.tree.unflatten(signature.tree, range(len(signature.specs))))
-        outputs = _output_types(result, {names[n]: aval for n, aval in zip(changes.extra, changed, strict=True)})
+        outputs = _output_types(result, {names[n]: aval for n, aval in zip(changed, new, strict=True)})
         return LoweredProgram(
             name=self.name,
             signature=signature,
@@ -295,8 +297,8 @@ class JaxFunction:
             constants=constants,
             constants_at=constants_at,
             result_tree=result_tree,
-            results=tuple(_spec_of_aval(leaf) for leaf in [*results, *changed]),
-            changes=changes.outputs,
+            results=tuple(_spec_of_aval(leaf) for leaf in [*results, *new]),
+            changed=tuple(changed),
             aliases=aliases_of(text, arguments, outputs),
             captured=captured,
         )
@@ -384,9 +386,16 @@ def spec_of(leaf: Any) -> ArraySpec:
         aval = jax.typeof(leaf)
     except (TypeError, ValueError, OverflowError):
         raise refusal(leaf) from None
-    if type(aval) is not jax.core.ShapedArray or isinstance(leaf, jax.core.Tracer):
+    if type(aval) is not jax.core.ShapedArray or isinstance(leaf, jax.core.Tracer) or is_too_wide(aval.dtype):
         raise refusal(leaf)
     return _spec_of_aval(aval)
+
+
+def spec_of_handle(handle: RemoteArray) -> ArraySpec:
+    """`spec_of` a handle. Raises as `arguments.refusal` says where JAX computes with narrower types."""
+    if is_too_wide(handle.spec.dtype):
+        raise refusal(handle)
+    return handle.spec
 
 
 def spec_of_value(leaf: Any) -> ArraySpec:

@@ -57,6 +57,11 @@ HOISTED_ELEMENTS = 64
 
 def refuse_what_cannot_travel(closed: ClosedJaxpr, name: str) -> None:
     """Raises UnsupportedProgramError that lists every such call with `file:line (function)`."""
+    if any(isinstance(constant, jax.Ref) for constant in closed.consts):
+        raise UnsupportedProgramError(
+            f"{name} closes over a mutable array (jax.Ref), which servers do not hold",
+            remedy="pass its value, ref[...], as an argument, and return the new one",
+        )
     found = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
     refused = [(primitive, line) for primitive, line in found if primitive in _CANNOT_TRAVEL]
     if not refused:

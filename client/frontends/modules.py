@@ -2,7 +2,8 @@
 
 A step such as `def step(model, optimizer, x): …; optimizer.update(model, gradients); return loss` returns nothing
 but the loss. Its modules are pytrees, so they travel as arguments like any other; traced, the step changes the
-Variables of copies. The new values are outputs besides the results, and are put into the caller's Variables.
+Variables of copies. New values that it does not return are outputs besides the results, and are put into the
+caller's Variables. The Variables of an `nnx.State` are values, and stay as they are.
 """
 
 from __future__ import annotations
@@ -16,64 +17,34 @@ import jax
 from shardwright.errors import UnsupportedProgramError
 
 
-class Changes:
-    """What a function changes in place, found while it is traced.
+def watched(arguments: Any) -> list[tuple[int, Any, list[Any]]]:
+    """(first leaf, Variable, leaves) of each Variable among the arguments, before a function runs."""
+    return [(start, variable, jax.tree.leaves(variable)) for start, variable in _variables(arguments)]
 
-    outputs: (leaf of the call, output of the program that it becomes).
-    extra: leaves whose outputs are no results; in the order of the outputs.
+
+def changes(before: list[tuple[int, Any, list[Any]]], result: Any) -> dict[int, Any]:
+    """Leaf of the arguments → its new value, which the function has not returned.
+
+    Raises UnsupportedProgramError for a Variable whose value has another structure now.
     """
-
-    def __init__(self) -> None:
-        self.outputs: tuple[tuple[int, int], ...] = ()
-        self.extra: tuple[int, ...] = ()
-
-    def watched(self, arguments: Any) -> list[tuple[int, Any, list[Any]]]:
-        """(first leaf, Variable, leaves) of each Variable among the arguments, before the function runs."""
-        return [(start, variable, jax.tree.leaves(variable)) for start, variable in variables_of(arguments)]
-
-    def found(self, watched: list[tuple[int, Any, list[Any]]], result: Any) -> list[Any]:
-        """The extra outputs, after the function ran. Raises UnsupportedProgramError for a Variable of another shape."""
-        returned = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(result))}
-        count = len(jax.tree.leaves(result))
-        extra: dict[int, Any] = {}
-        outputs: list[tuple[int, int]] = []
-        for start, variable, before in watched:
-            after = jax.tree.leaves(variable)
-            if len(after) != len(before):
-                raise UnsupportedProgramError(
-                    f"a step gives a {type(variable).__name__} another structure",
-                    remedy="keep the structure of its value",
-                )
-            for number, (old, new) in enumerate(zip(before, after, strict=True), start):
-                if new is old:
-                    continue
-                if id(new) not in returned:
-                    extra[number] = new
-                outputs.append((number, returned.get(id(new), count + len(extra) - 1)))
-        self.outputs, self.extra = tuple(outputs), tuple(extra)
-        return list(extra.values())
-
-
-def variables_of(arguments: Any) -> list[tuple[int, Any]]:
-    """(number of its first leaf, Variable) of each Flax NNX Variable in a pytree."""
-    variable = getattr(sys.modules.get("flax.nnx"), "Variable", None)
-    if variable is None:
-        return []
-    found: list[tuple[int, Any]] = []
-    start = 0
-    for leaf in jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, variable)):
-        if isinstance(leaf, variable):
-            found.append((start, leaf))
-            start += len(jax.tree.leaves(leaf))
-        else:
-            start += 1
-    return found
+    returned = {id(leaf) for leaf in jax.tree.leaves(result)}
+    changed: dict[int, Any] = {}
+    for start, variable, leaves in before:
+        after = jax.tree.leaves(variable)
+        if len(after) != len(leaves):
+            raise UnsupportedProgramError(
+                f"the step gives a Variable ({type(variable).__name__}) a value of another structure",
+                remedy="give it all its arrays before the first step",
+            )
+        pairs = enumerate(zip(leaves, after, strict=True), start)
+        changed |= {number: new for number, (old, new) in pairs if new is not old and id(new) not in returned}
+    return changed
 
 
 def require_unshared(arguments: Any, names: Callable[[], Sequence[str]]) -> None:
     """Raises UnsupportedProgramError where two of the arguments hold one Variable: traced, it would be two."""
     first: dict[int, int] = {}
-    for start, variable in variables_of(arguments):
+    for start, variable in _variables(arguments):
         if id(variable) in first:
             one, other = names()[first[id(variable)]], names()[start]
             raise UnsupportedProgramError(
@@ -84,13 +55,28 @@ def require_unshared(arguments: Any, names: Callable[[], Sequence[str]]) -> None
         first[id(variable)] = start
 
 
-def write_back(arguments: Any, changes: Sequence[tuple[int, int]], results: Sequence[Any]) -> None:
-    """Puts the outputs that the step's changes became into the Variables of `arguments`."""
-    if not changes:
+def write_back(arguments: Any, changed: Sequence[int], values: Sequence[Any]) -> None:
+    """Puts the new values of the leaves `changed` into the Variables of `arguments`."""
+    if not changed:
         return
-    outputs = dict(changes)
-    for start, variable in variables_of(arguments):
+    new = dict(zip(changed, values, strict=True))
+    for start, variable in _variables(arguments):
         leaves, tree = jax.tree.flatten(variable.get_raw_value())
-        new = [results[outputs[n]] if n in outputs else leaf for n, leaf in enumerate(leaves, start)]
-        if any(a is not b for a, b in zip(new, leaves, strict=True)):
-            variable.set_raw_value(jax.tree.unflatten(tree, new))
+        numbers = range(start, start + len(leaves))
+        if not new.keys().isdisjoint(numbers):
+            value = [new.get(number, leaf) for number, leaf in zip(numbers, leaves, strict=True)]
+            variable.set_raw_value(jax.tree.unflatten(tree, value))
+
+
+def _variables(arguments: Any) -> list[tuple[int, Any]]:
+    """(number of its first leaf, Variable) of each Variable of a module in a pytree."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return []
+    found: list[tuple[int, Any]] = []
+    start = 0
+    for node in jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, nnx.Variable | nnx.State)):
+        if isinstance(node, nnx.Variable):
+            found.append((start, node))
+        start += len(jax.tree.leaves(node))
+    return found
