@@ -18,8 +18,8 @@ import numpy as np
 
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_asked_for, raise_not_finite
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
-from shardwright.client.placement import place, settled
+from shardwright.client.frontends.jax import JaxFunction, LoweredProgram
+from shardwright.client.placement import place, settled, type_of_value
 from shardwright.client.places import Place, Rows
 from shardwright.config import PlanOptions
 from shardwright.layouts import Layout
@@ -36,19 +36,19 @@ class PendingInit:
         self._session = session
         self._lock = threading.RLock()
         function = JaxFunction(init_fn)
-        self._leaves, tree = jax.tree.flatten((args, {}))
-        specs = tuple(leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf) for leaf in self._leaves)
+        signature, self._leaves, _ = function.describe(args, {}, type_of_value)
         self._function = init_fn
         self._is_x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-        self._lowered = function.lower(Signature((), tree, specs), platform=session.info.platform)
+        self._lowered = function.lower(signature, platform=session.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
 
     def handles(self) -> Any:
         """The pytree that the initializer returns, as handles."""
-        handles = [RemoteArray(self._session, spec, pending=self) for spec in self._lowered.results]
+        tree = self._lowered.result_tree
+        handles = [RemoteArray(self._session, spec, pending=self) for spec in self._lowered.results[: tree.num_leaves]]
         self._handles = [weakref.ref(handle) for handle in handles]
-        return jax.tree.unflatten(self._lowered.result_tree, handles)
+        return jax.tree.unflatten(tree, handles)
 
     def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
         """Runs it; `wanted` are places by `id()` of a handle. One program for each mesh that they lie on."""

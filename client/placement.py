@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
-from shardwright.client.frontends.jax import JaxFunction, Signature
+from shardwright.client.frontends.jax import ArraySpec, JaxFunction, Signature, spec_of, spec_of_handle, spec_of_value
 from shardwright.client.places import Place, can_be_moved
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
@@ -24,6 +24,16 @@ from shardwright.shardings import Mesh
 if TYPE_CHECKING:
     from shardwright.client.programs import Program
     from shardwright.client.session import Session
+
+
+def type_of(leaf: Any) -> ArraySpec:
+    """Type of a leaf of a call: a handle's, or as `spec_of` says."""
+    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of(leaf)
+
+
+def type_of_value(leaf: Any) -> ArraySpec:
+    """`type_of` a leaf that has contents."""
+    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of_value(leaf)
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:

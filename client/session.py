@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,10 @@ class Session(Workspace):
         self,
         fn: Callable[..., Any],
         *,
-        donate_argnums: int | Sequence[int] = (),
-        static_argnums: int | Sequence[int] = (),
+        donate_argnums: int | Sequence[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
         mesh: Mesh = None,
         force: Force = None,
         memory_budget: MemoryBudget = None,
@@ -108,8 +110,10 @@ class Session(Workspace):
         """`fn` as a step that runs on the servers; call it as you would `jax.jit(fn, ...)`.
 
         Args:
-          donate_argnums: arguments whose arrays are updated in place; their handles are gone afterwards.
-          static_argnums: arguments that are part of the program, by value.
+          donate_argnums, donate_argnames: arguments whose arrays are updated in place; their handles are gone
+            afterwards. Where neither is given, those that `fn` donates if it is a `jax.jit`.
+          static_argnums, static_argnames: arguments that are part of the program, by value; those of `fn`, if it is
+            a `jax.jit`, are static as well.
           mesh: "2x4", (2, 4) or {"data": 2, "model": 4}, up to three axes; default: the planner chooses.
           force: "data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated", or
             argument name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
@@ -143,7 +147,10 @@ class Session(Workspace):
             remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
             micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
         )  # fmt: skip
-        function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
+        function = JaxFunction(
+            fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
+            static_argnums=static_argnums, static_argnames=static_argnames,
+        )  # fmt: skip
         return Step(self, function, options, progress)
 
     def save(

@@ -12,9 +12,10 @@ import jax
 from shardwright import wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_asked_for, raise_not_finite, settings_that_trace, tell_of_settings
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
+from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature
+from shardwright.client.frontends.modules import write_back
 from shardwright.client.initializer import PendingInit
-from shardwright.client.placement import fits, place, settled
+from shardwright.client.placement import fits, place, settled, type_of, type_of_value
 from shardwright.client.places import Place
 from shardwright.client.programs import Program, leaf_numbers
 from shardwright.config import PlanOptions
@@ -108,18 +109,22 @@ class Step:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
         tell_of_settings(self._session)
-        signature, leaves, dynamic = self._describe(args, kwargs)
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, settings_that_trace())
         leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves)
         if program is None:
             program = self._prepared(signature, leaves, dynamic)
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
+        if program.lowered.changed:
+            self._function.require_unshared(dynamic)
         self._check_donated(program, leaves, donated)
         checks = checks_asked_for()
         results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
         self._pass_on(program, leaves, donated, results)
-        result = jax.tree.unflatten(program.lowered.result_tree, results)
+        result_tree = program.lowered.result_tree
+        result = jax.tree.unflatten(result_tree, results[: result_tree.num_leaves])
+        write_back(dynamic, program.lowered.changed, results[result_tree.num_leaves :])
         if checks:
             raise_not_finite(program.lowered, results, result)
         return program, result
@@ -148,12 +153,12 @@ class Step:
 
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
-        signature, _, _ = self._describe(args, kwargs)
+        signature, _, _ = self._function.describe(args, kwargs, type_of, settings_that_trace())
         return self._lower(signature)
 
     def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program for these arguments without running it."""
-        signature, leaves, dynamic = self._describe(args, kwargs)
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of, settings_that_trace())
         leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
         return program.plan
@@ -208,22 +213,6 @@ class Step:
 
     # ---- which program ---------------------------------------------------------------
 
-    def _describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Signature, list[Any], Any]:
-        """(signature, leaves, pytree without the static arguments) of a call."""
-        statics, dynamic = self._function.split(args, kwargs)
-        leaves, tree = jax.tree.flatten(dynamic)
-        specs = tuple([leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf) for leaf in leaves])
-        signature = Signature(statics, tree, specs, settings_that_trace())
-        try:
-            hash(signature)
-        except TypeError as error:
-            raise OptionError(
-                f"a static argument of {self._function.name} cannot be hashed: {error}",
-                where="static_argnums",
-                remedy="pass one that can be: a tuple for a list, a frozen dataclass for a dict",
-            ) from None
-        return signature, leaves, dynamic
-
     def _fitting(self, signature: Signature, leaves: list[Any]) -> Program | None:
         for program in self._programs.get(signature, ()):
             if fits(leaves, program.leaf_places):
@@ -239,6 +228,7 @@ class Step:
         for leaf in leaves:
             if isinstance(leaf, RemoteArray) and leaf._pending is None:
                 self._session.usable_ids(leaf)
+        self._function.require_unshared(dynamic)
         donated = self._function.donated_leaves(dynamic)
         lowered = self._lower(signature)
         program = self._planned(lowered, leaves, donated)
@@ -259,9 +249,17 @@ class Step:
             return self._session.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
-        if signature not in self._lowered:
-            self._lowered[signature] = self._function.lower(signature, platform=self._session.info.platform)
-        return self._lowered[signature]
+        try:
+            lowered = self._lowered.get(signature)
+        except ValueError as error:  # of comparing static fields, such as arrays
+            raise OptionError(
+                f"calls of {self._function.name} cannot be told apart by static fields of their arguments: {error}",
+                remedy="register its arrays as leaves (data_fields), not as static fields (meta_fields, aux data)",
+            ) from None
+        if lowered is None:
+            lowered = self._function.lower(signature, platform=self._session.info.platform)
+            self._lowered[signature] = lowered
+        return lowered
 
     def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
         """The user's options, with the layouts of arrays that are to stay as they lie."""

@@ -8,6 +8,7 @@ closed-over arrays inputs (in HLO text a float costs 13 bytes).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,13 +29,24 @@ _CANNOT_TRAVEL = {
     "debug_print": "jax.debug.print",
     "infeed": "infeed",
     "outfeed": "outfeed",
-    "shard_map": "jax.shard_map",
-    "xla_pmap": "jax.pmap",
+    "shard_map": "jax.shard_map or jax.pmap",  # the latter is written with the former
 }
 
 _REMEDIES = {
-    "shard_map": "write that part without shard_map: the planner shards it; pin dimensions with shardwright.annotate",
-    "xla_pmap": "write that part without pmap: the planner shards it",
+    "shard_map": "write that part without shard_map and pmap, for the whole batch and without psum and pmean: the "
+    "planner shards it; pin dimensions with shardwright.annotate",
+}
+
+#: How an error that JAX raises while it traces begins → (what it is, what to do).
+_TRACE_ERRORS = {
+    "Found an unbound axis name": (
+        "a collective over an axis of jax.pmap, jax.shard_map or jax.vmap stands outside of it",
+        "leave psum, pmean and axis_name out: the step sees the whole batch, and its mean is the batch's",
+    ),
+    "Cannot abstractly evaluate a checkify.check": (
+        "a checkify.check stands outside of checkify.checkify",
+        "parallelize checkify.checkify(step), whose first result is the error",
+    ),
 }
 
 _CALLBACK_REMEDY = "remove it, or return the value from the step and use it on the client"
@@ -45,15 +57,33 @@ HOISTED_ELEMENTS = 64
 
 def refuse_what_cannot_travel(closed: ClosedJaxpr, name: str) -> None:
     """Raises UnsupportedProgramError that lists every such call with `file:line (function)`."""
+    if any(isinstance(constant, jax.Ref) for constant in closed.consts):
+        raise UnsupportedProgramError(
+            f"{name} closes over a mutable array (jax.Ref), which servers do not hold",
+            remedy="pass its value, ref[...], as an argument, and return the new one",
+        )
     found = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
     refused = [(primitive, line) for primitive, line in found if primitive in _CANNOT_TRAVEL]
     if not refused:
         return
-    lines = "".join(f"\n  {_CANNOT_TRAVEL[primitive]} at {line}" for primitive, line in refused)
+    lines = "".join(f"\n  {_CANNOT_TRAVEL[primitive]}{f' at {line}' if line else ''}" for primitive, line in refused)
     remedies = {_REMEDIES.get(primitive, _CALLBACK_REMEDY) for primitive, _ in refused}
     raise UnsupportedProgramError(
         f"{name} holds what cannot run on a server:{lines}", where=refused[0][1], remedy="; ".join(sorted(remedies))
     )
+
+
+@contextmanager
+def trace_errors_in_words(name: str) -> Iterator[None]:
+    """Errors of JAX that say what to do under `jax.jit` say here what to do with us; others come through."""
+    try:
+        yield
+    except (NameError, ValueError) as error:
+        for beginning, (what, remedy) in _TRACE_ERRORS.items():
+            if str(error).startswith(beginning):
+                first, _, _ = str(error).partition("\n")
+                raise UnsupportedProgramError(f"{name}: {what} ({first})", remedy=remedy) from error
+        raise
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

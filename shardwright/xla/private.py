@@ -29,6 +29,9 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jax._src.lax.lax": ("_convert_element_type",),
     "jax._src.random.prng": ("PRNGKeyArray",),
     "jax._src.tree_util": ("dispatch_registry.register_node",),
+    "jax._src.pjit": tuple(
+        f"PjitInfo.{name}" for name in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+    ),
     "jaxlib._hlo": (
         "hlo_module_from_text",
         "HloModule.to_string",
@@ -113,6 +116,15 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "(not installed)"
+
+
+# ---- functions -----------------------------------------------------------
+def jit_marks(fn: Any) -> Any:
+    """The `static_argnums`, `static_argnames`, `donate_argnums` and `donate_argnames` of a `jax.jit`, as attributes.
+
+    Of a Flax NNX `jit` as well. None for what is neither.
+    """
+    return getattr(getattr(fn, "jitted_fn", fn), "_jit_info", None)
 
 
 # ---- HLO text ------------------------------------------------------------
