@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from shardwright.client.addresses import read_address, read_host, read_port
 from shardwright.client.connection import Dialer
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.workspace import Workspace
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shardwright")
 
 
-def connect(address: str | None = None, *, devices: int = 8, token: str | None = None) -> Session:
+def connect(address: str | int | None = None, *, devices: int = 8, token: str | None = None) -> Session:
     """Opens a session.
 
     Args:
-      address: "host:port" of a server. Without it `$SERVER_IP` and `$SERVER_PORT` name
+      address: "host:port" of a server ("[::1]:2222" for IPv6), or the port of one on this machine. Without it
+        `$SERVER_IP` and `$SERVER_PORT` name
         one; without those a server is started as a child process, which ends with
         the session.
       devices: CPU devices of the child, where one is started.
@@ -41,7 +43,7 @@ def connect(address: str | None = None, *, devices: int = 8, token: str | None =
     Raises ServerUnavailableError where nothing answers, AuthenticationError for a wrong token.
     """
     server = None
-    address = address or _address_from_environment()
+    address = _address_from_environment() if address is None else read_address(address)
     if address is None:
         server = EmbeddedServer(devices)
         address, token = server.address, server.token
@@ -64,7 +66,7 @@ def _address_from_environment() -> str | None:
     if not host or not port:
         missing = "SERVER_PORT" if host else "SERVER_IP"
         raise OptionError("half an address in the environment", where=missing, remedy=f"set {missing} as well")
-    return join_address(host, port)
+    return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))
 
 
 class Session(Workspace):
