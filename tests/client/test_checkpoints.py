@@ -250,6 +250,7 @@ def test_one_session_at_a_time_saves_in_a_directory(session: sw.Session, tmp_pat
         with pytest.raises(sw.CheckpointError, match=f"session {killed.info.session_id} saves"):
             stranger.save({"n": 2}, tmp_path / "run", step=2).wait()
         killed._server._process.kill()
+        killed._server._process.wait()
         stranger.save({"n": 2}, tmp_path / "run", step=2).wait()
         neighbour.save({"n": 1}, tmp_path / "other", step=1).wait()
     session.save({"n": 2}, tmp_path / "other", step=2).wait()  # they are closed
