@@ -166,12 +166,17 @@ class Session(Workspace):
 
         Args:
           state: a pytree of handles; arrays and numbers in it are sent to the servers first.
-          directory: as every worker sees it: on a file system that they share, or what else Orbax takes
-            ("gs://…"). One session at a time saves in it. Orbax reads it, with or without Shardwright.
+          directory: as every worker sees it: an absolute path on a file system that they share, or a URL that Orbax
+            takes ("gs://…"). A relative path and "~" are resolved here where `connect` started the server, and refused
+            where it runs elsewhere. It is made, with its parents. One session at a time saves in it, from its first
+            save until it is closed. Orbax reads it, with or without Shardwright.
           step: default: one more than the latest in the directory.
-          max_to_keep: remove older checkpoints beyond so many, once this one is complete.
+          max_to_keep: remove older checkpoints beyond so many, once this one is complete. Only what Shardwright
+            wrote is counted and removed; one into which you have put something stays.
 
-        Raises CheckpointError for a state that cannot be written, OptionError for a wrong number.
+        Raises CheckpointError for a state that cannot be written and a directory that is none, OptionError for a wrong
+        number. `Save.wait` raises CheckpointError where another session saves in the directory, and where `step` does
+        not come after its checkpoints or names something else.
         """
         from shardwright.client import checkpoints
 
@@ -204,7 +209,10 @@ class Session(Workspace):
         return checkpoints.restore(self, directory, step=step, like=like)
 
     def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
-        """Numbers of the complete checkpoints in a directory of the workers, ascending; waits for a save under way."""
+        """Numbers of the checkpoints in a directory that Orbax completed, ascending; waits for a save under way.
+
+        The directory is named as for `save`. Raises CheckpointError where it is none, or cannot be listed.
+        """
         from shardwright.client import checkpoints
 
         self.require_open()
