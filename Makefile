@@ -119,8 +119,8 @@ bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
 	@$(BIN)/python benchmarks/bench_parse.py
 
 .PHONY: fuzz
-fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO to the parser for a few minutes.
-	@$(BIN)/python tests/hlo/fuzz.py --seconds 180
+fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO, plans, pipelines and cluster files to their readers (10 minutes).
+	@$(BIN)/python -m tests.fuzz
 
 .PHONY: validate-rules
 validate-rules: $(VENV)/.stamp-dev ## Hold every strategy rule against XLA, in every combination (long).

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import jax
 import numpy as np
 
+from shardwright.client.array_operators import ArrayOperators
 from shardwright.client.places import Place, Rows
 from shardwright.errors import ArrayError
+from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
@@ -23,14 +27,40 @@ class Pending(Protocol):
         """Makes it; `wanted` are the handles that are needed, by `id()`, and how they are to lie: None, as it likes."""
 
 
-class RemoteArray:
+class RemoteSharding(jax.sharding.SingleDeviceSharding):
+    """How an array lies on the servers, as text, with the methods of `str`; to JAX, where what is read of it lies."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(jax.local_devices()[0])
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __contains__(self, part: str) -> bool:
+        return part in self._text
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(str, name):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._text, name)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str | RemoteSharding):
+            return self._text == str(other)
+        return bool(super().__eq__(other))  # type: ignore[no-untyped-call]
+
+    __hash__ = jax.sharding.SingleDeviceSharding.__hash__
+
+
+class RemoteArray(ArrayOperators):
     """An array on the servers: a result of a step, or of `step.init`.
 
-    Nothing is read until it is asked for: `np.asarray(handle)`, `float(handle)`,
-    `handle.item()`. Dropping the handle frees the array. A donated handle, and
-    one whose step failed, raises when it is used. `shape` and `dtype` are those
-    JAX would show; the contents of a PRNG key are its `uint32` words, and
-    `to_jax()` gives the key itself.
+    It is a `jax.Array`: operators, methods and functions of JAX and numpy give what they give for an array of the
+    same contents, which they read each time. Nothing is read before; `shape`, `dtype` and what follows from them
+    (`jnp.zeros_like`, `jax.eval_shape`) never do. Dropping the handle frees the array. A donated handle, and one whose
+    step failed, raises when it is used. The contents of a PRNG key are its `uint32` words, and `to_jax()` gives the
+    key itself.
     """
 
     __slots__ = (
@@ -45,6 +75,10 @@ class RemoteArray:
         "_session",
         "spec",
     )
+
+    def __new__(cls, session: Workspace, spec: ArraySpec, **rest: Any) -> RemoteArray:
+        del session, rest
+        return jax.Array.__new__(RemoteKey if spec.is_key else cls)
 
     def __init__(
         self,
@@ -69,43 +103,40 @@ class RemoteArray:
     # ---- what it is, without reading it ------------------------------------------
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.spec.shape
+    def sharding(self) -> RemoteSharding:
+        """Its text says which axes split which dimension, e.g. `[data, -] on data=2 × model=4`."""
+        return RemoteSharding(self._layout_text())
 
-    @property
-    def dtype(self) -> Any:
-        return self.spec.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.spec.shape)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.spec.shape, dtype=np.int64))
-
-    @property
-    def sharding(self) -> str:
-        """Which axes split which dimension, e.g. `[data, -] on data=2 × model=4`."""
+    def _layout_text(self) -> str:
         if self._place is None:
             return "not placed yet"
         if isinstance(self._place, Rows):
             return str(self._place)
         return f"{self._place.sharding} on {self._place.mesh}"
 
-    @property
     def is_deleted(self) -> bool:
-        """Whether it was donated to a step."""
+        """Whether it was donated to a step, or deleted."""
         return bool(self._deleted)
 
-    def __repr__(self) -> str:
-        state = self._deleted or self.sharding
-        return f"RemoteArray(shape={self.shape}, dtype={self.dtype}, {state})"
+    @property
+    def why_deleted(self) -> str:
+        """What became of it, e.g. "donated to update"; "" while it is there."""
+        return self._deleted
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a scalar")
-        return self.shape[0]
+    def delete(self) -> None:
+        """Frees the array now, whoever still holds the handle."""
+        if not self._deleted:
+            self._session.release_later(*self._ids)
+            self._deleted = "deleted"
+            self._read_ahead = None
+
+    def is_ready(self) -> bool:
+        """Whether it is computed."""
+        return self._pending is None and (self._result is None or self._result.is_done)
+
+    def __repr__(self) -> str:
+        state = self._deleted or self._layout_text()
+        return f"RemoteArray(shape={self.shape}, dtype={self.dtype}, {state})"
 
     # ---- reading it ----------------------------------------------------------------
 
@@ -121,7 +152,7 @@ class RemoteArray:
         """
         self._session.announce(self)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a remote array is always copied")
         value = self._fetch()
@@ -129,34 +160,57 @@ class RemoteArray:
 
     def to_jax(self) -> Any:
         """A JAX array on this machine; for a PRNG key the key."""
+        return self._contents()
+
+    def _contents(self) -> Any:
         from shardwright.client.frontends.jax import result_value
 
         return result_value(self._fetch(), self.spec)
 
-    def item(self) -> Any:
-        """The only element, as a Python number."""
-        return self._fetch().item()
+    def devices(self) -> set[Any]:
+        """Where what is read lies."""
+        return self.sharding.device_set
+
+    @property
+    def device(self) -> Any:
+        """Where what is read lies."""
+        (device,) = self.sharding.device_set
+        return device
+
+    def item(self, *args: int) -> Any:
+        """The only element, or the one named, as a Python number."""
+        return self._fetch().item(*args)
 
     def tolist(self) -> Any:
         return self._fetch().tolist()
 
+    def tobytes(self, order: Any = "C") -> bytes:
+        return self._fetch().tobytes(order)
+
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._number())
 
     def __int__(self) -> int:
-        return int(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
+        return int(self._number())
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._number())
+
+    def __bool__(self) -> bool:
+        return bool(self._fetch()) if self.size == 1 and not self.spec.is_key else bool(self._contents())
 
     def __index__(self) -> int:
-        return int(self._fetch().__index__())
+        return operator.index(self._contents() if self.shape else self._fetch().item())
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and not self.shape else format(repr(self), spec)
+        return repr(self) if self._deleted else format(self._read_for("format")[()], spec)
+
+    def __str__(self) -> str:
+        return repr(self) if self._deleted else str(self._read_for("str"))
+
+    def _number(self) -> Any:
+        """The only element; JAX's own error where there are others."""
+        return self._fetch().item() if not self.shape and not self.spec.is_key else self._contents()
 
     def __reduce__(self) -> NoReturn:
         raise ArrayError(
@@ -187,6 +241,8 @@ class RemoteArray:
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
+        if self._deleted:  # while it waited
+            self._session.release_later(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
         """Gone into a step; one that the step does not reuse is freed."""
@@ -208,3 +264,14 @@ class RemoteArray:
         if self._result is not None and len(self._ids) == 1 and self._ids[0] in self._result.values:
             return self._result.values[self._ids[0]]
         return self._session.fetch(self)
+
+
+class RemoteKey(RemoteArray):
+    """An array of PRNG keys on the servers."""
+
+    __slots__ = ()
+
+
+for _type in (RemoteArray, RemoteKey):
+    private.register_array_type(_type, lambda array: array._read_for("a function of JAX"))
+private.register_key_type(RemoteKey, lambda array: array._contents())

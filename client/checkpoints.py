@@ -21,6 +21,7 @@ from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, h
 from shardwright.client.placement import materialize
 from shardwright.client.places import Place, parts_of
 from shardwright.client.structure import rebuilt, structure_of
+from shardwright.directories import resolve_directory
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout
 from shardwright.pieces import chunk_shape
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 #: Seconds during which a lost connection is tried again while a save is waited for.
 RECONNECT_S = 30.0
+#: The largest number of a checkpoint, and the most that `max_to_keep` may ask for.
+MAX_STEP = (1 << 63) - 1
+MAX_KEPT = (1 << 31) - 1
 
 
 class Save:
@@ -102,10 +106,9 @@ def save(
     session: Session, state: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
 ) -> Save:
     """See `Session.save`."""
-    folder = _absolute(directory)
-    for name, number, least in (("step", step, 0), ("max_to_keep", max_to_keep, 1)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
-            raise OptionError(f"{name}={number!r}", where=name, remedy=f"a number from {least}")
+    folder = _directory(session, directory)
+    _check_number("step", step, 0, MAX_STEP)
+    _check_number("max_to_keep", max_to_keep, 1, MAX_KEPT)
     tree, leaves = structure_of(state, _spec)
     names = [leaf.name for leaf in trees.leaves_of(tree)]
     _check_leaves(names, leaves)
@@ -130,13 +133,15 @@ def save(
 
 def checkpoints(session: Session, directory: str | os.PathLike[str]) -> tuple[int, ...]:
     """See `Session.checkpoints`."""
-    request = master_pb2.ListCheckpointsRequest(session_id=session.info.session_id, directory=_absolute(directory))
+    folder = _directory(session, directory)
+    request = master_pb2.ListCheckpointsRequest(session_id=session.info.session_id, directory=folder)
     return tuple(session.ask_first_node("ListCheckpoints", request).steps)
 
 
 def restore(session: Session, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
     """See `Session.restore`."""
-    folder = _absolute(directory)
+    folder = _directory(session, directory)
+    _check_number("step", step, 0, MAX_STEP)
     if step is None:
         step = max(checkpoints(session, folder), default=None)
         if step is None:
@@ -224,14 +229,20 @@ class PendingArray:
             self._restore.materialize({self._key: None, **wanted})
 
 
-def _absolute(directory: str | os.PathLike[str]) -> str:
-    """As the workers are to see it; "gs://…" and the like as they are."""
-    text = os.fspath(directory)
-    return text if "://" in text else os.path.abspath(text)
+def _directory(session: Session, directory: str | os.PathLike[str]) -> str:
+    """As the workers are to see it; those of an embedded server see what this program sees."""
+    return resolve_directory(directory, is_local=session._server is not None)
+
+
+def _check_number(name: str, number: int | None, least: int, most: int) -> None:
+    if number is None:
+        return
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+        raise OptionError(f"{name}={number!r}", where=name, remedy=f"a number from {least} to {most}")
 
 
 def _spec(leaf: Any) -> ArraySpec:
-    return leaf.spec if type(leaf) is RemoteArray else spec_of(leaf)
+    return leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf)
 
 
 def _uploaded(
@@ -242,7 +253,7 @@ def _uploaded(
     places = {
         number: Layout.replicated(kind.element_type, kind.shape, mesh)
         for number, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
-        if type(leaf) is not RemoteArray
+        if not isinstance(leaf, RemoteArray)
     }
     values = [(host_value(leaves[number], _spec(leaves[number])), place) for number, place in places.items()]
     made = session.upload(values)

@@ -14,7 +14,7 @@ import grpc
 
 from shardwright import wire
 from shardwright.config import PlanOptions
-from shardwright.errors import InternalError, OptionError, ServerUnavailableError
+from shardwright.errors import DeadlineError, InternalError, OptionError, ServerUnavailableError
 from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
@@ -96,7 +96,10 @@ class MasterConnection:
                 where=self.address,
                 remedy="check the port; where the server uses TLS, set SHARDWRIGHT_CA to its certificate's file",
             ) from None
-        reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
+        try:
+            reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
+        except DeadlineError as error:
+            raise self._incomplete() or error from None
         self.info = SessionInfo(
             session_id=reply.session_id,
             server_version=reply.server_version,
@@ -114,6 +117,19 @@ class MasterConnection:
             jax_version=reply.jax_version,
         )
         return self.info
+
+    def _incomplete(self) -> ServerUnavailableError | None:
+        """Which nodes the master waits for; None where all of them are there."""
+        absent = [node for node in self.status().nodes if node.state in ("waiting", "lost")]
+        if not absent:
+            return None
+        numbers = ", ".join(str(node.node.index) for node in absent)
+        named = "; ".join(f"node {node.node.index} at {node.detail}" for node in absent)
+        return ServerUnavailableError(
+            f"the cluster is not complete: {named}",
+            where=self.address,
+            remedy=f"start launch_worker.sh with the same cluster file and task number {numbers}, then connect again",
+        )
 
     def close(self) -> None:
         """Closes the session (where the server still answers) and the channel."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
-from shardwright.client.placement import place, settled
+from shardwright.client.checks import checks_asked_for, raise_not_finite
+from shardwright.client.frontends.jax import JaxFunction, LoweredProgram
+from shardwright.client.placement import place, settled, type_of_value
 from shardwright.client.places import Place, Rows
 from shardwright.config import PlanOptions
 from shardwright.layouts import Layout
@@ -34,18 +36,19 @@ class PendingInit:
         self._session = session
         self._lock = threading.RLock()
         function = JaxFunction(init_fn)
-        self._leaves, tree = jax.tree.flatten((args, {}))
-        specs = tuple(leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in self._leaves)
+        signature, self._leaves, _ = function.describe(args, {}, type_of_value)
         self._function = init_fn
-        self._lowered = function.lower(Signature((), tree, specs), platform=session.info.platform)
+        self._is_x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+        self._lowered = function.lower(signature, platform=session.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
 
     def handles(self) -> Any:
         """The pytree that the initializer returns, as handles."""
-        handles = [RemoteArray(self._session, spec, pending=self) for spec in self._lowered.results]
+        tree = self._lowered.result_tree
+        handles = [RemoteArray(self._session, spec, pending=self) for spec in self._lowered.results[: tree.num_leaves]]
         self._handles = [weakref.ref(handle) for handle in handles]
-        return jax.tree.unflatten(self._lowered.result_tree, handles)
+        return jax.tree.unflatten(tree, handles)
 
     def materialize(self, wanted: Mapping[int, Place | None]) -> None:
         """Runs it; `wanted` are places by `id()` of a handle. One program for each mesh that they lie on."""
@@ -75,7 +78,11 @@ class PendingInit:
         )
         layouts = {n: output.layout for n, output in enumerate(outputs) if output.layout is not None}
         program = session.prepare(lowered, settled(options, {}, layouts), devices=part.devices)
-        results = session.run(program, place(session, self._leaves, program))
+        checks = checks_asked_for()
+        leaves = place(session, lowered.with_captured(self._leaves), program)
+        results = session.run(program, leaves, checks=checks)
+        if checks:
+            raise_not_finite(lowered, results, results)
         return [result for result in results if result is not None]
 
     def _restricted(self, outputs: Sequence[_Output]) -> LoweredProgram:
@@ -86,7 +93,8 @@ class PendingInit:
             return tuple(_rows_of(leaves[output.number], output.rows) for output in outputs)
 
         signature = self._lowered.signature
-        return JaxFunction(initialize).lower(signature, platform=self._session.info.platform)
+        with jax.enable_x64(self._is_x64):
+            return JaxFunction(initialize).lower(signature, platform=self._session.info.platform)
 
 
 @dataclass(frozen=True, slots=True)

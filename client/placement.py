@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
-from shardwright.client.frontends.jax import JaxFunction, Signature
+from shardwright.client.frontends.jax import ArraySpec, JaxFunction, Signature, spec_of, spec_of_handle, spec_of_value
 from shardwright.client.places import Place, can_be_moved
 from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
@@ -26,10 +26,20 @@ if TYPE_CHECKING:
     from shardwright.client.session import Session
 
 
+def type_of(leaf: Any) -> ArraySpec:
+    """Type of a leaf of a call: a handle's, or as `spec_of` says."""
+    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of(leaf)
+
+
+def type_of_value(leaf: Any) -> ArraySpec:
+    """`type_of` a leaf that has contents."""
+    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of_value(leaf)
+
+
 def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:
     """Whether every handle among `leaves` lies as `places` say; None takes any."""
     for leaf, place in zip(leaves, places, strict=True):
-        if type(leaf) is RemoteArray and leaf._place is not place and place is not None:
+        if isinstance(leaf, RemoteArray) and leaf._place is not place and place is not None:
             return False
     return True
 
@@ -48,7 +58,7 @@ def place(session: Session, leaves: Sequence[Any], program: Program, donated: Se
     movers: dict[int, Place] = {
         number: wanted
         for number, (leaf, wanted) in enumerate(zip(leaves, places, strict=True))
-        if type(leaf) is RemoteArray and wanted is not None and leaf._place is not wanted
+        if isinstance(leaf, RemoteArray) and wanted is not None and leaf._place is not wanted
     }
     if not movers:
         return placed
@@ -82,7 +92,7 @@ def settled(options: PlanOptions, arguments: Mapping[int, Layout], outputs: Mapp
 
 
 def _lies_as(leaf: Any, wanted: Place | None) -> bool:
-    return type(leaf) is RemoteArray and leaf._place is wanted
+    return isinstance(leaf, RemoteArray) and leaf._place is wanted
 
 
 def materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
@@ -90,7 +100,7 @@ def materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
     wanted: dict[int, Place | None] = {}
     waiting: dict[int, Pending] = {}
     for leaf, wish in zip(leaves, places, strict=True):
-        if type(leaf) is RemoteArray and leaf._pending is not None:
+        if isinstance(leaf, RemoteArray) and leaf._pending is not None:
             wanted[id(leaf)] = wanted.get(id(leaf)) or wish
             waiting[id(leaf._pending)] = leaf._pending
     for pending in waiting.values():

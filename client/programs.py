@@ -94,7 +94,7 @@ def options_key(options: PlanOptions) -> str:
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
     limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
-    ways = (options.effort, options.rewrites, options.remat, options.mode)
+    ways = (options.effort, options.rewrites, options.remat, options.mode, options.constraints)
     batches = (options.micro_batches, options.micro_batch_inexact)
     pipeline = (options.stages, options.schedule, options.imbalance, *batches)
     return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways, pipeline))

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,10 @@ class Session(Workspace):
         self,
         fn: Callable[..., Any],
         *,
-        donate_argnums: int | Sequence[int] = (),
-        static_argnums: int | Sequence[int] = (),
+        donate_argnums: int | Sequence[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
         mesh: Mesh = None,
         force: Force = None,
         memory_budget: MemoryBudget = None,
@@ -102,20 +104,24 @@ class Session(Workspace):
         micro_batch_inexact: bool = False,
         schedule: str | None = None,
         imbalance: float | None = None,
+        constraints: str | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
     ) -> Step:
         """`fn` as a step that runs on the servers; call it as you would `jax.jit(fn, ...)`.
 
         Args:
-          donate_argnums: arguments whose arrays are updated in place; their handles are gone afterwards.
-          static_argnums: arguments that are part of the program, by value.
+          donate_argnums, donate_argnames: arguments whose arrays are updated in place; their handles are gone
+            afterwards. Where neither is given, those that `fn` donates if it is a `jax.jit`.
+          static_argnums, static_argnames: arguments that are part of the program, by value; those of `fn`, if it is
+            a `jax.jit`, are static as well.
           mesh: "2x4", (2, 4) or {"data": 2, "model": 4}, up to three axes; default: the planner chooses.
           force: "data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated", or
             argument name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
           memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of
             its memory (0.5, "50%"); default: all of it.
-          deadline: seconds after which the best plan found so far is taken.
-          effort: "fast", "default" or "best": how hard the planner searches where no deadline says it.
+          deadline: seconds after which the best plan found so far is taken; 2 seconds or a fifth later there is a
+            plan or an error.
+          effort: "fast", "default" or "best": how hard the planner searches (`options.plan_options`).
           rewrites: "auto" (default) or "none": plan the program as it stands.
           remat: what the backward pass finds computed again instead of kept: "auto" (default) as much as the memory
             makes necessary, "none", or "full".
@@ -127,6 +133,8 @@ class Session(Workspace):
           schedule: "gpipe", "1f1b", "interleaved", … (`shardwright.tasks.SCHEDULE_NAMES`).
           imbalance: how much longer than the average stage the slowest one may take, as a part of that; default: as
             little as can be.
+          constraints: "keep" (default) the shardings that the function brings along (`with_sharding_constraint`,
+            `in_shardings`, …), or "ignore" them; annotations count in either case.
           progress: called in this thread with a `PlanProgress` as planning goes on.
 
         Raises OptionError for a wrong option. Nothing is traced before the first call.
@@ -137,9 +145,12 @@ class Session(Workspace):
         options = plan_options(
             mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
             remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
-            micro_batch_inexact=micro_batch_inexact, imbalance=imbalance,
+            micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
         )  # fmt: skip
-        function = JaxFunction(fn, donate_argnums=donate_argnums, static_argnums=static_argnums)
+        function = JaxFunction(
+            fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
+            static_argnums=static_argnums, static_argnames=static_argnames,
+        )  # fmt: skip
         return Step(self, function, options, progress)
 
     def save(

@@ -11,9 +11,11 @@ import jax
 
 from shardwright import wire
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature, spec_of
+from shardwright.client.checks import checks_asked_for, raise_not_finite, settings_that_trace, tell_of_settings
+from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature
+from shardwright.client.frontends.modules import write_back
 from shardwright.client.initializer import PendingInit
-from shardwright.client.placement import fits, place, settled
+from shardwright.client.placement import fits, place, settled, type_of, type_of_value
 from shardwright.client.places import Place
 from shardwright.client.programs import Program, leaf_numbers
 from shardwright.config import PlanOptions
@@ -66,6 +68,10 @@ class Step:
 
         Does not wait for the result: an error of the step is raised where a result is read, or by
         the next call. Arguments: pytrees of handles, numpy and JAX arrays, numbers.
+
+        Handles that the function closes over are arguments of every call, those that it met when it was traced.
+        With `jax_debug_nans` or `jax_debug_infs` the call waits, and raises NonFiniteError for a result that holds
+        such values.
         """
         return self._run(args, kwargs)[1]
 
@@ -102,16 +108,26 @@ class Step:
         return program, result, MeasuredStep.of(done.traces, done.run_s)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
-        signature, leaves, dynamic = self._describe(args, kwargs)
+        tell_of_settings(self._session)
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, settings_that_trace())
+        leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves)
         if program is None:
             program = self._prepared(signature, leaves, dynamic)
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
+        if program.lowered.changed:
+            self._function.require_unshared(dynamic)
         self._check_donated(program, leaves, donated)
-        results = self._session.run(program, leaves, is_traced=is_traced)
+        checks = checks_asked_for()
+        results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
         self._pass_on(program, leaves, donated, results)
-        return program, jax.tree.unflatten(program.lowered.result_tree, results)
+        result_tree = program.lowered.result_tree
+        result = jax.tree.unflatten(result_tree, results[: result_tree.num_leaves])
+        write_back(dynamic, program.lowered.changed, results[result_tree.num_leaves :])
+        if checks:
+            raise_not_finite(program.lowered, results, result)
+        return program, result
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers and laid out as this step wants its arguments.
@@ -137,12 +153,13 @@ class Step:
 
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
-        signature, _, _ = self._describe(args, kwargs)
+        signature, _, _ = self._function.describe(args, kwargs, type_of, settings_that_trace())
         return self._lower(signature)
 
     def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program for these arguments without running it."""
-        signature, leaves, dynamic = self._describe(args, kwargs)
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of, settings_that_trace())
+        leaves = self._lower(signature).with_captured(leaves)
         program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
         return program.plan
 
@@ -196,22 +213,6 @@ class Step:
 
     # ---- which program ---------------------------------------------------------------
 
-    def _describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Signature, list[Any], Any]:
-        """(signature, leaves, pytree without the static arguments) of a call."""
-        statics, dynamic = self._function.split(args, kwargs)
-        leaves, tree = jax.tree.flatten(dynamic)
-        specs = tuple([leaf.spec if type(leaf) is RemoteArray else spec_of(leaf) for leaf in leaves])
-        signature = Signature(statics, tree, specs)
-        try:
-            hash(signature)
-        except TypeError as error:
-            raise OptionError(
-                f"a static argument of {self._function.name} cannot be hashed: {error}",
-                where="static_argnums",
-                remedy="pass one that can be: a tuple for a list, a frozen dataclass for a dict",
-            ) from None
-        return signature, leaves, dynamic
-
     def _fitting(self, signature: Signature, leaves: list[Any]) -> Program | None:
         for program in self._programs.get(signature, ()):
             if fits(leaves, program.leaf_places):
@@ -221,12 +222,13 @@ class Step:
     def _prepared(self, signature: Signature, leaves: list[Any], dynamic: Any) -> Program:
         """A program for the call; handles may have to be moved for it."""
         programs = self._programs.setdefault(signature, [])
-        has_placed = any(type(leaf) is RemoteArray and self._may_stay(leaf._place) for leaf in leaves)
+        has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
             return programs[-1]
         for leaf in leaves:
-            if type(leaf) is RemoteArray and leaf._pending is None:
+            if isinstance(leaf, RemoteArray) and leaf._pending is None:
                 self._session.usable_ids(leaf)
+        self._function.require_unshared(dynamic)
         donated = self._function.donated_leaves(dynamic)
         lowered = self._lower(signature)
         program = self._planned(lowered, leaves, donated)
@@ -247,9 +249,17 @@ class Step:
             return self._session.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
-        if signature not in self._lowered:
-            self._lowered[signature] = self._function.lower(signature, platform=self._session.info.platform)
-        return self._lowered[signature]
+        try:
+            lowered = self._lowered.get(signature)
+        except ValueError as error:  # of comparing static fields, such as arrays
+            raise OptionError(
+                f"calls of {self._function.name} cannot be told apart by static fields of their arguments: {error}",
+                remedy="register its arrays as leaves (data_fields), not as static fields (meta_fields, aux data)",
+            ) from None
+        if lowered is None:
+            lowered = self._function.lower(signature, platform=self._session.info.platform)
+            self._lowered[signature] = lowered
+        return lowered
 
     def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
         """The user's options, with the layouts of arrays that are to stay as they lie."""
@@ -275,7 +285,7 @@ class Step:
         has_wishes = self._options.mesh is not None or self._options.force is not None
         pinned: dict[int, Layout] = {}
         for number, (leaf, argument) in enumerate(zip(leaves, leaf_numbers(lowered), strict=True)):
-            if type(leaf) is not RemoteArray or not self._may_stay(leaf._place):
+            if not isinstance(leaf, RemoteArray) or not self._may_stay(leaf._place):
                 continue
             is_mine = number in donated
             if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
@@ -338,14 +348,16 @@ class Step:
         """Each donated handle stands once among the arguments."""
         if not donated:
             return
-        handles = [id(leaf) for leaf in leaves if type(leaf) is RemoteArray]
+        handles = [id(leaf) for leaf in leaves if isinstance(leaf, RemoteArray)]
         if len(set(handles)) == len(handles):
             return
         for number in donated:
             if handles.count(id(leaves[number])) > 1:
                 name = program.lowered.argument_names[program.leaf_numbers[number]]
+                is_captured = any(leaves[number] is handle for handle in program.lowered.captured)
+                fault = f"is closed over by {program.name}" if is_captured else f"is passed to {program.name} twice"
                 raise ArrayError(
-                    f"the donated array {name} is passed to {program.name} twice",
+                    f"the donated array {name} {fault}",
                     where=name,
                     remedy="pass a copy in one of the places, or do not donate it",
                 )
@@ -360,7 +372,7 @@ class Step:
         reused = set(aliases.values())
         for number in donated:
             leaf = leaves[number]
-            if type(leaf) is RemoteArray:
+            if isinstance(leaf, RemoteArray):
                 leaf._donate(program.name, is_reused=program.leaf_numbers[number] in reused)
         for output in aliases:
             result = results[output]

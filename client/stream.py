@@ -35,7 +35,18 @@ _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Statu
 class StepResult:
     """What will be known of one step: its error or its small results, once `wait` returns."""
 
-    __slots__ = ("_done", "error", "is_followed", "is_seen", "name", "number", "run_s", "traces", "values")
+    __slots__ = (
+        "_done",
+        "error",
+        "is_followed",
+        "is_seen",
+        "name",
+        "not_finite",
+        "number",
+        "run_s",
+        "traces",
+        "values",
+    )
 
     def __init__(self, number: int, name: str, *, is_followed: bool = False) -> None:
         self.number = number
@@ -46,6 +57,7 @@ class StepResult:
         self.values: dict[int, np.ndarray] = {}
         self.run_s = 0.0
         self.traces: tuple[master_pb2.StageTrace, ...] = ()  # where the request asked for them
+        self.not_finite: tuple[master_pb2.NotFinite, ...] = ()  # likewise
         self._done = threading.Event()
 
     def wait(self) -> None:
@@ -173,6 +185,7 @@ class StepStream:
             result.values[value.array_id] = data.reshape(tuple(value.type.dimensions))
         result.run_s = reply.run_s
         result.traces = tuple(reply.traces)
+        result.not_finite = tuple(reply.not_finite)
         error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
         self.losses += isinstance(error, WorkerLostError)
         if error is not None and not result.is_followed:

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright import __version__, wire
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.checks import NO_CHECKS, Checks
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.places import Place, Rows, can_be_moved, parts_of, place_of
 from shardwright.client.reading import Reader
@@ -86,7 +87,13 @@ class Workspace:
     # ---- running ----------------------------------------------------------------------
 
     def run(
-        self, program: Program, leaves: Sequence[Any], wanted: Sequence[bool] | None = None, *, is_traced: bool = False
+        self,
+        program: Program,
+        leaves: Sequence[Any],
+        wanted: Sequence[bool] | None = None,
+        *,
+        is_traced: bool = False,
+        checks: Checks = NO_CHECKS,
     ) -> list[RemoteArray | None]:
         """Runs one step; returns handles at once, None for outputs that are not wanted.
 
@@ -95,7 +102,9 @@ class Workspace:
         """
         with self.lock:
             self._raise_unseen()
-            request = master_pb2.RunStepsRequest(executable_id=program.executable_id, trace=is_traced)
+            request = master_pb2.RunStepsRequest(
+                executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
+            )
             next_id = self._array_ids.__next__
             made = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
             outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
@@ -132,7 +141,7 @@ class Workspace:
         ids: list[int] = []
         uploads: list[Upload] = []
         inline_bytes = 0
-        specs = program.lowered.signature.specs
+        specs = program.lowered.leaf_specs
         copies = self._copies(program, leaves)
         constants = self._constants(program)
         for number, source in enumerate(program.sources):
@@ -140,7 +149,7 @@ class Workspace:
                 ids.append(constants[source])
                 continue
             leaf = leaves[source.leaf]
-            if type(leaf) is RemoteArray:
+            if isinstance(leaf, RemoteArray):
                 array_id = copies.get(number) or self._id_for(leaf, source.entry)
                 if array_id is not None:
                     ids.append(array_id)
@@ -180,7 +189,7 @@ class Workspace:
         places: dict[int, Place] = {}
         for number, source in enumerate(program.sources):
             leaf = leaves[source.leaf] if source.leaf >= 0 else None
-            if type(leaf) is RemoteArray and self._id_for(leaf, source.entry) is None and leaf._place is not None:
+            if isinstance(leaf, RemoteArray) and self._id_for(leaf, source.entry) is None and leaf._place is not None:
                 wanted = place_of(source.entry)
                 if can_be_moved(leaf._place, wanted):
                     handles.append(leaf)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 import zlib
 from collections.abc import Callable
 from hashlib import sha256
@@ -27,12 +26,14 @@ from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.planner import PlanProgress
 from shardwright.planner.again.labels import CannotRelabelError, Labels, Relabelling
 from shardwright.planner.again.trails import Trails
+from shardwright.planner.clock import Clock
 from shardwright.planner.digests import cluster_digest, hash_of, options_digest, planner_version, program_digest
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.names import argument_names, output_names
 from shardwright.planner.graph.source import Source
 from shardwright.planner.planning import plan_step
 from shardwright.planner.plans.verify import check_plan
+from shardwright.planner.refusal import typed_errors
 from shardwright.planner.store import Store
 from shardwright.plans import Plan
 
@@ -51,22 +52,33 @@ def cached_plan(
     """`plan_step(...)`, or what it answered before; `planning_s` is the time that this call took.
 
     store: where plans are kept (`store.default_store("plans")`), and how searches for them went; None plans without.
-    Plans that a deadline cut short are not kept. Raises what `plan_step` raises.
+    Plans that a deadline cut short are not kept. Raises what `plan_step` raises, and PlanError for a program that XLA
+    refuses, too.
     """
     options = options or PlanOptions()
-    if store is None:
-        return plan_step(hlo_text, cluster, options, progress=progress)
-    source = Source(hlo_text)
+    with typed_errors(hlo_text):
+        if store is None:
+            return plan_step(hlo_text, cluster, options, progress=progress)
+        return _recalled_or_planned(Source(hlo_text), cluster, options, store, progress)
+
+
+def _recalled_or_planned(
+    source: Source,
+    cluster: Cluster,
+    options: PlanOptions,
+    store: Store,
+    progress: Callable[[PlanProgress], None] | None,
+) -> Plan | PipelinePlan:
+    clock = Clock(options.deadline_s)
     cache = _PlanCache(store, cluster, options)
-    start = time.perf_counter()
     found = cache.recall(source)
     if found is not None:
-        elapsed_s = time.perf_counter() - start
+        elapsed_s = clock.elapsed_s
         if progress is not None:
             step_s, bound_s = _prices(found)
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(found, planning_s=elapsed_s)
-    made = plan_step(source, cluster, options, progress=progress, trails=Trails(store))
+    made = plan_step(source, cluster, options, progress=progress, trails=Trails(store), clock=clock)
     if options.deadline_s is None or made.planning_s < _CUT_SHORT * options.deadline_s:
         cache.remember(source, made)
     return made

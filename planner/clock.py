@@ -1,18 +1,30 @@
-"""The time that planning may take. Once there is a plan, a deadline ends the search wherever it is."""
+"""The time that planning may take. Once there is a plan, a deadline ends the search wherever it is; without one it ends
+as late as leaves time to write one down, with an error.
+
+What is promised: `GRACE_PART` of the deadline after it, or `GRACE_S`, whichever is more, there is an answer.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.errors import PlanError
 
 #: Seconds that what cannot do without has, however late it is.
 LEAST_S = 0.5
 
+#: What may pass between a deadline and the answer: a part of it, or seconds, whichever is more.
+GRACE_PART, GRACE_S = 0.2, 2.0
+
+#: Seconds that writing a plan down takes, for each second that making it took: 0.7 to 1.0 in programs of 30,000 and
+#: 60,000 instructions.
+WRITING = 1.2
+
 
 class OutOfTimeError(PlanError):
-    """The deadline came in the middle of a search; there is a plan to take already."""
+    """The deadline came in the middle of a search."""
 
 
 @dataclass(slots=True)
@@ -20,11 +32,23 @@ class Clock:
     """Runs from when it is made.
 
     deadline_s: seconds from then on; None for no end. interrupts: whether there is a plan to take when it is late.
+    making_s: seconds that it takes to make a plan of what was decided: what is not interrupted. is_final: whether a
+    plan is being written down: that is never interrupted.
     """
 
     deadline_s: float | None = None
     interrupts: bool = False
+    making_s: float = 0.0
+    is_final: bool = False
     _start_s: float = field(default_factory=time.perf_counter)
+
+    def fresh(self, *, interrupts: bool = False) -> Clock:
+        """The same clock, for another search in the same time. interrupts: as above."""
+        return replace(self, interrupts=interrupts, making_s=0.0, is_final=False)
+
+    def took(self, seconds: float) -> None:
+        """So long did it take to make a plan, or what takes about as long."""
+        self.making_s = max(self.making_s, seconds)
 
     @property
     def elapsed_s(self) -> float:
@@ -32,13 +56,47 @@ class Clock:
 
     @property
     def is_late(self) -> bool:
-        return self.deadline_s is not None and self.elapsed_s > self.deadline_s
+        """Whether a plan that is known has to do."""
+        return self.elapsed_s > self._late_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search has to end, with a plan or without one."""
+        return self.elapsed_s > self._end_s
+
+    @property
+    def _late_s(self) -> float:
+        return math.inf if self.deadline_s is None else min(self.deadline_s, self._last_s)
+
+    @property
+    def _end_s(self) -> float:
+        if self.interrupts:
+            return self._late_s
+        return math.inf if self.is_final else self._last_s
+
+    @property
+    def _last_s(self) -> float:
+        """When a plan must be known, for it to be written down in time."""
+        if self.deadline_s is None:
+            return math.inf
+        return self.deadline_s + max(GRACE_PART * self.deadline_s, GRACE_S) - WRITING * self.making_s
 
     def within(self, limit_s: float) -> float:
         """Of so many seconds those that are left; some, however late it is."""
         return limit_s if self.deadline_s is None else min(limit_s, max(self.deadline_s - self.elapsed_s, LEAST_S))
 
-    def check(self) -> None:
-        """Raises OutOfTimeError where there is a plan and no time for a better one."""
-        if self.interrupts and self.is_late:
+    def check(self, ahead_s: float = 0.0) -> None:
+        """Raises OutOfTimeError where the search has to end (see `is_over`), or would before something that takes so
+        many seconds is done."""
+        if self.elapsed_s + ahead_s > self._end_s:
             raise OutOfTimeError("not searched to the end: the deadline came first")
+
+
+def too_short(clock: Clock) -> OutOfTimeError:
+    """That a deadline is too short for any plan."""
+    return OutOfTimeError(
+        f"the deadline of {clock.deadline_s:g} s came before any plan: reading the program and making one plan of it "
+        "takes longer",
+        where="deadline",
+        remedy="give a longer deadline, or none",
+    )

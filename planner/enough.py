@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.sparing import thriftiest_plan
@@ -44,15 +45,17 @@ def with_enough_devices(
 
 def _devices_that_do(source: Source, cluster: Cluster, options: PlanOptions, clock: Clock) -> str:
     """How many devices, in words; nothing where more do not help."""
-    if options.force is not None or options.mode != "search":
+    if options.force is not None or options.mode != "search" or clock.is_late:
         return "more devices"
-    unhurried = replace(options, deadline_s=None)
 
     def search_on(times: int) -> Search:
-        return Search(source, _multiplied(cluster, times), unhurried)
+        return Search(source, _multiplied(cluster, times), options, clock=clock.fresh(interrupts=True))
 
     with collector_paused():
-        enough = _least_that_does(search_on, clock)
+        try:
+            enough = _least_that_does(search_on, clock)
+        except OutOfTimeError:
+            enough = None
     if enough is None or enough.found is None:
         return "more devices" if clock.is_late else ""
     larger, needed = enough.search.cluster, enough.search.needed_bytes(enough.found)

@@ -11,7 +11,7 @@ from shardwright.cost import hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.again.trails import Trails
-from shardwright.planner.clock import Clock
+from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.enough import with_enough_devices
 from shardwright.planner.graph.source import Source
 from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
@@ -38,17 +38,18 @@ def plan_step(
     *,
     progress: Listener | None = None,
     trails: Trails | None = None,
+    clock: Clock | None = None,
 ) -> Plan | PipelinePlan:
     """The plan of a step, given as HLO text.
 
     With `options.stages` of 2 or more a pipeline, with 1 none. Without it one program on all devices, unless that does
     not fit the memory, or the cluster has several nodes and a pipeline's step is shorter. trails: of earlier searches
-    for one program on all devices, which this one may follow.
+    for one program on all devices, which this one may follow. clock: that the deadline runs by; None begins one now.
 
     Raises what `search.plan` and `search_pipeline` raise.
     """
     options = options or PlanOptions()
-    clock = Clock(options.deadline_s)
+    clock = clock or Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
     made = _planned(source, cluster, options, progress, trails, clock)
     return replace(made, planning_s=clock.elapsed_s) if isinstance(made, PipelinePlan) else made
@@ -63,20 +64,20 @@ def _planned(
     clock: Clock,
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
-        searched = searched_pipeline(source.text, cluster, options, progress=progress)
+        searched = searched_pipeline(source, cluster, options, progress=progress, clock=clock)
         return pipeline_of(source.text, cluster, options, searched, progress=progress)
     narrowed = whole_options(cluster, options)
     try:
-        whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails)
+        whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails, clock=clock.fresh())
     except MemoryBudgetError as error:
-        if isinstance(error, StateTooLargeError) or not _may_pipeline(cluster, options):
+        if isinstance(error, StateTooLargeError) or clock.is_late or not _may_pipeline(cluster, options):
             raise with_enough_devices(error, source, cluster, options, clock) from None
         return _where_nothing_else_fits(source, cluster, options, error, progress, clock)
     if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
-        return whole if narrowed is options else _widened(source, cluster, options, whole, progress, trails)
+        return whole if narrowed is options else _widened(source, cluster, options, whole, progress, trails, clock)
     if narrowed is not options:
         whole = _noted(whole, f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all")
-    return _faster(source.text, cluster, options, whole, progress)
+    return _faster(source, cluster, options, whole, progress, clock)
 
 
 def whole_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
@@ -98,14 +99,16 @@ def _widened(
     narrow: Plan,
     progress: Listener | None,
     trails: Trails | None,
+    clock: Clock,
 ) -> Plan:
     """The plan of one program after all, where no pipeline is looked for: on every mesh, in the time that is left."""
-    if options.deadline_s is not None:
-        left_s = options.deadline_s - narrow.planning_s
-        if left_s <= 0:
-            return narrow
-        options = replace(options, deadline_s=left_s)
-    whole = plan_whole(source, cluster, options, progress=progress, trails=trails)
+    if clock.is_late:
+        return narrow
+    try:
+        known = clock.fresh(interrupts=True)
+        whole = plan_whole(source, cluster, options, progress=progress, trails=trails, clock=known)
+    except OutOfTimeError:
+        return narrow
     return min(narrow, whole, key=lambda plan: plan.cost.step_s)
 
 
@@ -128,22 +131,29 @@ def _where_nothing_else_fits(
     clock: Clock,
 ) -> PipelinePlan:
     try:
-        searched = searched_pipeline(source.text, cluster, options, why_not=error.message, progress=progress)
+        searched = searched_pipeline(
+            source, cluster, options, why_not=error.message, progress=progress, clock=clock.fresh()
+        )
         return pipeline_of(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
         raise with_enough_devices(error, source, cluster, options, clock) from why
 
 
 def _faster(
-    hlo_text: str, cluster: Cluster, options: PlanOptions, whole: Plan, progress: Listener | None
+    source: Source, cluster: Cluster, options: PlanOptions, whole: Plan, progress: Listener | None, clock: Clock
 ) -> Plan | PipelinePlan:
     """A pipeline, if its step is shorter with what starting its tasks takes; else the plan, saying why not."""
+    if clock.is_late:
+        return _noted(whole, "no pipeline: the deadline came before one was looked for")
     try:
-        searched = searched_pipeline(hlo_text, cluster, options, whole_s=whole.cost.step_s, progress=progress)
+        known = clock.fresh(interrupts=True)
+        searched = searched_pipeline(
+            source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=known
+        )
         found = searched.choice
         if found.step_s >= whole.cost.step_s:
             return _noted(whole, found.notes[0] if found.notes else "no pipeline is faster")
-        pipeline = pipeline_of(hlo_text, cluster, options, searched, progress=progress)
+        pipeline = pipeline_of(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
         return _noted(whole, f"no pipeline: {why.message}")
     task_s = hardware_profile(cluster.hardware).task_s

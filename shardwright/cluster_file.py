@@ -9,7 +9,6 @@ the master and a worker too, unless `"coordinator_only": true`. A node with neit
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,6 +25,7 @@ from shardwright.cluster import (
 )
 from shardwright.cluster_schema import check_schema
 from shardwright.errors import ClusterConfigError
+from shardwright.json_reader import JsonProblem, load_json
 from shardwright.links import Link, LinkProblem, read_link
 
 _HOST_NAME = re.compile(
@@ -80,19 +80,11 @@ def _error(source: str | Path, message: str, remedy: str, *, field: str = "") ->
 
 
 def _parse_json(text: str, source: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise _error(source, f"key {key!r} appears twice in one object", "keep one of them")
-        return dict(pairs)
-
     try:
-        data = json.loads(text, object_pairs_hook=unique)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f"{source}:{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else source
-        what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise _error(where, f"not valid JSON: {what}", "mend the JSON there") from None
+        data = load_json(text)
+    except JsonProblem as problem:
+        where = f"{source}:{problem.line}:{problem.column}" if problem.line else source
+        raise _error(where, f"not valid JSON: {problem.message}", "mend the JSON there") from None
     if not isinstance(data, dict):
         raise _error(source, f"expected a JSON object, found {type(data).__name__}", 'start with {"master": …')
     return data
@@ -222,6 +214,10 @@ def _security(data: Mapping[str, Any], source: str, directory: Path) -> tuple[st
     token = keys.get("token")
     if "token_file" in keys:
         token = _read_token(directory / keys["token_file"], source)
+    if token is not None and not (token.isascii() and token.isprintable()):
+        field = "security.token_file" if "token_file" in keys else "security.token"
+        problem = "the token holds characters that no call can carry"
+        raise _error(source, problem, "use printable ASCII characters", field=field)
     paths = {key: directory / keys[key] for key in ("certificate", "key", "ca") if key in keys}
     return token, Security(**paths)
 

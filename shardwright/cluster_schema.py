@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shardwright.errors import ClusterConfigError
+from shardwright.json_reader import is_number, shown
 from shardwright.spelling import did_you_mean, nearest
 
 _SCHEMA_PATH = Path(__file__).with_name("cluster.schema.json")
@@ -25,6 +26,10 @@ def check_schema(data: Mapping[str, Any], source: str) -> None:
     """Raise ClusterConfigError for the first key or value that the schema does not allow."""
     from jsonschema import Draft202012Validator
 
+    problem = next(_unusable_values(data, ()), None)
+    if problem is not None:
+        parts, message, remedy = problem
+        raise ClusterConfigError(message, where=f"{source}: {_field_path(parts)}", remedy=remedy)
     findings = sorted(Draft202012Validator(schema()).iter_errors(data), key=lambda error: [str(p) for p in error.path])
     if not findings:
         return
@@ -33,6 +38,23 @@ def check_schema(data: Mapping[str, Any], source: str) -> None:
     message, remedy, key = _words(finding)
     field = ".".join(part for part in (path, key) if part)
     raise ClusterConfigError(message, where=f"{source}: {field}" if field else source, remedy=remedy)
+
+
+def _unusable_values(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+    """(path, what is wrong, what to do) of each value that no field takes, though JSON can spell it."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if not key.isprintable():
+                yield path, f"the key {shown(key)} holds a character that cannot be printed", "rename or drop the key"
+            yield from _unusable_values(value, (*path, key))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from _unusable_values(value, (*path, index))
+    elif isinstance(data, str):
+        if not data.isprintable():
+            yield path, f"{shown(data)} holds a character that cannot be printed", "write plain text"
+    elif data is not None and not is_number(data) and not isinstance(data, bool):
+        yield path, f"{shown(data)} is out of range", "write a finite number of at most 64 bits"
 
 
 def _field_path(parts: Iterable[str | int]) -> str:
@@ -54,25 +76,36 @@ def _words(finding: Any) -> tuple[str, str, str]:
         case "type":
             expected = finding.validator_value
             expected = expected if isinstance(expected, str) else " or ".join(expected)
-            return f"expected {_article(expected)}, found {json.dumps(finding.instance)}", "change the value", ""
+            return f"expected {_article(expected)}, found {_written(finding.instance)}", "change the value", ""
         case "enum":
             known = ", ".join(finding.validator_value)
             near = nearest(str(finding.instance), finding.validator_value)
             remedy = f'use "{near[0]}"' if near else f"use one of {known}"
-            return f"{json.dumps(finding.instance)} is not one of {known}", remedy, ""
-        case "minimum" | "maximum" | "exclusiveMinimum":
-            low = finding.schema.get("minimum", finding.schema.get("exclusiveMinimum", 0))
-            high = finding.schema.get("maximum")
-            span = (
-                f"between {low} and {high}" if high else f"at least {low}" if "minimum" in finding.schema else "above 0"
-            )
-            return f"{finding.instance} is out of range", f"use a number {span}", ""
+            return f"{_written(finding.instance)} is not one of {known}", remedy, ""
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+            return f"{finding.instance} is out of range", f"use a number {_span(finding.schema)}", ""
         case "minLength":
             return "the text is empty", "fill it in, or drop the key", ""
         case "uniqueItems":
-            return f"{json.dumps(finding.instance)} names a device twice", "list each device once", ""
+            return f"{_written(finding.instance)} names a device twice", "list each device once", ""
         case _:
             return str(finding.message), "see shardwright/cluster.schema.json", ""
+
+
+def _written(value: Any) -> str:
+    """A value as JSON spells it, in at most 60 characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _span(limits: Mapping[str, Any]) -> str:
+    """The numbers that a schema allows, in words."""
+    if "minimum" in limits and "maximum" in limits:
+        return f"between {limits['minimum']} and {limits['maximum']}"
+    low = f"at least {limits['minimum']}" if "minimum" in limits else f"above {limits.get('exclusiveMinimum', 0)}"
+    if "maximum" in limits:
+        return f"{low} and at most {limits['maximum']}"
+    return f"{low} and below {limits['exclusiveMaximum']}" if "exclusiveMaximum" in limits else low
 
 
 def _article(expected: str) -> str:

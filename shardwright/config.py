@@ -42,6 +42,9 @@ REWRITES = ("auto", "none")
 #: nothing that the program keeps, `full` all but what segments hand on.
 REMATS = ("auto", "none", "full")
 
+#: Shardings that a program brings along (constraints, `in_shardings`, `out_shardings`): kept, or left out.
+CONSTRAINTS = ("keep", "ignore")
+
 #: `search` looks for the fastest plan; `propagate` follows the annotations and searches nothing.
 MODES = ("search", "propagate")
 
@@ -71,7 +74,8 @@ class PlanOptions:
     stages: stages of a pipeline, 1 for none; schedule: how its micro-batches follow each other
         (`tasks.SCHEDULE_NAMES`); imbalance: how much longer than the average stage the slowest one may take, as a
         part of that. None: the planner chooses.
-    effort: one of `EFFORTS`. rewrites: one of `REWRITES`. remat: one of `REMATS`. mode: one of `MODES`.
+    constraints: one of `CONSTRAINTS`. effort: one of `EFFORTS`. rewrites: one of `REWRITES`. remat: one of `REMATS`.
+    mode: one of `MODES`.
     argument_names / output_names: pytree paths for messages and reports.
     """
 
@@ -90,6 +94,7 @@ class PlanOptions:
     rewrites: str = "auto"
     remat: str = "auto"
     mode: str = "search"
+    constraints: str = "keep"
     stages: int | None = None
     schedule: str | None = None
     imbalance: float | None = None

@@ -159,6 +159,16 @@ class ExecutionError(ShardwrightError):
     code = "execution"
 
 
+class NonFiniteError(ExecutionError, FloatingPointError):
+    """A result of a step holds NaNs or infinities, while JAX's `jax_debug_nans` or `jax_debug_infs` is on.
+
+    `result` is what the step returned, as handles.
+    """
+
+    code = "non_finite"
+    result: object = None
+
+
 class CheckpointError(ShardwrightError):
     """A checkpoint that cannot be written or read: the directory, a step number, or what it holds."""
 
@@ -169,6 +179,18 @@ class InternalError(ShardwrightError):
     """A defect of Shardwright; the message holds what a bug report needs."""
 
     code = "internal"
+
+
+class ShardwrightWarning(UserWarning):
+    """Base class of what Shardwright warns of."""
+
+
+class LargeFetchWarning(ShardwrightWarning):
+    """An operator, or a function of JAX, reads a large array from the servers; names what computes there."""
+
+
+class SettingWarning(ShardwrightWarning):
+    """A setting of JAX is on that has no effect on what runs on the servers."""
 
 
 def _family(cls: type[ShardwrightError]) -> list[type[ShardwrightError]]:

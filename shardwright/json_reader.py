@@ -2,13 +2,81 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from shardwright.errors import PlanError
 
 T = TypeVar("T")
+
+#: The largest integer that a field holds: what protobuf, XLA and numpy hold in 64 bits.
+LARGEST_INTEGER = 2**63 - 1
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_CONSTANT = re.compile(r"-?\b(?:NaN|Infinity)\b")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONG_NUMBER = re.compile(r"\d{1000,}")
+
+
+class JsonProblem(ValueError):
+    """What is wrong with a JSON text, and where: line and column, from 1; (0, 0) where no place can be told."""
+
+    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.column = column
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}: {self.message}" if self.line else self.message
+
+
+def load_json(text: str) -> Any:
+    """The data of a JSON text as RFC 8259 has it: without NaN and Infinity, each key of an object once.
+
+    Raises JsonProblem.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise JsonProblem(error.msg, error.lineno, error.colno) from None
+    except RecursionError:
+        raise JsonProblem("nested too deeply") from None
+    except _Constant as error:
+        raise _located(f"{error} is no JSON number", text, _CONSTANT) from None
+    except JsonProblem:
+        raise
+    except ValueError:  # Python reads no integer of more than some 4,300 digits
+        raise _located("the number has too many digits", text, _LONG_NUMBER) from None
+
+
+class _Constant(ValueError):
+    """NaN, Infinity or -Infinity."""
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise _Constant(word)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise JsonProblem(f"key {shown(twice)} appears twice in one object")
+    return data
+
+
+def _located(message: str, text: str, pattern: re.Pattern[str]) -> JsonProblem:
+    """The problem at the first match of a pattern outside strings."""
+    match = pattern.search(_STRING.sub(lambda string: " " * len(string[0]), text))
+    if match is None:
+        return JsonProblem(message)
+    line = text.count("\n", 0, match.start()) + 1
+    return JsonProblem(message, line, match.start() - text.rfind("\n", 0, match.start()))
 
 
 class Reader:
@@ -31,19 +99,27 @@ class Reader:
     def has(self, key: str) -> bool:
         return key in self._data
 
+    def names(self) -> list[str]:
+        """Keys of an object whose keys are names of the program's own."""
+        for key in self._data:
+            if not _is_text(key):
+                raise PlanError("expected a name of Unicode characters", where=f"{self._path}.{_key(key)}")
+        return list(self._data)
+
     def wrong(self, key: str, expected: str, found: Any) -> PlanError:
         return PlanError(f"expected {expected}, found {shown(found)}", where=f"{self._path}.{key}")
 
     def text(self, key: str) -> str:
         value = self.take(key)
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string", value)
-        return value
+        if not _is_text(value):
+            raise self.wrong(key, "a string of Unicode characters", value)
+        return str(value)
 
-    def integer(self, key: str, *, least: int = 0) -> int:
+    def integer(self, key: str, *, least: int = 0, most: int = LARGEST_INTEGER) -> int:
         value = self.take(key)
-        if type(value) is not int or value < least:
-            raise self.wrong(key, f"an integer ≥ {least}", value)
+        if type(value) is not int or not least <= value <= most:
+            bounds = f"≥ {least}" if most == LARGEST_INTEGER else f"between {least} and {most}"
+            raise self.wrong(key, f"an integer {bounds}", value)
         return value
 
     def boolean(self, key: str) -> bool:
@@ -54,7 +130,7 @@ class Reader:
 
     def number(self, key: str) -> float:
         value = self.take(key)
-        if type(value) not in (int, float) or not (value >= 0 and math.isfinite(value)):
+        if not is_number(value) or value < 0:
             raise self.wrong(key, "a finite number ≥ 0", value)
         return float(value)
 
@@ -67,13 +143,13 @@ class Reader:
     def texts(self, key: str, *, among: Sequence[str] | None = None) -> tuple[str, ...]:
         value = self.items(key)
         for item in value:
-            if not isinstance(item, str) or (among is not None and item not in among):
+            if not _is_text(item) or (among is not None and item not in among):
                 raise self.wrong(key, "strings" if among is None else f"names among {', '.join(among)}", item)
         return tuple(value)
 
     def integers(self, key: str) -> tuple[int, ...]:
         value = self.items(key)
-        if any(type(item) is not int or item < 0 for item in value):
+        if not all(is_count(item) for item in value):
             raise self.wrong(key, "a list of integers ≥ 0", value)
         return tuple(value)
 
@@ -100,9 +176,34 @@ class Reader:
     def finish(self) -> None:
         unknown = sorted(set(self._data) - self._taken)
         if unknown and self._refuse_unknown:
-            raise PlanError("the field is not known", where=f"{self._path}.{unknown[0]}")
+            raise PlanError("the field is not known", where=f"{self._path}.{_key(unknown[0])}")
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is an integer from 0 that 64 bits hold."""
+    return type(value) is int and 0 <= value <= LARGEST_INTEGER
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float holds."""
+    if type(value) is int:
+        return abs(value) <= LARGEST_INTEGER
+    return type(value) is float and math.isfinite(value)
+
+
+def _key(key: str) -> str:
+    """A key as part of a path."""
+    return key if key.isidentifier() else shown(key)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a string that UTF-8 can write: JSON's escapes spell halves of surrogate pairs, too."""
+    return isinstance(value, str) and (value.isascii() or _SURROGATE.search(value) is None)
 
 
 def shown(value: Any) -> str:
+    """A value for messages, in at most 60 characters."""
+    if type(value) is int and abs(value) > LARGEST_INTEGER:
+        return "an integer of more than 64 bits"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

@@ -33,6 +33,7 @@ def plan(
     micro_batch_inexact: bool = False,
     schedule: str | None = None,
     imbalance: float | None = None,
+    constraints: str | None = None,
     progress: Callable[[PlanProgress], None] | None = None,
     cache: bool = True,
 ) -> Plan | PipelinePlan:
@@ -54,7 +55,7 @@ def plan(
     options = plan_options(
         mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
         remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
-        micro_batch_inexact=micro_batch_inexact, imbalance=imbalance,
+        micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
     )  # fmt: skip
     store = default_store("plans") if cache else None
     return cached_plan(hlo_text, _cluster(cluster), options, store=store, progress=progress)

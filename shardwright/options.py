@@ -7,7 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardwright.config import EFFORTS, FORCED_STRATEGIES, MAX_MESH_AXES, MODES, REMATS, REWRITES, Pin, PlanOptions
+from shardwright.config import (
+    CONSTRAINTS,
+    EFFORTS,
+    FORCED_STRATEGIES,
+    MAX_MESH_AXES,
+    MODES,
+    REMATS,
+    REWRITES,
+    Pin,
+    PlanOptions,
+)
 from shardwright.errors import OptionError
 from shardwright.tasks.schedules import Schedule
 
@@ -41,6 +51,7 @@ def plan_options(
     stages: int | None = None,
     schedule: str | None = None,
     imbalance: float | None = None,
+    constraints: str | None = None,
 ) -> PlanOptions:
     """Checks what the user asked for.
 
@@ -49,14 +60,18 @@ def plan_options(
       force: one of `FORCED_STRATEGIES`, or argument name pattern → {dimension: pin}.
       memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of its
         memory (0.5, "50%"). None: all of it.
-      deadline: seconds after which the best plan so far is taken.
+      deadline: seconds after which the best plan so far is taken. A fifth of it later, or 2 seconds, there is an
+        answer: where nothing that fits was found in time, the error says the least memory that was found to do.
       stages: stages of a pipeline, each on devices of its own; 1 for none. schedule: how its micro-batches follow
         each other, one of `tasks.SCHEDULE_NAMES` or "2f2b" and the like. imbalance: how much longer than the
         average stage the slowest one may take, as a part of that (0.1: a tenth). None: the planner chooses.
-      effort: "fast", "default" or "best". rewrites: "auto" or "none". mode: "search" or "propagate".
+      effort: "fast" searches one mesh, takes what fits first and bounds it weakly; "default" searches all meshes of
+        up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "best" searches three
+        axes outright and prices all plans of experts. rewrites: "auto" or "none". mode: "search" or "propagate".
       micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
         the planner sees fit; 1: the batch at once.
       micro_batch_inexact: let statistics over the whole batch be those of each micro-batch.
+      constraints: "keep" or "ignore" the shardings that the program brings along.
 
     Raises OptionError that names the option.
     """
@@ -76,17 +91,19 @@ def plan_options(
         stages=stages,
         schedule=schedule,
         imbalance=imbalance,
+        constraints="keep" if constraints is None else constraints,
     )
     check_limits(options)
     return options
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError for a budget, deadline, effort, mode, rewrites or remat that mean nothing."""
+    """Raises OptionError for a budget, deadline, effort, mode, rewrites, remat or constraints that mean nothing."""
     _one_of("effort", options.effort, EFFORTS)
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
     _one_of("mode", options.mode, MODES)
+    _one_of("constraints", options.constraints, CONSTRAINTS)
     stages = options.stages
     if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
         raise OptionError(f"{stages!r} stages", where="stages", remedy="give a number from 1, or None")

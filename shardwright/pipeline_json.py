@@ -7,6 +7,7 @@ version of the major number; keys that are not known are refused, except from a 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 from shardwright.errors import PlanError
@@ -156,19 +157,19 @@ def decode(text: str, hlo_text: str | None = None) -> PipelinePlan:
 
 
 def _read_plan(reader: Reader, digest: str, hlo_text: str | None) -> PipelinePlan:
-    found = reader.objects("stages", _read_stage)
-    stages = _Stages([shardings for _, shardings in found])
+    rows = reader.objects("stages", _read_stage)
+    stages = _Stages(rows)
     plan = PipelinePlan(
         module_name=reader.text("module_name"),
         hlo_sha256=digest,
         hardware=reader.text("hardware"),
         origin=reader.text("origin"),
-        stages=tuple(stage for stage, _ in found),
+        stages=tuple(stage for stage, _ in rows),
         programs=reader.objects("programs", stages.program),
         values=reader.objects("values", stages.value),
         arguments=reader.objects("arguments", stages.argument),
         outputs=reader.objects("outputs", stages.output),
-        tasks=TaskGraph.from_dict(reader.take("tasks")),
+        tasks=TaskGraph.from_dict(reader.take("tasks"), "plan.tasks"),
         micro_batches=reader.integer("micro_batches", least=1),
         schedule=reader.text("schedule"),
         step_s=reader.number("step_s"),
@@ -203,8 +204,9 @@ def _read_stage(row: Reader) -> tuple[PipelineStage, tuple[TensorSharding, ...]]
 class _Stages:
     """Reads rows that name a stage, and shardings by their position in its table."""
 
-    def __init__(self, shardings: list[tuple[TensorSharding, ...]]) -> None:
-        self._shardings = shardings
+    def __init__(self, stages: Sequence[tuple[PipelineStage, tuple[TensorSharding, ...]]]) -> None:
+        self._meshes = [stage.mesh for stage, _ in stages]
+        self._shardings = [shardings for _, shardings in stages]
 
     def _number(self, row: Reader) -> int:
         stage = row.integer("stage")
@@ -214,7 +216,7 @@ class _Stages:
 
     def _variable(self, row: Reader, stage: int) -> VariablePlan:
         inner = row.object("variable")
-        variable = read_variable(inner, self._shardings[stage])
+        variable = read_variable(inner, self._shardings[stage], self._meshes[stage])
         inner.finish()
         return variable
 

@@ -325,7 +325,7 @@ class Plan:
     def emit(self) -> str:
         """StableHLO with Shardy constraints: compiles anywhere, without Shardwright.
 
-        Raises PlanError where the HLO text is absent.
+        Raises PlanError where the HLO text is absent, UnsupportedProgramError where it leaves constants out.
         """
         from shardwright.xla import emit_stablehlo
 

@@ -6,6 +6,8 @@ that cut text and bytes into stream chunks.
 
 from __future__ import annotations
 
+import errno
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -116,6 +118,7 @@ def plan_request(
         rewrites=options.rewrites,
         remat=options.remat,
         mode=options.mode,
+        constraints=options.constraints,
         micro_batches=options.micro_batches or 0,
         micro_batch_inexact=options.micro_batch_inexact,
         stages=options.stages or 0,
@@ -161,6 +164,7 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         rewrites=request.rewrites or "auto",
         remat=request.remat or "auto",
         mode=request.mode or "search",
+        constraints=request.constraints or "keep",
         micro_batches=request.micro_batches or None,
         micro_batch_inexact=request.micro_batch_inexact,
         stages=request.stages or None,
@@ -399,9 +403,21 @@ def error_from_proto(message: common_pb2.Error) -> ShardwrightError:
 
 
 def as_our_error(error: BaseException) -> ShardwrightError:
-    """`error` itself where it is ours, else an InternalError that says what it was."""
+    """`error` itself where it is ours; a machine's own limits by name; else an InternalError that says what it was."""
     if isinstance(error, ShardwrightError):
         return error
+    if isinstance(error, MemoryError):
+        return ResourceLimitError(
+            f"the server is out of memory: {error or 'nothing is left of the machine'}",
+            remedy="free memory on that machine, or hand over less at once",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = error.filename or tempfile.gettempdir()
+        return ResourceLimitError(
+            f"the disk is full: {error.strerror}",
+            where=str(place),
+            remedy="free space there, or set TMPDIR to another disk",
+        )
     return InternalError(f"{type(error).__name__}: {error}", remedy="please report this with the server's log")
 
 

@@ -69,6 +69,7 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
         {"micro_batches": 4, "micro_batch_inexact": True},
         {"stages": 2, "schedule": "2f2b", "imbalance": 0.0},
         {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "remat": "full", "mode": "propagate"},
+        {"constraints": "ignore"},
     ],
 )
 def test_limits_of_a_plan_come_back(limits: dict[str, object]) -> None:

@@ -7,12 +7,12 @@ arrays turned into arguments, and source lines in its metadata.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -22,10 +22,21 @@ from jax.extend.source_info_util import register_exclusion
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.client.annotate import annotations_kept
-from shardwright.client.frontends.jaxprs import hoist_constants, refuse_what_cannot_travel
+from shardwright.client.array_operators import handles_kept
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.argnums import Argnames, Argnums, Parameters, static_and_donated
+from shardwright.client.frontends.arguments import flattened, is_too_wide, refusal, refused_result, specs_of
+from shardwright.client.frontends.jaxprs import (
+    Hoisted,
+    hoist_constants,
+    refuse_what_cannot_travel,
+    trace_errors_in_words,
+)
+from shardwright.client.frontends.modules import changes, require_unshared, watched
 from shardwright.dtypes import to_dtype, to_element_type
-from shardwright.errors import OptionError, UnsupportedProgramError
+from shardwright.errors import ArrayError, OptionError
 from shardwright.hlo.donors import pair_donors
+from shardwright.xla import private
 
 register_exclusion(__file__)  # source lines in programs are the user's
 
@@ -33,9 +44,6 @@ _STACK_FRAME = re.compile(r" stack_frame_id=\d+")
 _ALIASES, _DONORS = "input_output_alias={", "buffer_donor={"
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
 _DONOR = re.compile(r"\((\d+),")
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +60,7 @@ class ArraySpec:
 
     @property
     def is_key(self) -> bool:
-        return bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
+        return not isinstance(self.dtype, np.dtype) and bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -74,14 +82,16 @@ class Signature:
     """How a function is called: what its arguments are, whatever their values.
 
     Two calls with equal signatures run the same program.
-    statics: (position, value) of static arguments.
+    statics: (position or keyword, value) of static arguments; positions first, ascending.
     tree: structure of (args, kwargs) without the static ones.
     specs: types of its leaves, in order.
+    settings: JAX's, as far as they change what is traced: precision, promotion, x64, …
     """
 
-    statics: tuple[tuple[int, Any], ...]
+    statics: tuple[tuple[int | str, Any], ...]
     tree: Any
     specs: tuple[ArraySpec, ...]
+    settings: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +111,13 @@ class LoweredProgram:
     """HLO text of one function for one signature, and how its flat numbers map to pytrees.
 
     arguments: in the order of the program's parameters: the leaves of the call, with
-        hoisted constants from `constants_at` on.
+        hoisted constants from `constants_at` on, then what the function closes over on the servers.
     constants: the hoisted arrays.
+    captured: handles that the function closes over, more leaves of every call.
     signature: of the calls it serves.
-    result_tree / results: structure of what the function returns, and its leaves.
+    result_tree: structure of what the function returns.
+    results: types of its leaves, then of arrays that the function changes in place (see `modules`).
+    changed: leaves of the call that those last results become.
     aliases: output number → argument number that it updates in place.
     """
 
@@ -117,7 +130,28 @@ class LoweredProgram:
     constants_at: int
     result_tree: Any
     results: tuple[ArraySpec, ...]
+    changed: tuple[int, ...]
     aliases: dict[int, int]
+    captured: tuple[RemoteArray, ...] = field(default=(), compare=False)
+
+    def with_captured(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves of a call with what the function closes over, in the order of the program's arguments.
+
+        Raises ArrayError for a handle that is gone since the function was traced.
+        """
+        for handle in self.captured:
+            if handle.is_deleted():
+                raise ArrayError(
+                    f"{self.name} closes over an array of shape {list(handle.shape)} that was {handle.why_deleted}",
+                    remedy="pass it as an argument: a step keeps what it closed over when it was first called",
+                )
+        return [*leaves[: self.constants_at], *self.captured, *leaves[self.constants_at :]]
+
+    @property
+    def leaf_specs(self) -> tuple[ArraySpec, ...]:
+        """Types of `with_captured(leaves)`."""
+        specs, at = self.signature.specs, self.constants_at
+        return (*specs[:at], *(handle.spec for handle in self.captured), *specs[at:])
 
     def as_text(self) -> str:
         """The HLO text."""
@@ -141,17 +175,20 @@ class LoweredProgram:
 
 
 class JaxFunction:
-    """A user's function with its `donate_argnums` and `static_argnums`, ready to be lowered.
+    """A user's function with its static and donated arguments, ready to be lowered.
 
-    Raises OptionError for numbers that are not integers or are both static and donated.
+    They are given as to `jax.jit`; a `jax.jit` that is passed in keeps its own (see `argnums`).
+    Raises OptionError for numbers and names that are none, or that are both static and donated.
     """
 
     def __init__(
         self,
         fn: Callable[..., Any],
         *,
-        donate_argnums: int | Sequence[int] = (),
-        static_argnums: int | Sequence[int] = (),
+        donate_argnums: Argnums = None,
+        donate_argnames: Argnames = None,
+        static_argnums: Argnums = None,
+        static_argnames: Argnames = None,
     ) -> None:
         if not callable(fn):
             raise OptionError(
@@ -159,34 +196,62 @@ class JaxFunction:
             )
         self.fn = fn
         self.name: str = getattr(fn, "__name__", None) or type(fn).__name__
-        self._signature = _signature_of(fn)
-        self.static_argnums = self._positions(static_argnums, "static_argnums")
-        self.donate_argnums = self._positions(donate_argnums, "donate_argnums")
-        if both := set(self.static_argnums) & set(self.donate_argnums):
-            raise OptionError(
-                f"argument {min(both)} is both static and donated",
-                where="donate_argnums",
-                remedy="leave it out of one: a static argument is no array",
-            )
+        self._parameters = Parameters(fn, self.name)
+        self._static, self._donated = static_and_donated(
+            fn,
+            self._parameters,
+            static=(static_argnums, static_argnames),
+            donated=(donate_argnums, donate_argnames),
+        )
 
-    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[int, Any], ...], Any]:
+    def describe(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Callable[[Any], ArraySpec], settings: Any = None
+    ) -> tuple[Signature, list[Any], Any]:
+        """(signature, leaves, pytree without the static arguments) of a call; `spec` is the type of a leaf.
+
+        settings: JAX's that change what is traced.
+        Raises UnsupportedProgramError for a leaf that is no array, by its path; OptionError for a static
+        argument that cannot be hashed.
+        """
+        statics, dynamic = self.split(args, kwargs)
+        leaves, tree = flattened(dynamic, self.name)
+        specs = specs_of(leaves, spec, dynamic, lambda: self._leaf_names(dynamic))
+        signature = Signature(statics, tree, specs, settings)
+        try:
+            hash(signature)
+        except TypeError as error:
+            raise OptionError(
+                f"a static argument of {self.name} cannot be hashed: {error}",
+                where="static_argnums",
+                remedy="pass one that can be: a tuple for a list, a frozen dataclass for a dict",
+            ) from None
+        return signature, leaves, dynamic
+
+    def require_unshared(self, dynamic: Any) -> None:
+        """Raises UnsupportedProgramError where two arguments hold one Flax NNX Variable."""
+        require_unshared(dynamic, lambda: self._leaf_names(dynamic))
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[int | str, Any], ...], Any]:
         """(static arguments, the pytree of all others) of one call."""
-        if kwargs and self._signature is not None:
-            bound = self._signature.bind(*args, **kwargs)
-            args, kwargs = bound.args, bound.kwargs
-        if not self.static_argnums:
+        args, kwargs = self._parameters.bound(args, kwargs)
+        static = self._static
+        if not static.positions and not static.names:
             return (), (args, kwargs)
-        statics = tuple((number, args[number]) for number in self.static_argnums if number < len(args))
-        return statics, (tuple(arg for n, arg in enumerate(args) if n not in self.static_argnums), kwargs)
+        by_position = tuple((number, args[number]) for number in static.positions if number < len(args))
+        by_name = tuple((name, kwargs[name]) for name in static.names if name in kwargs)
+        others = tuple(arg for number, arg in enumerate(args) if number not in static.positions)
+        return by_position + by_name, (others, {key: kwargs[key] for key in kwargs if key not in static.names})
 
     def donated_leaves(self, dynamic: Any) -> frozenset[int]:
         """Numbers of the leaves of `dynamic` (the second item of `split`) that are donated."""
-        args, _ = dynamic
+        args, kwargs = dynamic
         numbers: list[int] = []
         start = 0
-        for position, arg in zip(self._dynamic_positions(len(args)), args, strict=True):
+        is_donated = [position in self._donated.positions for position in self._dynamic_positions(len(args))]
+        is_donated += [key in self._donated.names for key in sorted(kwargs)]
+        for is_gone, arg in zip(is_donated, [*args, *(kwargs[key] for key in sorted(kwargs))], strict=True):
             count = len(jax.tree.leaves(arg))
-            if position in self.donate_argnums:
+            if is_gone:
                 numbers.extend(range(start, start + count))
             start += count
         return frozenset(numbers)
@@ -197,28 +262,32 @@ class JaxFunction:
         Raises UnsupportedProgramError for what cannot travel; whatever the function
         itself raises while it is traced comes through.
         """
-        args, kwargs = self._avals(signature)
-        static = tuple(number for number, _ in signature.statics)
+        args, kwargs, marks = self._call(signature)
+        changed: list[int] = []
 
         @functools.wraps(self.fn)
         def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
-            return self.fn(*args, **kwargs)
+            before = watched((args, kwargs))
+            result = _only_arrays(self.fn(*args, **kwargs))
+            new = changes(before, result)
+            changed.extend(new)
+            return result, list(new.values())
 
-        with annotations_kept():
-            traced = jax.jit(
-                function, static_argnums=static, donate_argnums=self.donate_argnums, keep_unused=True
-            ).trace(*args, **kwargs)
+        with annotations_kept(), handles_kept(), jax.disable_jit(False), trace_errors_in_words(self.name):
+            traced = jax.jit(function, **marks, keep_unused=True).trace(*args, **kwargs)
             refuse_what_cannot_travel(traced.jaxpr, self.name)
             hoisted = hoist_constants(traced.jaxpr)
-            results, result_tree = jax.tree.flatten(traced.out_info)
-            constants_at = len(jax.tree.leaves(self._dynamic(args)))
+            result, new = traced.out_info
             if hoisted is not None:
-                traced = self._trace_hoisted(hoisted.evaluate, hoisted.constants, signature)
+                traced = self._trace_hoisted(hoisted, signature)
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
         constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
-        result_specs = tuple(_spec_of_aval(leaf) for leaf in results)
-        arguments = self._argument_types(signature, constants, constants_at)
-        outputs = _output_types(jax.tree.unflatten(result_tree, results))
+        captured = hoisted.handles if hoisted else ()
+        results, result_tree = jax.tree.flatten(result)
+        constants_at = signature.tree.children()[0].num_leaves
+        arguments = self._argument_types(signature, constants, captured, constants_at)
+        names = self._leaf_names(jax.tree.unflatten(signature.tree, range(len(signature.specs))))
+        outputs = _output_types(result, {names[n]: aval for n, aval in zip(changed, new, strict=True)})
         return LoweredProgram(
             name=self.name,
             signature=signature,
@@ -228,108 +297,126 @@ class JaxFunction:
             constants=constants,
             constants_at=constants_at,
             result_tree=result_tree,
-            results=result_specs,
+            results=tuple(_spec_of_aval(leaf) for leaf in [*results, *new]),
+            changed=tuple(changed),
             aliases=aliases_of(text, arguments, outputs),
+            captured=captured,
         )
 
     # ---- the pieces of `lower` -------------------------------------------------
 
-    def _trace_hoisted(self, evaluate: Callable[..., Any], constants: Sequence[Any], signature: Signature) -> Any:
-        """Traced again with the constants as one more positional argument."""
+    def _call(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+        """(args, kwargs, options of `jax.jit`) of a call, with types for arrays."""
+        others, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
+        args = list(others)
+        for key, value in signature.statics:  # positions ascend, so each lands at its own place
+            if isinstance(key, int):
+                args.insert(key, value)
+            else:
+                kwargs[key] = value
+        marks = {
+            "static_argnums": tuple(key for key, _ in signature.statics if isinstance(key, int)),
+            "static_argnames": tuple(key for key, _ in signature.statics if isinstance(key, str)),
+            "donate_argnums": self._donated.positions,
+            "donate_argnames": tuple(name for name in self._donated.names if name in kwargs) or None,
+        }
+        return tuple(args), kwargs, marks
+
+    def _trace_hoisted(self, hoisted: Hoisted, signature: Signature) -> Any:
+        """Traced again with the constants and handles as one more positional argument."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            return evaluate(args[-1], jax.tree.leaves((args[:-1], kwargs)))
+            return hoisted.evaluate(args[-1], jax.tree.leaves((args[:-1], kwargs)))
 
         function.__name__ = self.name
         args, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
         positions = self._dynamic_positions(len(args))
-        donated = tuple(n for n, position in enumerate(positions) if position in self.donate_argnums)
-        avals = tuple(_aval(c.shape, c.dtype) for c in constants)
-        return jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*args, avals, **kwargs)
-
-    def _avals(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        dynamic, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
-        args = list(dynamic)
-        for number, value in signature.statics:  # ascending, so each lands at its own place
-            args.insert(number, value)
-        return tuple(args), kwargs
-
-    def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(arg for number, arg in enumerate(args) if number not in self.static_argnums)
+        donated = tuple(n for n, position in enumerate(positions) if position in self._donated.positions)
+        named = tuple(name for name in self._donated.names if name in kwargs)
+        avals = tuple(spec_of(value).aval for value in (*hoisted.constants, *hoisted.handles))
+        return jax.jit(function, donate_argnums=donated, donate_argnames=named, keep_unused=True).trace(
+            *args, avals, **kwargs
+        )
 
     def _dynamic_positions(self, count: int) -> list[int]:
         """Positions in the call of the `count` positional arguments that are not static."""
         positions: list[int] = []
         number = 0
         while len(positions) < count:
-            if number not in self.static_argnums:
+            if number not in self._static.positions:
                 positions.append(number)
             number += 1
         return positions
 
     def _argument_types(
-        self, signature: Signature, constants: Sequence[np.ndarray], constants_at: int
+        self,
+        signature: Signature,
+        constants: Sequence[np.ndarray],
+        captured: Sequence[RemoteArray],
+        constants_at: int,
     ) -> tuple[ArrayType, ...]:
-        names = self._leaf_names(signature)
+        dynamic = jax.tree.unflatten(signature.tree, range(len(signature.specs)))
+        names = self._leaf_names(dynamic)
         types = [array_type(name, spec) for name, spec in zip(names, signature.specs, strict=True)]
-        types[constants_at:constants_at] = [
+        hoisted = [
             ArrayType(name=f"constants[{n}]", element_type=to_element_type(c.dtype), shape=c.shape)
             for n, c in enumerate(constants)
         ]
+        hoisted += [array_type(f"closed_over[{n}]", handle.spec) for n, handle in enumerate(captured)]
+        types[constants_at:constants_at] = hoisted
         return tuple(types)
 
-    def _leaf_names(self, signature: Signature) -> list[str]:
-        args, kwargs = jax.tree.unflatten(signature.tree, range(len(signature.specs)))
-        names: list[str] = []
-        for position, arg in zip(self._dynamic_positions(len(args)), args, strict=True):
-            names += [self._parameter_name(position) + keystr(path) for path, _ in tree_flatten_with_path(arg)[0]]
-        for key in sorted(kwargs):
-            names += [key + keystr(path) for path, _ in tree_flatten_with_path(kwargs[key])[0]]
-        return names
-
-    def _parameter_name(self, position: int) -> str:
-        parameters = list(self._signature.parameters.values()) if self._signature else []
-        for number, parameter in enumerate(parameters):
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                return f"{parameter.name}[{position - number}]"
-            if number == position:
-                return parameter.name
-        return f"args[{position}]"
-
-    def _positions(self, numbers: int | Sequence[int], where: str) -> tuple[int, ...]:
-        listed = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-        if not all(isinstance(number, int) and not isinstance(number, bool) for number in listed):
-            raise OptionError(
-                f"{listed!r} are not argument numbers", where=where, remedy="write integers, such as (0, 1)"
-            )
-        kinds = [parameter.kind for parameter in self._signature.parameters.values()] if self._signature else []
-        count = len([kind for kind in kinds if kind in _POSITIONAL])
-        has_most = self._signature is not None and inspect.Parameter.VAR_POSITIONAL not in kinds
-        for number in listed:
-            if number < -count or (has_most and number >= count):
-                raise OptionError(
-                    f"{self.name} has {count} positional parameters, so {number} names none",
-                    where=where,
-                    remedy=f"number them from 0 to {count - 1}" if count else "leave it out",
-                )
-        return tuple(sorted({number % count if number < 0 else number for number in listed}))
+    def _leaf_names(self, dynamic: Any) -> list[str]:
+        args, kwargs = dynamic
+        named = [
+            (self._parameters.name_at(n), arg) for n, arg in zip(self._dynamic_positions(len(args)), args, strict=True)
+        ]
+        named += [(key, kwargs[key]) for key in sorted(kwargs)]
+        return [name + keystr(path) for name, arg in named for path, _ in tree_flatten_with_path(arg)[0]]
 
 
 def spec_of(leaf: Any) -> ArraySpec:
-    """Type of an argument leaf: numpy and JAX arrays, PRNG keys, Python scalars.
+    """Type of an argument leaf: numpy and JAX arrays, PRNG keys, Python scalars, types.
 
-    Raises UnsupportedProgramError for a leaf that JAX cannot trace either.
+    Raises as `arguments.refusal` says for a leaf that JAX cannot trace either.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return _spec_of_aval(leaf)
     try:
-        return _spec_of_aval(jax.typeof(leaf))
-    except TypeError:
-        kind = f"numpy array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
-        raise UnsupportedProgramError(
-            f"an argument leaf is a {kind}, which JAX cannot trace",
-            remedy="pass arrays and numbers, or name the argument in static_argnums",
-        ) from None
+        aval = jax.typeof(leaf)
+    except (TypeError, ValueError, OverflowError):
+        raise refusal(leaf) from None
+    if type(aval) is not jax.core.ShapedArray or isinstance(leaf, jax.core.Tracer) or is_too_wide(aval.dtype):
+        raise refusal(leaf)
+    return _spec_of_aval(aval)
+
+
+def spec_of_handle(handle: RemoteArray) -> ArraySpec:
+    """`spec_of` a handle. Raises as `arguments.refusal` says where JAX computes with narrower types."""
+    if is_too_wide(handle.spec.dtype):
+        raise refusal(handle)
+    return handle.spec
+
+
+def spec_of_value(leaf: Any) -> ArraySpec:
+    """`spec_of` a leaf whose contents are here. Raises as `arguments.refusal` says for any other."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise refusal(leaf)
+    spec = spec_of(leaf)
+    if isinstance(leaf, jax.Array) and (leaf.is_deleted() or not leaf.is_fully_addressable):
+        raise refusal(leaf)
+    return spec
+
+
+def _only_arrays(result: Any) -> Any:
+    """`result`. Raises as `arguments.refused_result` says where a leaf of it is no array."""
+    for path, leaf in tree_flatten_with_path(result)[0]:
+        try:
+            jax.typeof(leaf)
+        except (TypeError, ValueError, OverflowError):
+            if not hasattr(leaf, "__jax_array__"):
+                raise refused_result(leaf, "result" + keystr(path)) from None
+    return result
 
 
 def _spec_of_aval(aval: Any) -> ArraySpec:
@@ -349,10 +436,13 @@ def physical_shape(spec: ArraySpec) -> tuple[int, ...]:
 
 
 def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
-    """What the user gets for a fetched result: a JAX key array for a key, else `data`."""
-    if not spec.is_key:
-        return data
-    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=_key_impl(spec.dtype))
+    """Fetched contents as the JAX array that `jax.jit` would have returned; for a key the key."""
+    is_wide = not spec.is_key and spec.dtype.itemsize > 4
+    with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
+        value = jax.numpy.asarray(data)
+    if spec.is_key:
+        return jax.random.wrap_key_data(value, impl=_key_impl(spec.dtype))
+    return private.weakly_typed(value) if spec.weak_type else value
 
 
 @functools.lru_cache(maxsize=256)
@@ -395,9 +485,9 @@ def array_type(name: str, spec: ArraySpec) -> ArrayType:
     return ArrayType(name=name, element_type=to_element_type(dtype), shape=physical_shape(spec))
 
 
-def _output_types(out_info: Any) -> tuple[ArrayType, ...]:
-    leaves, _ = tree_flatten_with_path(out_info)
-    return tuple(array_type("result" + keystr(path), _spec_of_aval(leaf)) for path, leaf in leaves)
+def _output_types(result: Any, changed: Mapping[str, Any]) -> tuple[ArrayType, ...]:
+    named = [("result" + keystr(path), leaf) for path, leaf in tree_flatten_with_path(result)[0]]
+    return tuple(array_type(name, _spec_of_aval(leaf)) for name, leaf in [*named, *changed.items()])
 
 
 def aliases_of(text: str, arguments: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> dict[int, int]:
@@ -414,10 +504,3 @@ def _value(header: str, name: str) -> str:
     """The value of one attribute, as far as the attribute after it; '' where there is none."""
     start = header.find(name)
     return header[start : header.find("=", start + len(name))] if start >= 0 else ""
-
-
-def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(fn)
-    except (TypeError, ValueError):
-        return None

@@ -8,6 +8,7 @@ closed-over arrays inputs (in HLO text a float costs 13 bytes).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,6 +18,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
+from shardwright.client.arrays import RemoteArray
 from shardwright.errors import UnsupportedProgramError
 
 #: Primitive → what it is, in words. All of them need the client's process or its devices.
@@ -27,13 +29,24 @@ _CANNOT_TRAVEL = {
     "debug_print": "jax.debug.print",
     "infeed": "infeed",
     "outfeed": "outfeed",
-    "shard_map": "jax.shard_map",
-    "xla_pmap": "jax.pmap",
+    "shard_map": "jax.shard_map or jax.pmap",  # the latter is written with the former
 }
 
 _REMEDIES = {
-    "shard_map": "write that part without shard_map: the planner shards it; pin dimensions with shardwright.annotate",
-    "xla_pmap": "write that part without pmap: the planner shards it",
+    "shard_map": "write that part without shard_map and pmap, for the whole batch and without psum and pmean: the "
+    "planner shards it; pin dimensions with shardwright.annotate",
+}
+
+#: How an error that JAX raises while it traces begins → (what it is, what to do).
+_TRACE_ERRORS = {
+    "Found an unbound axis name": (
+        "a collective over an axis of jax.pmap, jax.shard_map or jax.vmap stands outside of it",
+        "leave psum, pmean and axis_name out: the step sees the whole batch, and its mean is the batch's",
+    ),
+    "Cannot abstractly evaluate a checkify.check": (
+        "a checkify.check stands outside of checkify.checkify",
+        "parallelize checkify.checkify(step), whose first result is the error",
+    ),
 }
 
 _CALLBACK_REMEDY = "remove it, or return the value from the step and use it on the client"
@@ -44,15 +57,33 @@ HOISTED_ELEMENTS = 64
 
 def refuse_what_cannot_travel(closed: ClosedJaxpr, name: str) -> None:
     """Raises UnsupportedProgramError that lists every such call with `file:line (function)`."""
+    if any(isinstance(constant, jax.Ref) for constant in closed.consts):
+        raise UnsupportedProgramError(
+            f"{name} closes over a mutable array (jax.Ref), which servers do not hold",
+            remedy="pass its value, ref[...], as an argument, and return the new one",
+        )
     found = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
     refused = [(primitive, line) for primitive, line in found if primitive in _CANNOT_TRAVEL]
     if not refused:
         return
-    lines = "".join(f"\n  {_CANNOT_TRAVEL[primitive]} at {line}" for primitive, line in refused)
+    lines = "".join(f"\n  {_CANNOT_TRAVEL[primitive]}{f' at {line}' if line else ''}" for primitive, line in refused)
     remedies = {_REMEDIES.get(primitive, _CALLBACK_REMEDY) for primitive, _ in refused}
     raise UnsupportedProgramError(
         f"{name} holds what cannot run on a server:{lines}", where=refused[0][1], remedy="; ".join(sorted(remedies))
     )
+
+
+@contextmanager
+def trace_errors_in_words(name: str) -> Iterator[None]:
+    """Errors of JAX that say what to do under `jax.jit` say here what to do with us; others come through."""
+    try:
+        yield
+    except (NameError, ValueError) as error:
+        for beginning, (what, remedy) in _TRACE_ERRORS.items():
+            if str(error).startswith(beginning):
+                first, _, _ = str(error).partition("\n")
+                raise UnsupportedProgramError(f"{name}: {what} ({first})", remedy=remedy) from error
+        raise
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -67,26 +98,30 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hoisted:
-    """A traced function whose large closed-over arrays are inputs.
+    """A traced function whose large closed-over arrays, and handles, are inputs.
 
-    constants: the arrays, one per object.
-    evaluate: (constants, flat arguments) → flat results; traceable.
+    constants: the arrays, one per object. handles: arrays on the servers, likewise.
+    evaluate: (constants and handles, flat arguments) → flat results; traceable.
     """
 
     constants: tuple[Any, ...]
+    handles: tuple[RemoteArray, ...]
     evaluate: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 
 def hoist_constants(closed: ClosedJaxpr) -> Hoisted | None:
-    """None where the function closes over nothing large."""
-    constants = {id(constant): constant for constant in _constants(closed) if _is_large(constant)}
-    if not constants:
+    """None where the function closes over nothing large, and no handle."""
+    found = {id(constant): constant for constant in _constants(closed)}
+    handles = {key: constant for key, constant in found.items() if isinstance(constant, RemoteArray)}
+    constants = {key: constant for key, constant in found.items() if key not in handles and _is_large(constant)}
+    hoisted = constants | handles
+    if not hoisted:
         return None
 
     def evaluate(values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        return _Retracer(dict(zip(constants, values, strict=True))).closed(closed, arguments)
+        return _Retracer(dict(zip(hoisted, values, strict=True))).closed(closed, arguments)
 
-    return Hoisted(constants=tuple(constants.values()), evaluate=evaluate)
+    return Hoisted(constants=tuple(constants.values()), handles=tuple(handles.values()), evaluate=evaluate)
 
 
 def _constants(closed: ClosedJaxpr) -> Iterator[Any]:

@@ -6,8 +6,8 @@ Two notations say the same. Shardy's names axes of a mesh that the module's head
 
 GSPMD's lists devices, in the order of the tiles: `{devices=[2,1,4]<=[8] last_tile_dim_replicate}` is 2 tiles on
 dimension 0, one on dimension 1, each held by 4 devices. Both are read into parts of the device order: a dimension is
-split over `size` devices that lie `stride` apart. On a mesh of ours a part becomes the axes that join the same devices.
-Axes by name are first matched by name and size, then by the devices they join, then by size where only one axis has it.
+split over `size` devices that lie `stride` apart. On a mesh of ours a part becomes the axes that stand for the axes of
+the program's mesh which it is (`own_mesh`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
+import numpy as np
+
 from shardwright.hlo import Attribute, Instruction, Module
 from shardwright.hlo.lexical import value_end
+from shardwright.planner.graph.own_mesh import OwnMesh, Part, axes_of_devices, parts_of_mesh, runs_in, within
 from shardwright.planner.rewrites.edit import attribute
 from shardwright.shardings import Mesh
 
@@ -37,19 +40,6 @@ class ForeignShardingError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """`size` devices that lie `stride` apart in the device order (None: in no such pattern).
-
-    axis / before: the axis of the program's mesh that it is of, and what of that axis is more major than it.
-    """
-
-    size: int
-    stride: int | None
-    axis: str = ""
-    before: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignDim:
     """What one dimension is split over, major first. is_open: it may be split further."""
 
@@ -59,10 +49,11 @@ class ForeignDim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedDim:
-    """A dimension on a mesh of ours: its axes, or where no axes are the same devices, into how many parts."""
+    """A dimension on a mesh of ours: its axes, or where no axes are the same devices, into how many parts (None: into
+    any, on a mesh of another number of devices)."""
 
     axes: tuple[str, ...] | None
-    count: int
+    count: int | None
     is_open: bool
 
 
@@ -72,6 +63,7 @@ class ForeignSharding:
 
     dims: only those it says something of. whole: parts that must split nothing.
     sizes: axes of the program's mesh; empty for tiles. device_count: 0 where it is not known.
+    own: the mesh that all shardings of the program speak of, this one by its axes; None: not known yet, or none.
     """
 
     text: str
@@ -79,6 +71,7 @@ class ForeignSharding:
     whole: tuple[Part, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     device_count: int = 0
+    own: OwnMesh | None = None
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -90,13 +83,31 @@ class ForeignSharding:
         """Whether it splits a dimension, or leaves that open."""
         return any(dim.parts or dim.is_open for dim in self.dims.values())
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All that it speaks of."""
+        return (*(part for dim in self.dims.values() for part in dim.parts), *self.whole)
+
+    def over(self, own: OwnMesh) -> ForeignSharding:
+        """The same in axes of `own`."""
+        if self.sizes == own.sizes:
+            return replace(self, own=own)
+        return replace(
+            self,
+            dims={number: replace(dim, parts=_over(own, dim.parts)) for number, dim in self.dims.items()},
+            whole=_over(own, self.whole),
+            sizes=own.sizes,
+            own=own,
+        )
+
     def on(self, mesh: Mesh) -> dict[int, ResolvedDim]:
         """The same over axes of `mesh`."""
-        known = matching_axes(self.sizes, mesh)
+        known = self._known(mesh)
+        is_scaled = self.device_count != mesh.device_count
         return {
             number: ResolvedDim(
                 axes=self._axes(dim.parts, known, mesh),
-                count=prod(part.size for part in dim.parts),
+                count=None if is_scaled else prod(part.size for part in dim.parts),
                 is_open=dim.is_open,
             )
             for number, dim in self.dims.items()
@@ -104,7 +115,10 @@ class ForeignSharding:
 
     def whole_axes(self, mesh: Mesh) -> tuple[str, ...]:
         """Axes of `mesh` that must split nothing."""
-        return self._axes(self.whole, matching_axes(self.sizes, mesh), mesh) or ()
+        return self._axes(self.whole, self._known(mesh), mesh) or ()
+
+    def _known(self, mesh: Mesh) -> dict[str, tuple[str, ...]]:
+        return (self.own or OwnMesh(sizes=self.sizes)).on(mesh)
 
     def _axes(self, parts: Iterable[Part], known: Mapping[str, tuple[str, ...]], mesh: Mesh) -> tuple[str, ...] | None:
         found: list[str] = []
@@ -114,7 +128,8 @@ class ForeignSharding:
                 continue
             axes = None
             if part.axis in known:
-                axes = _within(known[part.axis], part, mesh)
+                is_all = part.before == 1 and part.size == self.sizes[part.axis]
+                axes = known[part.axis] if is_all else within(known[part.axis], part, mesh)
             elif not part.axis and self.device_count == mesh.device_count:
                 axes = axes_of_devices(mesh, part)
             if axes is None:
@@ -123,56 +138,8 @@ class ForeignSharding:
         return tuple(found)
 
 
-def matching_axes(sizes: Mapping[str, int], mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """Axes of a program's mesh → the axes of `mesh` that stand for them; those that none stand for are left out."""
-    found: dict[str, tuple[str, ...]] = {name: () for name, size in sizes.items() if size == 1}
-    found |= {name: (name,) for name, size in sizes.items() if size > 1 and mesh.sizes.get(name) == size}
-    taken = {axis for axes in found.values() for axis in axes}
-    if prod(sizes.values()) == mesh.device_count:
-        for part in _parts_of_mesh(sizes):
-            axes = axes_of_devices(mesh, part) if part.axis not in found else None
-            if axes and not taken.intersection(axes):
-                found[part.axis] = axes
-                taken |= set(axes)
-    left = [name for name in sizes if name not in found]
-    free = [axis for axis in mesh.axes if axis.name not in taken]
-    for name in left:
-        same = [axis.name for axis in free if axis.size == sizes[name]]
-        if len(same) == 1 == sum(sizes[other] == sizes[name] for other in left):
-            found[name] = (same[0],)
-    return found
-
-
-def axes_of_devices(mesh: Mesh, part: Part) -> tuple[str, ...] | None:
-    """The axes of `mesh` that together join exactly the devices of `part`; None where none do."""
-    stride, size, names = mesh.device_count, 1, list[str]()
-    for axis in mesh.axes:
-        stride //= axis.size
-        if axis.size == 1 or stride * axis.size > (part.stride or 0) * part.size:
-            continue
-        size *= axis.size
-        names.append(axis.name)
-        if size >= part.size:
-            break
-    return tuple(names) if size == part.size and stride == part.stride else None
-
-
-def _within(axes: tuple[str, ...], part: Part, mesh: Mesh) -> tuple[str, ...] | None:
-    """Those of `axes` that are the sub-axis `part` of the axis which all of them are."""
-    first = next((i for i in range(len(axes) + 1) if mesh.size(axes[:i]) == part.before), None)
-    if first is None:
-        return None
-    return next(
-        (axes[first:end] for end in range(first, len(axes) + 1) if mesh.size(axes[first:end]) == part.size), None
-    )
-
-
-def _parts_of_mesh(sizes: Mapping[str, int]) -> list[Part]:
-    stride, parts = prod(sizes.values()), []
-    for name, size in sizes.items():
-        stride //= size
-        parts.append(Part(size=size, stride=stride, axis=name))
-    return parts
+def _over(own: OwnMesh, parts: Iterable[Part]) -> tuple[Part, ...]:
+    return tuple(run for part in parts for run in runs_in(own, part))
 
 
 # ---- reading -----------------------------------------------------------------------
@@ -316,7 +283,7 @@ def _read_shardy(text: str, meshes: Mapping[str, Mapping[str, int]]) -> ForeignS
 
 
 def _named_parts(inside: str, sizes: Mapping[str, int], text: str) -> tuple[Part, ...]:
-    whole = {part.axis: part for part in _parts_of_mesh(sizes)}
+    whole = {part.axis: part for part in parts_of_mesh(sizes)}
     parts = []
     for axis, before, size in _AXIS_USE.findall(inside):
         if axis not in whole:
@@ -369,13 +336,37 @@ def _tile_parts(
     tiles: Sequence[int], iota: str | None, permutation: str | None, listed: str | None
 ) -> list[tuple[Part, ...]]:
     """Per tile dimension, the parts of the device order it runs over."""
+    if listed:
+        return _listed_parts(tiles, _numbers(listed))
     sizes = _numbers(iota) if iota else [prod(tiles)]
-    if listed and _numbers(listed) != list(range(prod(tiles))):
-        return [(Part(size=size, stride=None),) if size > 1 else () for size in tiles]
     strides = [prod(sizes[place + 1 :]) for place in range(len(sizes))]
     order = _numbers(permutation) if permutation else list(range(len(sizes)))
     left = [(sizes[place], strides[place]) for place in order if sizes[place] > 1]
     return [_take(left, size) for size in tiles]
+
+
+def _listed_parts(tiles: Sequence[int], devices: Sequence[int]) -> list[tuple[Part, ...]]:
+    """Per tile dimension, the parts of the device order that a list of all devices runs over, if it is a pattern."""
+    if len(devices) == prod(tiles) and not devices[0]:
+        order = np.array(devices).reshape(tiles)
+        along = [np.moveaxis(order, dim, 0).reshape(size, -1)[:, 0] for dim, size in enumerate(tiles)]
+        if np.array_equal(order, sum(np.ix_(*along))):
+            return [_runs(each.tolist()) for each in along]
+    return [(Part(size=size, stride=None),) if size > 1 else () for size in tiles]
+
+
+def _runs(devices: Sequence[int]) -> tuple[Part, ...]:
+    """0, s, 2s, … and these again further on, as parts, major first."""
+    parts: list[Part] = []
+    while len(devices) > 1:
+        stride = devices[1]
+        size = next((i for i, device in enumerate(devices) if device != i * stride), len(devices))
+        firsts = devices[::size]
+        if len(devices) % size or any(d != firsts[i // size] + i % size * stride for i, d in enumerate(devices)):
+            return (Part(size=prod(part.size for part in parts) * len(devices), stride=None),)
+        parts.insert(0, Part(size=size, stride=stride))
+        devices = firsts
+    return tuple(parts)
 
 
 def _take(left: list[tuple[int, int]], size: int) -> tuple[Part, ...]:

@@ -1,8 +1,9 @@
-"""Calls written out in place: every call site becomes free to lay out what it computes.
+"""Calls and fusions written out in place: every call site becomes free to lay out what it computes.
 
 Frameworks lower a helper (`jnp.where`, the slice of a scan's inputs) as one function per shape and call it from
 many places. Planned as it stands, all those places would have to agree on one sharding: every stacked weight of
-one shape on one layout. XLA inlines calls before it partitions, so nothing else changes.
+one shape on one layout. XLA inlines calls before it partitions, so nothing else changes. A fusion, of text dumped after
+optimization, is a call that a compiler made: XLA fuses again what it partitions.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ _MOST_INSTRUCTIONS = 500_000
 _MOST_DEPTH = 100
 
 #: A call with other attributes means more than its body (a composite, manual axes).
-_PLAIN = frozenset({"to_apply", "metadata"})
+_PLAIN = frozenset({"to_apply", "metadata", "backend_config", "frontend_attributes"})
+
+#: What frontend attributes of a call begin with that tell a backend how to run it, not what it computes.
+_OF_BACKENDS = "xla_cpu_"
 
 #: Attributes whose computations run as part of the one they are named in.
 _REGIONS = frozenset({"condition", "body", "branch_computations", "true_computation", "false_computation"})
 
 
 def inline_calls(module: Module) -> Module:
-    """`module` without calls in the entry, in loops and in branches; `module` itself where there is none.
+    """`module` without calls and fusions in the entry, in loops and in branches; `module` itself where there is none.
 
     The first copy of a function keeps its instructions' names; further ones get new names and the source line of
     their call. Calls with attributes of their own stay, and so do all past half a million instructions.
@@ -45,7 +49,11 @@ def inline_calls(module: Module) -> Module:
 
 
 def _is_plain(instruction: Instruction) -> bool:
-    return instruction.opcode == "call" and instruction.attributes.keys() <= _PLAIN
+    if instruction.opcode == "fusion":
+        return True
+    if instruction.opcode != "call" or not instruction.attributes.keys() <= _PLAIN:
+        return False
+    return all(name.startswith(_OF_BACKENDS) for name in instruction.get("frontend_attributes", ()))
 
 
 @dataclass(slots=True)
@@ -115,7 +123,7 @@ class _Inliner:
         return depth < _MOST_DEPTH and self._size < _MOST_INSTRUCTIONS
 
     def _inline(self, call: Instruction, operands: Sequence[Instruction], site: _Site, region: _Region) -> Instruction:
-        (callee,) = call.called["to_apply"]
+        (callee,) = call.called["calls" if call.opcode == "fusion" else "to_apply"]
         is_first = self._is_first(callee)
         metadata = site.metadata or (None if is_first else call.attributes.get("metadata"))
         root = self._write(callee, _Site(operands, is_first, metadata, site.depth + 1), region)

@@ -131,7 +131,8 @@ class Fitting:
         if self.known is not None and self._is_among_all:
             self._add_peak(self.known)
         first = self._first()
-        exact = _exactly(self.search, self.start, self.model, self.held_by_all())
+        is_fast = self.search.is_fast
+        exact = None if is_fast else _exactly(self.search, self.start, self.model, self.held_by_all())
         is_close = exact is not None and exact.solved.value - exact.price_bound_s <= CLOSE * exact.solved.value
         if exact is not None and (first is None or (is_close and not self._descends)):
             return replace(exact, price=self._bounding(exact))
@@ -327,7 +328,7 @@ class Fitting:
         over = below[-1] if below else _Priced(0.0, self.start)
         best = fits.found
         halves = False  # the crossing moves little where the plan takes more than what is priced
-        for _ in range(MOST_PRICES):
+        for _ in range(1 if self.search.is_fast else MOST_PRICES):
             if best.cost.step_s <= self.start.cost.step_s * (1 + CLOSE) or self.search.is_late():
                 return best
             price = self._between(over, fits, halves)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError, ShardwrightError
+from shardwright.planner.clock import Clock
 from shardwright.planner.memory.budget import Peak
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.report.units import format_bytes, format_seconds
@@ -82,6 +83,17 @@ def too_large(search: MeshSearch, least: Found) -> TooLargeError:
     )
     error.needed, error.needed_bytes, error.stored_bytes = said, needed, least.memory.arguments_bytes
     return error
+
+
+def cut_short(error: TooLargeError, clock: Clock) -> TooLargeError:
+    """The same where a deadline ended the search: it may not have come to what needs less."""
+    made = TooLargeError(
+        f"{error.message}; the deadline of {clock.deadline_s:g} s came before a plan that fits",
+        where=error.where,
+        remedy=f"{error.remedy}, give a longer deadline",
+    )
+    made.needed, made.needed_bytes, made.stored_bytes = error.needed, error.needed_bytes, error.stored_bytes
+    return made
 
 
 def _least_needs(search: MeshSearch, least: Found, needed: int) -> str:

@@ -17,6 +17,7 @@ from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.graph.foreign import ForeignDim, ForeignSharding, ForeignShardingError, meshes_of, sharding_of
 from shardwright.planner.graph.written_shardings import Said, marked_outputs
+from shardwright.planner.pins.own import on_one_mesh
 from shardwright.planner.pins.pins import DimPin, Requirement, Requirements, called, refusal, refused
 
 
@@ -66,8 +67,12 @@ def collect(
     meshes = meshes_of(flow.module)
     for node in flow.nodes:
         if node.is_value and _is_annotation(node.instruction) and node.uses:
-            found.setdefault(node.index, []).extend(_annotation(flow, node, meshes))
-    for index, requirement in _variable_pins(flow, variables or VariableShardings.of(flow.module), batch or {}):
+            is_own = node.instruction.get("custom_call_target") == ANNOTATION_TARGET
+            if is_own or options.constraints == "keep":
+                found.setdefault(node.index, []).extend(_annotation(flow, node, meshes))
+    if variables is None and options.constraints == "keep":
+        variables = VariableShardings.of(flow.module)
+    for index, requirement in _variable_pins(flow, variables or VariableShardings(), batch or {}):
         found.setdefault(index, []).append(requirement)
     exact = (
         ("argument_axes", options.argument_axes, flow.parameters),
@@ -76,7 +81,7 @@ def collect(
     for option, axes_by_number, nodes in exact:
         for index, requirement in _exact(flow, option, axes_by_number, nodes, options):
             found.setdefault(index, []).append(requirement)
-    return {index: requirements for index, requirements in found.items() if requirements}
+    return on_one_mesh({index: requirements for index, requirements in found.items() if requirements})
 
 
 def refuse_manual(module: Module) -> None:

@@ -1,7 +1,8 @@
 """Pins: what the user says about single tensors, as requirements on their shardings.
 
 `annotations` reads them. Pins hold or are refused with the tensor, its shape, its source line and the reason;
-none is ever dropped. An argument or output that a pin splits unevenly is stored padded; so is a value inside the
+none is ever dropped. An axis of the program's own mesh splits nothing on a mesh that has none left for it, and the plan
+says so (`own`). An argument or output that a pin splits unevenly is stored padded; so is a value inside the
 program where its maker or a reader can work on padded shards, else the pin is refused.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import product
 from math import prod
 
 from shardwright.config import IDENTITY_TARGETS, Pin
@@ -70,7 +71,12 @@ class Requirement:
         if self.foreign is None:
             return self
         dims = {
-            number: DimPin(axes=dim.axes, is_open=dim.is_open, count=None if dim.axes is not None else dim.count)
+            number: DimPin(
+                axes=dim.axes,
+                is_open=dim.is_open,
+                count=None if dim.axes is not None else dim.count,
+                somewhere=dim.axes is None and dim.count is None,
+            )
             for number, dim in self.foreign.on(mesh).items()
         }
         whole = frozenset(self.foreign.whole_axes(mesh))
@@ -141,29 +147,13 @@ def program_meshes(requirements: Requirements) -> tuple[Mapping[str, int], ...]:
 
 
 def axis_orders(requirements: Requirements) -> set[tuple[str, ...]]:
-    """Axes of the program's meshes that split one dimension together, major first."""
+    """Axes of the program's meshes that split one dimension, together where they are several, major first."""
     return {
         tuple(part.axis for part in dim.parts)
         for each in _foreign_shardings(requirements)
         for dim in each.dims.values()
-        if len(dim.parts) > 1
+        if dim.parts and all(part.axis for part in dim.parts)
     }
-
-
-def tiled_sizes(requirements: Requirements, device_count: int) -> tuple[int, ...]:
-    """Sizes of the axes, major first, of the coarsest mesh that has all tiles of the program's shardings.
-
-    Empty where there are no tiles over `device_count` devices, or no such mesh.
-    """
-    tiles = [each for each in _foreign_shardings(requirements) if each.device_count == device_count and not each.sizes]
-    parts = [part for each in tiles for dim in each.dims.values() for part in dim.parts]
-    known = [(part.stride, part.size) for part in parts if part.stride is not None]
-    if not parts or len(known) < len(parts):
-        return ()
-    cuts = sorted({1, device_count} | {end for stride, size in known for end in (stride, stride * size)})
-    if any(larger % smaller for smaller, larger in pairwise(cuts)):
-        return ()
-    return tuple(larger // smaller for smaller, larger in reversed(list(pairwise(cuts))))
 
 
 def _foreign_shardings(requirements: Requirements) -> list[ForeignSharding]:

@@ -14,6 +14,8 @@ from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.hlo import ArrayShape
 from shardwright.pipelines import PipelinePlan
+from shardwright.planner.clock import Clock, OutOfTimeError, too_short
+from shardwright.planner.graph.source import Source
 from shardwright.planner.pipeline.boundary import Origin
 from shardwright.planner.pipeline.layouts import WholeStep
 from shardwright.planner.pipeline.make import Choice, make_pipeline
@@ -33,15 +35,17 @@ class Searched(NamedTuple):
 
 
 def searched_pipeline(
-    hlo_text: str,
+    hlo: str | Source,
     cluster: Cluster,
     options: PlanOptions,
     *,
     whole_s: float | None = None,
     why_not: str = "",
     progress: Callable[[PlanProgress], None] | None = None,
+    clock: Clock | None = None,
 ) -> Searched:
-    """The fastest pipeline under these options. whole_s, why_not: see `search_pipeline`, whose errors it raises."""
+    """The fastest pipeline under these options. whole_s, why_not, clock: see `search_pipeline`, whose errors
+    it raises."""
     wanted = Wanted(
         stages=options.stages,
         mesh=options.mesh,
@@ -49,8 +53,14 @@ def searched_pipeline(
         schedule=options.schedule or None,
         imbalance=options.imbalance,
     )
-    program = Program(hlo_text, replace(options, micro_batches=None))
-    choice = search_pipeline(program, cluster, wanted, whole_s=whole_s, why_not=why_not, progress=progress)
+    clock = clock or Clock(options.deadline_s)
+    try:
+        program = Program(hlo, replace(options, micro_batches=None), clock=clock)
+        choice = search_pipeline(
+            program, cluster, wanted, whole_s=whole_s, why_not=why_not, progress=progress, clock=clock
+        )
+    except OutOfTimeError:
+        raise too_short(clock) from None
     return Searched(program, choice)
 
 

@@ -12,7 +12,7 @@ from shardwright.planner.graph.dataflow import BARRIERS, CONTROL_FLOW, Dataflow,
 from shardwright.planner.graph.scopes import span, telling_depth
 from shardwright.planner.plans.causes import is_backward
 from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.cut import CHOOSERS
+from shardwright.planner.segments.forward import CHOOSERS
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.strategies.expansion import Strategy, local_results
 from shardwright.plans import InstructionPlan, SegmentPlan, VariablePlan, served_from

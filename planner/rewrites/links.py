@@ -68,6 +68,7 @@ class _Builder:
         self.values = (*instruction.operands, instruction)
         self.made = Links()
         self.allowed: set[tuple[int, int, int]] = set()
+        self.allowed_whole: set[int] = set()  # values all of whose leaves and dimensions are
 
     def dims(self, number: int, leaf: int = 0) -> tuple[int, ...]:
         """Sizes of a leaf's dimensions."""
@@ -95,10 +96,13 @@ class _Builder:
         last = len(self.values) - 1
         allowed = {(last if n < 0 else n, leaf, dim) for n, leaf, dim in self.allowed}
         for number, value in enumerate(self.values):
+            if number in self.allowed_whole and not any(shape.dynamic for shape in value.shape.leaves):
+                continue  # nothing of what may be a tuple of thousands is looked at
             for leaf, shape in enumerate(value.shape.leaves):
                 for dim, size in enumerate(shape.dimensions):
                     dynamic = bool(shape.dynamic) and shape.dynamic[dim]
-                    if size > 1 and (dynamic or (number, leaf, dim) not in allowed):
+                    is_allowed = number in self.allowed_whole or (number, leaf, dim) in allowed
+                    if size > 1 and (dynamic or not is_allowed):
                         self.made.denied.add((value, leaf, dim))
         return self.made
 
@@ -128,17 +132,10 @@ def _leafwise(builder: _Builder, instruction: Instruction) -> None:
 def _element(builder: _Builder, instruction: Instruction) -> None:
     shape = instruction.operands[0].shape
     assert isinstance(shape, TupleShape)
-    _source_leaves(builder, instruction.operands[0])
+    builder.allowed_whole.add(0)  # an element that is not taken out of a tuple asks for nothing
     first = sum(len(element.leaves) for element in shape.elements[: instruction.index])
     for leaf in range(len(instruction.shape.leaves)):
         builder.tie_leaf(0, first + leaf, -1, leaf)
-
-
-def _source_leaves(builder: _Builder, operand: Instruction) -> None:
-    """An element that is not taken out of a tuple asks for nothing."""
-    for leaf, shape in enumerate(operand.shape.leaves):
-        for dim in range(shape.rank):
-            builder.allowed.add((0, leaf, dim))
 
 
 def _while(builder: _Builder, loop: Instruction) -> None:

@@ -93,9 +93,9 @@ def is_zero(instruction: Instruction) -> bool:
     """Whether every element is the number zero, as far as a literal and what copies its elements show."""
     while instruction.opcode in _COPYING and instruction.operands:
         instruction = instruction.operands[0]
-    return (
-        instruction.opcode == "constant" and bool(_ZEROS.fullmatch(instruction.payload)) and "0" in instruction.payload
-    )
+    if instruction.opcode != "constant" or instruction.is_elided:
+        return False
+    return bool(_ZEROS.fullmatch(instruction.payload)) and "0" in instruction.payload
 
 
 def _is_summable(element_type: str) -> bool:
@@ -130,7 +130,7 @@ def _convert(instruction: Instruction) -> Iterable[tuple[int, ...]]:
 
 
 #: Explicit significand bits, and exponent bits, of the float types that a training step computes in.
-_SIGNIFICANT_BITS = {"bf16": (7, 8), "f16": (10, 5), "f32": (23, 8), "f64": (52, 11)}
+SIGNIFICANT_BITS = {"bf16": (7, 8), "f16": (10, 5), "f32": (23, 8), "f64": (52, 11)}
 _PARTS = {"c64": "f32", "c128": "f64"}
 
 
@@ -140,7 +140,7 @@ def _is_widening(source: str, target: str) -> bool:
         return True
     if source in _PARTS and target not in _PARTS:
         return False
-    have, want = (_SIGNIFICANT_BITS.get(_PARTS.get(kind, kind)) for kind in (source, target))
+    have, want = (SIGNIFICANT_BITS.get(_PARTS.get(kind, kind)) for kind in (source, target))
     return have is not None and want is not None and have[0] <= want[0] and have[1] <= want[1]
 
 

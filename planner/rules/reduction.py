@@ -83,13 +83,25 @@ def _why_whole(instruction: Instruction) -> str:
     if count == 1 and reductions[0] in ("and", "or") and operand_leaves(instruction)[0].element_type != "pred":
         return "bitwise reductions have no all-reduce"
     for reduction, value in zip(reductions, instruction.operands[count:], strict=True):
-        neutral = _neutral(reduction, value.shape.leaves[0].element_type)
+        neutral = neutral_element(reduction, value.shape.leaves[0].element_type)
         if not _is_constant(value, neutral):
             return f"its initial value is not known to be {neutral}"
     return ""
 
 
-def _neutral(reduction: str, element_type: str) -> float:
+def starts_elsewhere(instruction: Instruction) -> bool:
+    """Whether a reduce of one array stays whole for nothing but the initial value that it has."""
+    if instruction.opcode != "reduce" or len(instruction.operands) != 2:
+        return False
+    reduction = reduction_of(instruction.called["to_apply"][0])
+    value = instruction.operands[1]
+    element_type = value.shape.leaves[0].element_type
+    if reduction is None or (reduction in ("and", "or") and element_type != "pred"):
+        return False
+    return not _is_constant(value, neutral_element(reduction, element_type))
+
+
+def neutral_element(reduction: str, element_type: str) -> float:
     """What changes nothing: `neutral ∘ a = a`."""
     if reduction in ("add", "multiply", "or"):
         return 1 if reduction == "multiply" else 0

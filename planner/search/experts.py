@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwright.errors import AnnotationError, OptionError, PlanError
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.pins.force import Forced
 from shardwright.planner.search.meshes import meshes_to_search
 from shardwright.plans import Candidate
@@ -31,7 +32,11 @@ EXPERTS = {
     "replicated": "replicated",
 }
 
-_DATA_PARALLEL, _FULLY_SHARDED = "data parallel", "fully sharded (ZeRO-3)"
+#: How the plan is called that one of them is: before the search is at its end, and then.
+SO_FAR = "the search, as far as it came, found none faster"
+AT_THE_END = "it is faster than what the search found"
+
+_DATA_PARALLEL, _FULLY_SHARDED, REPLICATED = "data parallel", "fully sharded (ZeRO-3)", "replicated"
 
 #: Those that large programs are held against, too: with one axis they take least time to plan. Programs of `VAST_NODES`
 #: and more are held against none.
@@ -39,7 +44,7 @@ OF_LARGE = (_DATA_PARALLEL, "optimizer sharded (ZeRO-1)")
 VAST_NODES = 20_000
 
 #: Part of the memory that data parallelism may seem to take for it to be tried as first plan. Of six models that train
-#: on 8 devices `_data_parallel_bytes` says 0.91 to 1.06 times what their plans need.
+#: on 8 devices `_roughly_bytes` says 0.91 to 1.06 times what their plans need.
 _SEEMS_TO_FIT = 0.9
 
 #: Most axes of the meshes on which they are priced.
@@ -54,8 +59,8 @@ def first_plan(search: Search) -> Found | None:
     Of a large program it takes most of a second to plan one. The fully sharded one is returned whether it fits or not;
     None where neither can be had.
     """
-    if _data_parallel_bytes(search) <= _SEEMS_TO_FIT * search.limit_bytes:
-        found = _known_as(search, _DATA_PARALLEL)
+    if seems_to_fit(search, search.cluster.device_count):
+        found = expert_plan(search, _DATA_PARALLEL)
         if found is not None and search.fits(found):
             return found
     return fully_sharded(search)
@@ -63,23 +68,27 @@ def first_plan(search: Search) -> Found | None:
 
 def fully_sharded(search: Search) -> Found | None:
     """The fully sharded one, whether it fits or not; None where it cannot be had."""
-    return _known_as(search, _FULLY_SHARDED)
+    return expert_plan(search, _FULLY_SHARDED)
 
 
-def _known_as(search: Search, name: str) -> Found | None:
-    """The plan of this name on the first mesh that it can be had on."""
+def expert_plan(search: Search, name: str, why: str = SO_FAR) -> Found | None:
+    """The plan of this name on the first mesh that it can be had on, whether it fits or not. why: it is handed out."""
     for mesh, make in _meshes(search, EXPERTS[name]):
         made = _remembered(search, name, mesh, make)
         if not isinstance(made, Refusal):
             found = search.found(made.chain, made.solved, made.notes)
-            scope = f"this is the plan that is known as {name!r}: the search, as far as it came, found none faster"
-            return replace(found, cost=replace(found.cost, bound_scope=scope))
+            return replace(found, cost=replace(found.cost, bound_scope=_scope(name, why)))
     return None
 
 
-def _data_parallel_bytes(search: Search) -> float:
-    """Roughly what data parallelism takes on one device, known before anything is planned: the state, and this device's
-    part of what is live where most is. No value is fused, and a loop's body holds nothing while it runs."""
+def seems_to_fit(search: Search, devices: int) -> bool:
+    """Whether a step of which each of so many devices computes a part, and has all the state, most likely fits."""
+    return _roughly_bytes(search, devices) <= _SEEMS_TO_FIT * search.limit_bytes
+
+
+def _roughly_bytes(search: Search, devices: int) -> float:
+    """Roughly what that takes on one device, known before anything is planned: the state, and this device's part of
+    what is live where most is. No value is fused, and a loop's body holds nothing while it runs."""
     flow, change = search.flow, np.zeros(len(search.flow.nodes) + 1)
     last = {use.source: node.index for node in flow.nodes for use in node.uses}
     arguments = frozenset(flow.parameters)
@@ -88,11 +97,13 @@ def _data_parallel_bytes(search: Search) -> float:
             size_bytes = flow.nodes[index].shapes[leaf].size_bytes
             change[index] += size_bytes
             change[end] -= size_bytes
-    return float(search.program.state_bytes + np.cumsum(change).max() / search.cluster.device_count)
+    return float(search.program.state_bytes + np.cumsum(change).max() / devices)
 
 
 def names_for(search: Search) -> tuple[str, ...]:
     """Which of them a program is held against, whatever its search found."""
+    if search.is_fast:
+        return ()
     if not search.is_large or search.options.effort == "best":
         return tuple(EXPERTS)
     return OF_LARGE if len(search.flow.nodes) < VAST_NODES else ()
@@ -127,9 +138,13 @@ def faster_than(search: Search, step_s: float, names: Sequence[str] = tuple(EXPE
                 continue
             found = _that_fits(search, made)
             if found is not None and found.cost.step_s < step_s:
-                scope = f"this is the plan that is known as {name!r}: it is faster than what the search found"
+                scope = _scope(name, AT_THE_END)
                 best, step_s = replace(found, cost=replace(found.cost, bound_scope=scope)), found.cost.step_s
     return best
+
+
+def _scope(name: str, why: str) -> str:
+    return f"this is the plan that is known as {name!r}: {why}"
 
 
 def expert_candidates(search: Search) -> list[Candidate]:
@@ -182,6 +197,8 @@ def _made(search: Search, mesh: Mesh, force: Forced) -> Tried | Refusal:
         try:
             chain = search.chain(mesh, force, in_place)
             return search.tried(chain, chain.solve(search.time_limit_s()), search.flow.notes)
+        except OutOfTimeError:
+            raise
         except (PlanError, AnnotationError) as error:
             refusal = error
     assert refusal is not None

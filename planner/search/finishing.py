@@ -12,8 +12,9 @@ from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.dataflow import Dataflow
-from shardwright.planner.parallel import Ahead
+from shardwright.planner.parallel import PATIENCE_S, Ahead
 from shardwright.planner.pins.force import origin
+from shardwright.planner.pins.own import scaling_notes
 from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.ledger import planned_collectives
@@ -40,7 +41,8 @@ class Bounding:
     def begin(self, chain: Chain, time_limit_s: float) -> None:
         """Bound a chain from now on, instead of another one."""
         self.cancel()
-        self._begun = chain, Ahead(partial(_bound, chain, time_limit_s))
+        patience_s = min(PATIENCE_S, time_limit_s + 1.0)  # then it is late here, too
+        self._begun = chain, Ahead(partial(_bound, chain, time_limit_s), patience_s=patience_s)
 
     def of(self, chain: Chain, time_limit_s: float) -> float:
         """`lower_bound` with what is made anew for its readers; 0 where a deadline comes first."""
@@ -80,9 +82,11 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     """The same with a lower bound on what any plan on its mesh costs."""
     cost = found.cost
     if cost.bound_scope:  # no search found it
-        return found if search.clock.is_late else _bounded_freely(search, found, bounding)
+        return found if search.clock.is_late or search.is_fast else _bounded_freely(search, found, bounding)
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
+    if search.is_fast:
+        return _bounded_at_once(search, found)
     if found.is_descended:
         return _bounded_on_its_mesh(search, found, bounding)
     bound_s = _bound_s(search, bounding, found.chain, found.solved, found.price_bound_s)
@@ -92,6 +96,14 @@ def bounded(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
         scope += OF_WHAT_FITS + ALIKE
     made = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
     return refined(search, made)
+
+
+def _bounded_at_once(search: MeshSearch, found: Found) -> Found:
+    """A plan with the bound that its own search ended at: a weak one, of its mesh alone."""
+    bound_s = (found.price_bound_s or found.solved.rolled_bound) + beside_s(found.chain.graph)
+    scope = f'{_scope(search, found.chain)}{ALIKE}; a weak bound, for effort="fast" does nothing to raise it'
+    lower_bound_s = max(0.0, min(bound_s, found.cost.step_s))
+    return replace(found, cost=replace(found.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
 
 
 def _bounded_freely(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
@@ -107,15 +119,13 @@ def _bounded_freely(search: MeshSearch, found: Found, bounding: Bounding) -> Fou
 
 def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -> Found:
     """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
-    cost, start, time_limit_s = found.cost, found.start, search.time_limit_s()
-    chain = bounding.begun_on(found.mesh, search.flow) or search.chain_to_bound(found.mesh)
-    bound_s = bounding.of(chain, time_limit_s)
-    if bound_s <= 0 and start is None:
-        return replace(found, cost=replace(cost, bound_scope=f"the deadline came before a bound on {found.mesh}"))
-    if bound_s <= 0 and start is not None:  # what is known of the plan that it was descended from has to do
-        bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()
-        scope = f"{_scope(search, start.chain)}; the deadline came before a bound on {found.mesh}"
-        return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
+    cost, time_limit_s = found.cost, search.time_limit_s()
+    chain = bounding.begun_on(found.mesh, search.flow)
+    if chain is None and not search.clock.is_late:
+        chain = search.chain_to_bound(found.mesh)
+    bound_s = bounding.of(chain, time_limit_s) if chain is not None else 0.0
+    if chain is None or bound_s <= 0:
+        return _bounded_by_its_start(search, found)
     scope = f"{_scope(search, chain)}; repeats decide each for itself"
     is_followed = search.following(chain, search.most_rank) is chain
     if not is_followed:
@@ -128,6 +138,16 @@ def _bounded_on_its_mesh(search: MeshSearch, found: Found, bounding: Bounding) -
     search.tell_of(found)  # closing what is open may take long
     made = refined(search, closed(search, found, chain))
     return replace(made, was_open=is_followed or first.gap > MOST_OPEN)
+
+
+def _bounded_by_its_start(search: MeshSearch, found: Found) -> Found:
+    """The same with what is known of the plan that it was descended from, where a deadline came before more was."""
+    cost, start, late = found.cost, found.start, f"the deadline came before a bound on {found.mesh}"
+    if start is None:
+        return replace(found, cost=replace(cost, bound_scope=late))
+    bound_s = start.solved.rolled_bound + start.chain.graph.least_of_free_s()
+    scope = f"{_scope(search, start.chain)}; {late}"
+    return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
 
 
 def _bound_s(
@@ -175,7 +195,7 @@ def assembled(search: MeshSearch, found: Found, candidates: tuple[Candidate, ...
         segments=segment_plans(decisions, found.chain),
         recomputed=search.recomputation.segments if search.recomputation else (),
         micro_batches=program.micro_batches,
-        notes=(*found.notes, *_replicated_notes(found.instructions)),
+        notes=(*found.notes, *scaling_notes(program.pins, found.mesh), *_replicated_notes(found.instructions)),
         hlo_text=program.text,
     )
     original = hashlib.sha256(program.original_text.encode()).hexdigest()

@@ -145,19 +145,28 @@ class Outcome:
 
 @dataclass(slots=True)
 class Known:
-    """The fastest plan so far that fits, of whatever variant of the program: what a deadline leaves."""
+    """The fastest plan so far that fits, of whatever variant of the program: what a deadline leaves.
+
+    least: of the plans that do not fit the one that needs least, and the search that it is of.
+    """
 
     search: Search | None = None
     found: Found | None = None
+    least: tuple[Search, Found] | None = None
 
     def offer(self, search: Search, found: Found) -> None:
         if self.found is None or found.cost.step_s < self.found.cost.step_s:
             self.search, self.found = search, found
 
+    def refuse(self, search: Search, found: Found) -> None:
+        """A plan does not fit."""
+        if self.least is None or search.needed_bytes(found) < self.least[0].needed_bytes(self.least[1]):
+            self.least = search, found
+
     def forget(self) -> None:
         """Let go of what is known: the search that it is of knows it in turn, and such a cycle would be left to the
         garbage collector."""
-        self.search = self.found = None
+        self.search = self.found = self.least = None
 
     def is_faster_than(self, outcome: Outcome) -> bool:
         return self.found is not None and (

@@ -205,6 +205,8 @@ def bounded_by_price(search: MeshSearch, found: Found) -> Found:
     price, fastest = found.price, found.fastest
     if price is None or fastest is None or not price.total or found.is_from_another_mesh:  # all strategies bound that
         return found
+    if search.clock.is_late:
+        return found
 
     def nearly(chain: Chain, close: float) -> SolvedChain:
         return chain.solve(search.time_limit_s(), close)

@@ -45,6 +45,9 @@ from shardwright.shardings import Mesh
 #: the finer one.
 EXPERT_NODES = 2500
 
+#: Relative gap at which the one mesh that is searched with `effort="fast"` counts as solved.
+CLOSE_IF_FAST = 5e-3
+
 #: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
 CLOSE_IF_LARGE = 1e-3
 
@@ -55,9 +58,14 @@ class MeshSearch:
     """The program and its pins, read once, and what planning it on any one mesh gives."""
 
     def __init__(
-        self, hlo: str | Module | Source, cluster: Cluster, options: PlanOptions, progress: Listener | None = None
+        self,
+        hlo: str | Module | Source,
+        cluster: Cluster,
+        options: PlanOptions,
+        progress: Listener | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.clock = Clock(options.deadline_s)
+        self.clock = clock or Clock(options.deadline_s)
         self._progress = progress
         self._best: Found | None = None
         self._incumbent_s = math.inf
@@ -68,7 +76,8 @@ class MeshSearch:
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
-        self.program = Program(hlo, options, self.profile)
+        self.program = Program(hlo, options, self.profile, self.clock)
+        self.clock.took(self.clock.elapsed_s)  # until more is known: plans are made about as fast as read
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0
@@ -79,17 +88,22 @@ class MeshSearch:
         return len(self.flow.nodes) > EXPERT_NODES
 
     @property
+    def is_fast(self) -> bool:
+        """Whether one mesh is searched, what fits first is taken, and nothing is done to bound or to better that."""
+        return self.options.effort == "fast" and self.options.mode == "search"
+
+    @property
     def descends(self) -> bool:
         """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
         of their parts. Also where they are searched outright: what a descent ends at may be better than what that finds
         of a large program."""
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
-        return is_free and options.mode == "search"
+        return is_free and options.mode == "search" and not self.is_fast
 
     def is_late(self) -> bool:
-        """Whether the plan that is known has to do."""
-        return self.clock.is_late and self.clock.interrupts
+        """Whether what is known has to do: a plan, or that none fits."""
+        return self.clock.is_over
 
     def time_limit_s(self) -> float:
         """Seconds that the integer program may take until the deadline, if there is one."""
@@ -152,10 +166,12 @@ class MeshSearch:
     def _solved(self, chain: Chain, close: float) -> SolvedChain:
         if self.options.mode == "propagate":
             return propagated(chain)
-        least = CLOSE_IF_LARGE if self.is_large and self.descends else 0.0
+        least = CLOSE_IF_LARGE if self.is_large and self.descends else CLOSE_IF_FAST if self.is_fast else 0.0
         return chain.solve(self.time_limit_s(), max(close, least))
 
     def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:
+        self.clock.check(self.clock.making_s)
+        begun_s = self.clock.elapsed_s
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
@@ -163,6 +179,7 @@ class MeshSearch:
         instructions = instruction_plans(decisions)
         parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
         predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
+        self.clock.took(self.clock.elapsed_s - begun_s)
         return Found(
             mesh=mesh,
             chain=chain,
@@ -269,6 +286,7 @@ class MeshSearch:
         if confinement is not None:
             for node in self.flow.nodes:
                 extra[node.index] = (*extra.get(node.index, ()), *confinement.key(node))
+        self.clock.check()
         structure = self.program.structure(requirements, extra)
         graph = Graph(
             layout=structure.layout,

@@ -15,7 +15,8 @@ the finer one holds for the coarser one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations, permutations
 from math import prod
 
@@ -24,7 +25,9 @@ from shardwright.config import MAX_MESH_AXES, PlanOptions
 from shardwright.cost.moves.device_groups import device_groups
 from shardwright.errors import OptionError
 from shardwright.options import DEFAULT_AXES
-from shardwright.planner.pins.pins import Requirements, axis_orders, named_axes, program_meshes, tiled_sizes
+from shardwright.planner.graph.own_mesh import ordered
+from shardwright.planner.pins.own import own_meshes
+from shardwright.planner.pins.pins import Requirements, axis_orders, named_axes, program_meshes
 from shardwright.shardings import Mesh, MeshAxis
 
 #: What a set of axes looks like from outside: per group of devices, its members on each node.
@@ -56,7 +59,8 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
     """The meshes to plan on: the given one, the program's own, or candidates that have the axes which pins name.
 
     A program's own mesh (of its sharding constraints; the one that their tiles need where they name no axes) is taken
-    where it has as many devices as the cluster.
+    where it has as many devices as the cluster; else candidates that have its axes in other sizes (`scaled_meshes`),
+    the first group of them.
     Without either, a forced strategy over all axes gets one axis, a mixed one two or more, expert parallelism one or
     two.
     Raises OptionError where the given mesh does not fit, or nothing can.
@@ -68,21 +72,28 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
     own = _own_mesh(requirements, names, cluster.device_count)
     if own is not None:
         return (own,)
+    scaled = scaled_meshes(cluster, requirements)[0]
     if not isinstance(options.force, str):
-        return candidate_meshes(cluster, names=names)
-    if options.force in ("mixed", "megatron"):
+        return scaled
+    forced = _forced_meshes(cluster, options.force, names)
+    return tuple(mesh for mesh in forced if not any(each.unsplit(mesh) for each in own_meshes(requirements))) or scaled
+
+
+def _forced_meshes(cluster: Cluster, force: str, names: tuple[str, ...]) -> tuple[Mesh, ...]:
+    """Those on which the axes have the roles of a strategy by their place."""
+    if force in ("mixed", "megatron"):
         meshes = candidate_meshes(cluster, names=names, is_ordered=True)
         found = tuple(mesh for mesh in meshes if sum(axis.size > 1 for axis in mesh.axes) > 1)
         if not found:
             raise OptionError(
-                f"{cluster.device_count} devices have no two factors for a {options.force} strategy",
+                f"{cluster.device_count} devices have no two factors for a {force} strategy",
                 where="force",
                 remedy="take a strategy over all devices (data, tensor, zero1, fsdp), or another number of devices",
             )
         return found
-    if options.force == "expert":
+    if force == "expert":
         return candidate_meshes(cluster, names=names, max_axes=max(2, len(names)), is_ordered=True)
-    if options.force == "tensor":
+    if force == "tensor":
         names = names or DEFAULT_AXES[1:2]
     return candidate_meshes(cluster, names=names, max_axes=max(1, len(names)), is_ordered=True)
 
@@ -94,20 +105,48 @@ def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: in
         if prod(sizes.values()) != device_count or len(real) > MAX_MESH_AXES or not set(names) <= set(sizes):
             continue
         if all(name.isidentifier() for name in real) and real:
-            return Mesh.of({name: real[name] for name in _ordered(tuple(real), axis_orders(requirements))})
-    tiles = () if names else tiled_sizes(requirements, device_count)
-    if 0 < len(tiles) <= MAX_MESH_AXES:
-        return Mesh.of(dict(zip(DEFAULT_AXES, tiles, strict=False)))
+            return Mesh.of({name: real[name] for name in ordered(tuple(real), axis_orders(requirements))})
     return None
 
 
-def _ordered(names: tuple[str, ...], orders: set[tuple[str, ...]]) -> tuple[str, ...]:
-    """`names` as near to their own order as has each of `orders` major first; as they are where nothing has."""
-    for found in permutations(names):
-        places = [[found.index(name) for name in order if name in found] for order in orders]
-        if all(each == sorted(each) for each in places):
-            return found
-    return names
+def scaled_meshes(cluster: Cluster, requirements: Requirements) -> list[tuple[Mesh, ...]]:
+    """Meshes that have the axes which pins name and those that the program's own shardings split over, in groups, the
+    more promising first: where nothing can be planned on those of one group, the next one is to be tried.
+
+    First come those with every axis of the program's in a multiple of its size, then those of two axes, which leave a
+    third one to dimensions that divide less often. Where the program has more axes than a mesh, some split nothing,
+    at best such as always follow another one.
+    """
+    used = ((each, name) for each in own_meshes(requirements) for name in each.used)
+    own = {name: each.sizes[name] for each, name in used if name.isidentifier()}
+    given, orders = named_axes(requirements), axis_orders(requirements)
+    return list(_scaled(cluster, tuple(own.items()), given, frozenset(orders)))
+
+
+@lru_cache(maxsize=4)
+def _scaled(
+    cluster: Cluster, axes: tuple[tuple[str, int], ...], given: tuple[str, ...], orders: frozenset[tuple[str, ...]]
+) -> list[tuple[Mesh, ...]]:
+    """The same for axes (name, size) of the program's, axes that a mesh must have besides, and what splits together."""
+    own, nodes = dict(axes), _node_of_devices(cluster)
+    if not own:
+        return [candidate_meshes(cluster, names=given)]
+    groups: dict[tuple[int, bool, bool], dict[object, Mesh]] = {}
+    order = [name for name in ordered(tuple(own), orders) if name not in given]
+    for kept in combinations(order, min(len(order), max(MAX_MESH_AXES - len(given), 0))):
+        for mesh in candidate_meshes(cluster, names=(*given, *kept), is_ordered=True):
+            if tuple(axis.name for axis in mesh.axes if axis.name in kept) != kept:
+                continue
+            lost = sum(mesh.sizes.get(name, 1) == 1 and not _follows(name, orders) for name in order)
+            shrinks = any(mesh.sizes[name] % own[name] for name in kept)
+            key = (lost, shrinks, len(mesh.axes) > max(2, len(given) + len(kept)))
+            groups.setdefault(key, {}).setdefault(_signature(mesh, nodes, (*given, *kept)), mesh)
+    return [tuple(groups[key].values()) for key in sorted(groups)]
+
+
+def _follows(name: str, orders: Collection[tuple[str, ...]]) -> bool:
+    """Whether an axis splits no dimension that an axis before it does not split too."""
+    return bool(orders) and all(order.index(name) > 0 for order in orders if name in order)
 
 
 def candidate_meshes(

@@ -11,8 +11,10 @@ from copy import copy
 from shardwright.config import PlanOptions
 from shardwright.cost import HardwareProfile
 from shardwright.cost.peak.liveness import Liveness, liveness
-from shardwright.hlo import Module
+from shardwright.hlo import Module, elided
+from shardwright.hlo.elided import PRINT_THEM
 from shardwright.options import name_matches
+from shardwright.planner.clock import Clock
 from shardwright.planner.costs.kernels import Kernels, find_kernels
 from shardwright.planner.graph.colours import Ties
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
@@ -20,6 +22,8 @@ from shardwright.planner.graph.donors import alias_donors
 from shardwright.planner.graph.foreign import ForeignSharding
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.graph.names import argument_names, output_names
+from shardwright.planner.graph.one_device import is_optimized, refuse_one_device
+from shardwright.planner.graph.optimized import NOTE, before_optimization
 from shardwright.planner.graph.source import Source
 from shardwright.planner.graph.written_shardings import marked_outputs, write_out_shardings
 from shardwright.planner.memory.budget import Memory
@@ -30,7 +34,9 @@ from shardwright.planner.pins.force import Forced, forced, pins_by_name, state_a
 from shardwright.planner.pins.pins import Requirement, odd_axes, program_meshes
 from shardwright.planner.rewrites.apart import reduced_apart
 from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
+from shardwright.planner.rewrites.folding import folded
 from shardwright.planner.rewrites.lookups import own_rows
+from shardwright.planner.rewrites.starts import started_neutrally
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.search.batch_dims import batch_dims
@@ -52,20 +58,29 @@ class Program:
     said: how the program's own arguments and outputs lie, where it says so.
     state: nodes of arguments kept between steps; arriving: of all others. rules: of its instructions.
     profile: of a device, by which what takes long to make anew for each reader is told; None: nothing does.
+    clock: ends the reading.
     """
 
     def __init__(
-        self, hlo: str | Module | Source, options: PlanOptions, profile: HardwareProfile | None = None
+        self,
+        hlo: str | Module | Source,
+        options: PlanOptions,
+        profile: HardwareProfile | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.options, self.profile = options, profile
+        self.options, self.profile, self.clock = options, profile, clock or Clock()
         source = Source(hlo) if isinstance(hlo, str) else hlo
         self.original = source if isinstance(source, Module) else source.module
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
-        outputs = tuple(marked_outputs(self.original.entry.root))
-        self.said = VariableShardings.of(self.original, outputs)
+        refuse_one_device(self.original)
+        module = before_optimization(self.original)
+        outputs = tuple(marked_outputs(module.entry.root))
+        self.said = VariableShardings()
+        if options.constraints == "keep":
+            self.said = VariableShardings.of(module, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
-        self._written = inline_calls(write_out_shardings(alias_donors(self.original), outputs))
+        self._written = inline_calls(write_out_shardings(alias_donors(module), outputs))
         self.rules = KnownRules()
         self._read(None, options.micro_batches or 1)
 
@@ -82,14 +97,19 @@ class Program:
     def _read(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
         module = self._written
+        self.clock.check()
         if options.rewrites != "none":
-            module = normalizations_taken_apart(in_rounds(reduced_apart(own_rows(module))))
+            module = started_neutrally(reduced_apart(own_rows(folded(module))))
+            module = normalizations_taken_apart(in_rounds(module))
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)
+        self.clock.check()
         split = split_step(module, options) if micro_batches > 1 else None
+        self.clock.check()
         if split is not None:
             module = accumulated(split, micro_batches)
+            self.clock.check()
         self.micro_batches = micro_batches
         self.batch: Mapping[int, int] | None = None
         if split is not None:
@@ -97,10 +117,13 @@ class Program:
         named = _named(self.original, options) | _split(self.said.arguments)
         named = named.difference(self.batch or ())
         self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
+        self.clock.check()
         self.module = self.rewritten.module
         self._text: str | None = None
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
+        self.flow.notes += _unknown(self.original)
+        self.flow.notes += [NOTE] if is_optimized(self.original) else []
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
         self.pins = collect(self.flow, options, self.said, self.batch)
@@ -213,6 +236,15 @@ class Structure:
         )
         self.runs: tuple[Run, ...] = find_runs(self.instances)
         self.alike = alike(self.instances)
+
+
+def _unknown(module: Module) -> list[str]:
+    """What is said of constants whose value the text leaves out."""
+    constants = elided(module)
+    if not constants:
+        return []
+    names = ", ".join(each.name for each in constants[:3]) + (", …" if len(constants) > 3 else "")
+    return [f"{names}: the text leaves the value out; planned as unknown, not to be run: {PRINT_THEM}"]
 
 
 def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.again.trails import Entry
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.memory.fitting import HOPELESS, NEARLY
 from shardwright.planner.memory.recompute import LEAST_SAVING, Recomputation, recomputations
 from shardwright.planner.memory.words import briefly
@@ -182,19 +183,38 @@ class _Table:
     def best(self) -> Outcome:
         """The fastest of the outcomes that fit, or the one that needs least."""
         plain = self.search.program.micro_batches
-        self._fit_by_price(plain, NOTHING)
-        if not self._is_near_the_fastest(plain):
-            for number in self._numbers():
-                if number != plain and self._fits(number, NOTHING, at_once=True):  # more parts need not even less
-                    break
-                self._bisect(number)
-            self._price()
+        if self.search.is_fast:
+            self._find_what_fits(plain)
+        else:
+            self._find_the_fastest(plain)
         best = self.found or self._sparing()
         best.plain = self.tried[self.search.program.micro_batches, NOTHING]
         best.entry = self._entry(best)
         best.notes += self.notes
         best.others = [each for outcome in self.tried.values() if outcome is not best for each in _summary(outcome)]
         return best
+
+    def _find_the_fastest(self, plain: int) -> None:
+        self._fit_by_price(plain, NOTHING)
+        if self._is_near_the_fastest(plain):
+            return
+        for number in self._numbers():
+            if number != plain and self._fits(number, NOTHING, at_once=True):  # more parts need not even less
+                break
+            self._bisect(number)
+        self._price()
+
+    def _find_what_fits(self, plain: int) -> None:
+        """By a price of memory, where the program as it is nearly fits. Else with the fewest micro-batches that do,
+        what of the ladder is enough by its own account, or all of it; by prices again where none does."""
+        if _excess(self.tried[plain, NOTHING]) <= NEARLY:
+            self._fit_by_price(plain, NOTHING)
+        for number in self._numbers():
+            rungs = (self._foretold(number, 0, len(self.ladder)), len(self.ladder) - 1) if self.ladder else ()
+            for rung in (NOTHING, *dict.fromkeys(rungs)):
+                if self.found is not None or self._fits(number, rung, at_once=True):
+                    return
+        self._price()
 
     def _is_near_the_fastest(self, number: int) -> bool:
         """Whether what fits is as fast as the program as it is, memory aside, or nearly: nothing else takes less."""
@@ -231,6 +251,8 @@ class _Table:
                 return
             try:
                 self.tried[number, NOTHING] = self._variant(number, None)
+            except OutOfTimeError:
+                raise
             except (PlanError, AnnotationError) as error:
                 self.notes.append(f"not in {number} micro-batches: {error.message}")
                 return

@@ -14,24 +14,34 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
 from shardwright.planner.again.follow import Route, begin, leave_trail, planned_again
 from shardwright.planner.again.trails import Question, Trail, Trails
-from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.clock import Clock, OutOfTimeError, too_short
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.costs.least_moves import EXACT_RANK
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.fitting import CLOSE, HOPELESS, Fitting
 from shardwright.planner.memory.recompute import Recomputation
-from shardwright.planner.memory.words import briefly
+from shardwright.planner.memory.words import briefly, cut_short, too_large
 from shardwright.planner.parallel import Ahead
 from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.verify import check_plan
-from shardwright.planner.search.experts import EXPERTS, expert_candidates, faster_than, first_plan, names_for, priced
+from shardwright.planner.search.experts import (
+    AT_THE_END,
+    EXPERTS,
+    expert_candidates,
+    faster_than,
+    first_plan,
+    names_for,
+    priced,
+)
 from shardwright.planner.search.finishing import Bounding, as_stored, assembled, bounded
 from shardwright.planner.search.found import LEAST_GAIN, Found, Known, Outcome, Tried
 from shardwright.planner.search.hiding import kept_promises
 from shardwright.planner.search.memory_bound import bounded_by_price
 from shardwright.planner.search.mesh_search import Listener, MeshSearch
 from shardwright.planner.search.meshes import meshes_to_search, refines
+from shardwright.planner.search.other_meshes import further_meshes, with_other_mesh
 from shardwright.planner.search.relief import relieved
+from shardwright.planner.search.replicated import faster_replicated, first_that_fits
 from shardwright.planner.search.sparing import sparing_plan
 from shardwright.planner.search.state_floor import check_state_fits
 from shardwright.planner.segments.chain import Chain, SolvedChain
@@ -57,19 +67,27 @@ def plan(
     *,
     progress: Listener | None = None,
     trails: Trails | None = None,
+    clock: Clock | None = None,
 ) -> Plan:
     """Plan one HLO module for a cluster.
 
     hlo: HLO text, a parsed module or both. Without `options.mesh` every factorization of the
     devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
     once. `progress` is called as planning goes on. trails: of earlier searches, which this one may follow and adds to.
+    clock: that the deadline runs by; None begins one now.
 
     Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
     the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
-    plan satisfies them together, MemoryBudgetError where none fits the devices.
+    plan satisfies them together, MemoryBudgetError where none fits the devices, or none was found in time that does,
+    OutOfTimeError where the deadline is too short for any.
     """
     with collector_paused():
-        search = Search(hlo, cluster, options or PlanOptions(), progress, trails)
+        options = options or PlanOptions()
+        clock = clock or Clock(options.deadline_s)
+        try:
+            search = Search(hlo, cluster, options, progress, trails, clock)
+        except OutOfTimeError:
+            raise too_short(clock) from None
         try:
             return search.run()
         finally:
@@ -89,8 +107,9 @@ class Search(MeshSearch):
         options: PlanOptions,
         progress: Listener | None = None,
         trails: Trails | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        super().__init__(hlo, cluster, options, progress)
+        super().__init__(hlo, cluster, options, progress, clock)
         self.trails = trails
         self.question = Question.of(self.program.original, cluster, options) if trails is not None else None
         self.trail: Trail | None = None
@@ -107,16 +126,19 @@ class Search(MeshSearch):
         self.without = frozenset[Mesh]()
 
     def run(self) -> Plan:
-        check_state_fits(self)
         is_whole = False
         try:
+            check_state_fits(self)
             outcome = self._again()
             if outcome is None:
                 outcome = self._whole()
                 is_whole = not self.clock.is_late
+            self._hold_against_replicated(outcome)
         except OutOfTimeError:
+            if self.known.found is None:
+                raise self._cut_short() from None
             outcome = self.known.outcome()
-        self.clock.interrupts = False
+        self.clock.interrupts, self.clock.is_final = False, True
         if self.known.is_faster_than(outcome):
             outcome.search, outcome.found, is_whole = self.known.search or self, self.known.found, False
         made = outcome.search.finish(outcome)
@@ -126,7 +148,7 @@ class Search(MeshSearch):
 
     def _again(self) -> Outcome | None:
         """What following the trail of an earlier search gives, if there is one that leads to a plan as good."""
-        may_follow = self.options.mode == "search" and self.options.effort != "best" and self.options.remat != "full"
+        may_follow = self.options.mode == "search" and self.options.effort == "default" and self.options.remat != "full"
         if self.trails is None or self.question is None or not may_follow:
             return None
         trail = self.trail = self.trails.best_for(self.question)
@@ -141,7 +163,8 @@ class Search(MeshSearch):
         self._know_a_plan()
         self.clock.check()
         self._price_experts_ahead()
-        outcome = kept_promises(relieved(self.outcome()))
+        outcome = relieved(self.outcome())
+        outcome = outcome if self.is_fast else kept_promises(outcome)
         self._hold_against_experts(outcome)
         return outcome
 
@@ -153,15 +176,18 @@ class Search(MeshSearch):
         return super()._solved(chain, max(close, LEAST_GAIN) if follows_far else close)
 
     def _know_a_plan(self) -> None:
-        """A first plan at once. Not where something is forced, nor, if nobody is in a hurry, where that takes long."""
+        """A first plan at once. Not where something is forced, nor, without a deadline, where that takes a good part of
+        the search."""
         is_hurried = self.options.deadline_s is not None
-        if not self.is_free or self.known.found is not None or (self.is_large and not is_hurried):
+        is_dear = self.is_large or self.is_fast
+        if not self.is_free or self.known.found is not None or (is_dear and not is_hurried):
             return
-        found = first_plan(self)
-        if found is not None and self.fits(found):
+        first = first_plan(self)
+        found = first_that_fits(self, first)
+        if found is not None:
             self.offer(found)
         else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
-            self.spared = sparing_plan(self, found) if is_hurried else None
+            self.spared = sparing_plan(self, first) if is_hurried else None
             found = self.spared.found if self.spared is not None else None
         if found is not None:
             self._incumbent_s = found.cost.step_s
@@ -184,6 +210,15 @@ class Search(MeshSearch):
         found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN), names)
         if found is not None:
             self.offer(found)
+
+    def _hold_against_replicated(self, outcome: Outcome) -> None:
+        """The program computed whole on every device is known too, where that is faster than what was found."""
+        is_known = self.known.is_faster_than(outcome)
+        search, found = (self.known.search, self.known.found) if is_known else (outcome.search, outcome.found)
+        if self.is_free and search is not None and found is not None:
+            whole = faster_replicated(search, found, AT_THE_END)
+            if whole is not None:
+                search.offer(whole)
 
     @property
     def is_free(self) -> bool:
@@ -221,15 +256,21 @@ class Search(MeshSearch):
         finest = self.meshes_of_three() if self.descends else []
         if len(finest) == 1:
             self.bound_ahead(finest[0])
-        tried, refusals = self._try_meshes()
+        tried, refusals = self._try_meshes(self._meshes())
+        for group in further_meshes(self) if not tried else ():
+            tried, more = self._try_meshes([mesh for mesh in group if mesh not in refusals])
+            refusals |= more
+            if tried:
+                break
         if not tried:
             late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
-            raise next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
+            error = next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
+            raise with_other_mesh(self, error)
         tried += self._finer(tried)
         fastest = min(tried, key=lambda each: each.step_s)
         if fastest.start is not None:
             self.bound_ahead(fastest.mesh)
-        elif fastest.chain.runs and self.is_as_given:
+        elif fastest.chain.runs and self.is_as_given and not self.is_fast:
             self.bounding.begin(fastest.chain, self.time_limit_s())
         return Outcome(search=self, tried=tried, refusals=refusals)
 
@@ -264,7 +305,8 @@ class Search(MeshSearch):
     def polish(self, outcome: Outcome) -> None:
         """Search to the end for the plan of an outcome, where it is one of many variants' and only found nearly."""
         found = outcome.found
-        if found is None or found.price is not None or not self.close or self.is_large or self.is_late():
+        is_done = not self.close or self.is_large or self.is_fast or self.is_late()
+        if found is None or found.price is not None or is_done:
             return
         solved = found.solved
         if solved.value - solved.rolled_bound <= TIGHT * abs(solved.value):
@@ -277,13 +319,19 @@ class Search(MeshSearch):
     def finish(self, outcome: Outcome) -> Plan:
         """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
         if outcome.found is None:
-            raise outcome.refusal or PlanError("no mesh can be planned")
-        self._best = found = bounded_by_price(self, outcome.found)
+            raise self._cut_short() if self.clock.is_late else outcome.refusal or PlanError("no mesh can be planned")
+        self._best = found = outcome.found if self.is_fast else bounded_by_price(self, outcome.found)
         made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
         self._best = outcome.found = best = bounded(self, found, self.bounding)
         self.report("check", str(best.mesh))
         made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
         return replace(made, planning_s=self.clock.elapsed_s)
+
+    def _cut_short(self) -> PlanError:
+        """Why there is no plan where a deadline ended the search: the least that was found to be needed."""
+        if self.known.least is None:
+            return too_short(self.clock)
+        return cut_short(too_large(*self.known.least), self.clock)
 
     def _written_down(self, found: Found, outcome: Outcome) -> Plan:
         """A plan of an outcome, checked."""
@@ -293,14 +341,14 @@ class Search(MeshSearch):
         check_plan(module, made)
         return made
 
-    def _try_meshes(self) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
+    def _try_meshes(self, meshes: Sequence[Mesh]) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
         """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
         tried: list[Tried] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
-        for mesh in self._meshes():
+        for mesh in meshes:
             if mesh in self.without:
                 continue
-            if self.clock.is_late and (tried or self.clock.interrupts):
+            if self.clock.is_late and (tried or self.is_late()):
                 refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
                 continue
             if self.route is not None and not self.route.may_be_faster(mesh, tried):
@@ -402,19 +450,22 @@ class Search(MeshSearch):
         return tuple(_memory_aside(each, chosen_s) for each in made)
 
     def _meshes(self) -> tuple[Mesh, ...]:
-        """Meshes in the order they are tried; three axes only where asked for."""
+        """Meshes in the order they are tried; three axes only where asked for. Where it is to be fast the first of two
+        axes: they lie inside nodes and across them, and can express what one axis can."""
         route = self.route
         found = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
         if self.options.effort == "best":
             return found
         found = tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
+        if self.is_fast:
+            return (max(found, key=lambda mesh: len(mesh.axes)),)
         if self.options.force is not None or not self.is_large:
             return found
         return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
 
     def _coarser(self, found: Found) -> Mesh | None:
         """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
-        if len(found.mesh.axes) != SEARCHED_AXES or not self.is_large or self.options.force:
+        if len(found.mesh.axes) != SEARCHED_AXES or not self.is_large or self.is_fast or self.options.force:
             return None
         joined = {
             frozenset(axes)
@@ -426,6 +477,12 @@ class Search(MeshSearch):
             return None
         meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
         return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
+
+    def fits(self, found: Found) -> bool:
+        fits = super().fits(found)
+        if not fits:
+            self.known.refuse(self, found)
+        return fits
 
     def offer(self, found: Found) -> None:
         """A plan that fits, which a deadline may leave with from now on; not one that keeps what was to be computed

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.memory.fitting import fitted
 from shardwright.planner.memory.recompute import PRICES, Recomputation, recomputations
 from shardwright.planner.memory.words import TooLargeError, too_large
@@ -108,6 +109,8 @@ def _in_so_many(search: Search, again: Recomputation | None, number: int, is_pri
     """
     try:
         variant = search.computing(again, number)
+    except OutOfTimeError:
+        raise
     except (PlanError, AnnotationError):
         return None
     found = fully_sharded(variant)

@@ -9,16 +9,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.errors import MemoryBudgetError
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.memory.words import TooLargeError
 from shardwright.planner.search.sparing import thriftiest_plan
 from shardwright.report.units import format_bytes
 
 if TYPE_CHECKING:
+    from shardwright.planner.search.found import Outcome
     from shardwright.planner.search.search import Search
 
 
 class StateTooLargeError(MemoryBudgetError):
     """The state alone does not fit: neither does a pipeline."""
+
+
+def _thriftiest_in_time(search: Search) -> Outcome | None:
+    """What a plan that takes little needs; None where there is none, or a deadline came first: it only says how much
+    too little there is."""
+    search.clock.interrupts = True
+    try:
+        return thriftiest_plan(search)
+    except OutOfTimeError:
+        return None
 
 
 def check_state_fits(search: Search) -> None:
@@ -30,7 +42,7 @@ def check_state_fits(search: Search) -> None:
         f"no plan fits {format_bytes(limit)} a device: the state alone takes {format_bytes(whole)}, "
         f"{format_bytes(whole / devices)} on each of {devices} if they share it evenly"
     )
-    thrifty = thriftiest_plan(search)
+    thrifty = _thriftiest_in_time(search)
     least = thrifty.refusal if thrifty is not None else None
     if not isinstance(least, TooLargeError):
         raise StateTooLargeError(message, where="memory_budget", remedy="use an optimizer that keeps less")

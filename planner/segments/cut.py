@@ -17,12 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.planner.graph.dataflow import Dataflow
-
-#: Instructions whose layout is a choice of its own; a segment holds at least one.
-CHOOSERS = frozenset({
-    "dot", "convolution", "gather", "scatter", "while", "conditional", "sort", "reduce-window", "select-and-scatter",
-    "ragged-dot", "custom-call", "fft",
-})  # fmt: skip
+from shardwright.planner.segments.forward import CHOOSERS, forward_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,58 +41,6 @@ def find_segments(
     cuts = _cuts(flow, forward)
     of = _assign(flow, free, forward, cuts, twins or {})
     return Segments(of=tuple(of), count=len(cuts) + 1, cuts=tuple(cuts))
-
-
-def forward_nodes(flow: Dataflow, free: Sequence[bool], state: frozenset[int]) -> list[int]:
-    """Nodes between batch and loss that depend on state, in order; empty where there is no scalar result."""
-    loss = _loss(flow)
-    if loss is None:
-        return []
-    needed = _ancestors(flow, loss)
-    arguments = set(flow.parameters)
-    of_state, of_batch = [False] * len(flow.nodes), [False] * len(flow.nodes)
-    for node in flow.nodes:
-        i = node.index
-        if i in arguments:
-            of_state[i], of_batch[i] = i in state, i not in state
-            continue
-        for use in node.uses:
-            source = use.source[0]
-            of_state[i] = of_state[i] or of_state[source]
-            of_batch[i] = of_batch[i] or of_batch[source]
-    return [
-        node.index
-        for node in flow.nodes
-        if needed[node.index]
-        and node.index not in arguments
-        and of_state[node.index]
-        and of_batch[node.index]
-        and not free[node.index]
-        and any(shape.rank for shape in node.shapes)
-    ]
-
-
-def _loss(flow: Dataflow) -> int | None:
-    """The first scalar float among the results that are not state."""
-    for number, node in enumerate(flow.outputs):
-        shape = flow.nodes[node].shapes[0]
-        if number not in flow.aliases and shape.rank == 0 and shape.element_type[0] in "fb":
-            return node
-    return None
-
-
-def _ancestors(flow: Dataflow, node: int) -> list[bool]:
-    found = [False] * len(flow.nodes)
-    todo = [node]
-    arguments = set(flow.parameters)
-    while todo:
-        i = todo.pop()
-        if found[i]:
-            continue
-        found[i] = True
-        if i not in arguments:
-            todo += [use.source[0] for use in flow.nodes[i].uses]
-    return found
 
 
 def _cuts(flow: Dataflow, forward: list[int]) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
-from shardwright.planner.segments.cut import CHOOSERS
+from shardwright.planner.segments.forward import CHOOSERS
 
 #: What adds up a gradient, and what hands one on.
 _SUMS = frozenset({"dot", "convolution", "ragged-dot", "reduce", "scatter", "reduce-window", "select-and-scatter"})

@@ -19,7 +19,8 @@ from shardwright.hlo import Instruction
 from shardwright.planner.costs.kernels import Kernels
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
-from shardwright.planner.segments.cut import CHOOSERS, Segments
+from shardwright.planner.segments.cut import Segments
+from shardwright.planner.segments.forward import CHOOSERS
 from shardwright.planner.strategies.expansion import ways_through
 from shardwright.planner.strategies.known_rules import KnownRules
 

@@ -6,6 +6,7 @@
 - A backward instruction takes gradients from parts c, c', … and forward values. One that reads forward value x
   differentiates an instruction that read x, or made it: the last such part that is not behind the gradients.
   One that reads forward values alone, of which a later part has need too, lies with the last part that reads it.
+- What is made of arguments and constants alone, for the backward pass alone, lies with the last part that reads it.
 - What only sums a gradient that another part takes anyway, for a variable of that part (a bias), lies there.
 - Updates lie with the gradients that they take, not with scalars made of all of them (a global norm).
 - Where values that are computed again would go to a later part, the parts between are joined into one.
@@ -13,11 +14,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.hlo import Instruction
-from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf
+from shardwright.planner.graph.dataflow import BARRIERS, Dataflow
+from shardwright.planner.graph.meanings import meanings
 
 #: What moves or converts a parameter for its readers: cheap, made anew by each of them.
 _CHEAP = frozenset({"convert", "reshape", "transpose", "copy", "bitcast", "broadcast", "slice", "reverse"})
@@ -127,6 +129,8 @@ class Placing:
                 of[i] = of[twins[i]]
                 continue
             direct = [self._through(use.source[0]) for use in node.uses]
+            if all(self._is_anywhere(s) or s in arguments or (of[s] == unknown and s not in undecided) for s in direct):
+                continue  # made of arguments alone: `_seeds` places it
             read = {r for s in direct if not self.free[s] for r in undecided.get(s, {s})}
             gradients = [of[s] for s in read if s not in forward and s not in arguments and not self._is_anywhere(s)]
             last = min((part for part in gradients if part != unknown), default=None)
@@ -148,9 +152,11 @@ class Placing:
             i = node.index
             if i not in kept and of[i] == unknown and last[i] >= 0 and not self._is_barrier(i):
                 of[i] = last[i]
-            if i not in kept and of[i] != unknown and not self._is_anywhere(i):
-                for use in node.uses:
-                    last[use.source[0]] = max(last[use.source[0]], of[i])
+            if i in kept or (of[i] == unknown and not self._is_anywhere(i)):
+                continue
+            reader = last[i] if self._is_anywhere(i) else of[i]
+            for use in node.uses:
+                last[use.source[0]] = max(last[use.source[0]], reader)
 
     def _differentiated(self, source: int, forward: set[int], last: int | None) -> int | None:
         """The part of the instruction that a reader of this forward value or parameter differentiates."""
@@ -284,42 +290,37 @@ class Placing:
                 made[i] = min([made[i], *(made[source] for source in sources)])
         return made, number + 1
 
-    def _behind_sources(self) -> list[tuple[int, list[int]]]:
-        """Placed nodes of the backward pass in order, and of what each reads those that are too."""
+    def _behind_sources(self) -> list[tuple[int, set[int]]]:
+        """Placed nodes of the backward pass in order, and of what each reads those that are too: directly, or through
+        what is made anew for it."""
         kept = {*self.flow.parameters, *self.once, *self.of_forward}
-        kept.update(i for i, parts in enumerate(self._ahead) if parts or self._of[i] < 0)
-        return [
-            (node.index, [s for use in node.uses if (s := use.source[0]) not in kept and s < node.index])
-            for node in self.flow.nodes
-            if node.index not in kept
-        ]
+        kept.update(i for i, parts in enumerate(self._ahead) if parts and self._of[i] >= 0)
+        through: dict[int, set[int]] = {}  # by node that is made anew
+        found = []
+        for node in self.flow.nodes:
+            if (i := node.index) in kept:
+                continue
+            sources: set[int] = set()
+            for use in node.uses:
+                source = use.source[0]
+                if source not in kept and source < i:
+                    sources |= through.get(source, {source})
+            if self._of[i] < 0:
+                through[i] = sources
+            else:
+                found.append((i, sources))
+        return found
 
 
-def _twins(flow: Dataflow, forward: set[int]) -> dict[int, int]:
+def _twins(flow: Dataflow, forward: Collection[int]) -> dict[int, int]:
     """Nodes outside the forward pass that compute what one of its nodes does, by that."""
-    meaning: list[tuple[Leaf, ...]] = []
-    known: dict[Hashable, int] = {}
-    twins: dict[int, int] = {}
-    arguments = set(flow.parameters)
-    for node in flow.nodes:
-        i = node.index
-        own = tuple((i, leaf) for leaf in range(len(node.shapes)))
-        if i in arguments:
-            meaning.append(own)
-            continue
-        if node.is_value and node.instruction.opcode in BARRIERS and len(node.uses) == 1:
-            source, leaf = node.uses[0].source
-            meaning.append((meaning[source][leaf],))
-            continue
-        read = tuple(meaning[use.source[0]][use.source[1]] if use.source[0] < i else use.source for use in node.uses)
-        text = tuple((a.name, a.text) for a in node.instruction.attributes.values() if a.name not in _SILENT)
-        key = (node.instruction.opcode, node.shapes, node.instruction.payload, text, read)
-        first = i if node.is_value else known.setdefault(key, i)
-        if first != i and first in forward and i not in forward:
-            twins[i] = first
-        meaning.append(tuple((first, leaf) for leaf in range(len(node.shapes))))
-    return twins
-
-
-#: Attributes that say nothing of what is computed; regions are compared by their opcode's other attributes.
-_SILENT = frozenset({"metadata", "sharding", "frontend_attributes", "to_apply", "body", "condition"})
+    meaning, arguments = meanings(flow), set(flow.parameters)
+    ahead = {meaning[i][:1]: i for i in sorted(forward, reverse=True)}
+    return {
+        node.index: ahead[meaning[node.index][:1]]
+        for node in flow.nodes
+        if not node.is_value
+        and node.index not in arguments
+        and node.index not in forward
+        and meaning[node.index][:1] in ahead
+    }

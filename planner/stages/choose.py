@@ -11,7 +11,6 @@ of candidates comes from a closed form (`roughly_s`), the figures that are compa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -22,6 +21,7 @@ from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
 from shardwright.pipelines import PipelineCandidate
+from shardwright.planner.clock import Clock, too_short
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.microbatch import StepSplit, Term, split_step
@@ -72,18 +72,22 @@ def search_pipeline(
     whole_s: float | None = None,
     why_not: str = "",
     progress: Listener | None = None,
+    clock: Clock | None = None,
 ) -> PipelineChoice:
     """The fastest pipeline of a step over a cluster.
 
     program: the step as it is planned. whole_s: seconds of its best plan without a pipeline; None: there is none, for
-    the reason in `why_not`, or it is of no interest. progress: called before each candidate.
+    the reason in `why_not`, or it is of no interest. progress: called before each candidate. clock: that the deadline
+    runs by; None begins one now.
 
     Raises MicroBatchError where the step cannot be split into micro-batches, OptionError where what is wanted does not
-    fit the program or the cluster, PlanError where no pipeline fits the devices.
+    fit the program or the cluster, PlanError where no pipeline fits the devices, OutOfTimeError where the deadline
+    comes before any is found.
     """
+    clock = clock or Clock(program.options.deadline_s)
     with collector_paused():
         program = program if program.micro_batches == 1 else program.computing(None, 1)
-        return _Search(program, cluster, wanted, progress).run(whole_s, why_not)
+        return _Search(program, cluster, wanted, progress, clock).run(whole_s, why_not)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +139,11 @@ class _Search:
     cluster: Cluster
     wanted: Wanted
     progress: Listener | None
+    clock: Clock
     split: StepSplit = field(init=False)
     coarse: Coarse = field(init=False)
     accumulators: tuple[Leaf, ...] = field(init=False)
     sums: frozenset[Leaf] = field(init=False)
-    _begin: float = field(default_factory=time.perf_counter)
     _plans: StepPlans = field(init=False)
     _graphs: dict[tuple[Measured, ...], StageGraph] = field(default_factory=dict)
     _left_out: list[PipelineCandidate] = field(default_factory=list)
@@ -155,7 +159,9 @@ class _Search:
         state = set(range(len(self.program.flow.parameters))).difference(self.split.batch)
         once = {name for name, parts in self.split.parts.items() if "once" in parts and "micro" not in parts}
         self.coarse = coarse_parts(self.split.module, state, once)
-        self._plans = StepPlans(program=self.program, split=self.split, coarse=self.coarse, mesh=self.wanted.mesh)
+        self._plans = StepPlans(
+            program=self.program, split=self.split, coarse=self.coarse, mesh=self.wanted.mesh, clock=self.clock
+        )
         nodes = {n.instruction.name: n.index for n in self.coarse.flow.nodes if not n.is_value}
         self.accumulators = tuple((nodes[s.name], s.leaf) for s in self.split.accumulators if s.name in nodes)
         self.sums = frozenset(
@@ -279,7 +285,7 @@ class _Search:
         self, groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int, schedule: Schedule | None = None
     ) -> Pipeline | None:
         """The cut of one candidate; None, with a note, where it fits no devices or there is no time left."""
-        if self._is_late():
+        if self.clock.is_over:
             self._leave_out(groups, meshes, micro_batches, "not tried: the deadline has passed")
             return None
         self._seen.add((groups, meshes, micro_batches))
@@ -292,6 +298,7 @@ class _Search:
                 plans = [self._plans.at(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
                 made = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
                 self._incumbent_s = min(self._incumbent_s or made.roughly_s, made.roughly_s)
+                self.clock.interrupts = True  # there is one to take
                 return made
             except MemoryBudgetError as error:
                 problem, self._lacks_memory = error, True
@@ -305,8 +312,14 @@ class _Search:
     def _report(self, groups: DeviceGroups, meshes: Sequence[Mesh], micro_batches: int, schedule: Schedule) -> None:
         if self.progress is not None:
             what = f"{groups.stages} stages on {meshes[0]}, {micro_batches} micro-batches, {schedule}"
-            elapsed_s = time.perf_counter() - self._begin
-            self.progress(PlanProgress(phase="stages", detail=what, incumbent_s=self._incumbent_s, elapsed_s=elapsed_s))
+            self.progress(
+                PlanProgress(
+                    phase="stages",
+                    detail=what,
+                    incumbent_s=self._incumbent_s,
+                    elapsed_s=self.clock.elapsed_s,
+                )
+            )
 
     def _cut(
         self,
@@ -361,10 +374,6 @@ class _Search:
     def _limit_bytes(self, part: Cluster) -> int:
         return memory_limit_bytes(self.program.options, part, hardware_profile(part.hardware))
 
-    def _is_late(self) -> bool:
-        deadline_s = self.program.options.deadline_s
-        return deadline_s is not None and time.perf_counter() - self._begin > deadline_s
-
     def _leave_out(
         self, groups: DeviceGroups, meshes: Sequence[Mesh], micro_batches: int, why: str, schedule: str = ""
     ) -> None:
@@ -380,6 +389,8 @@ class _Search:
         )
 
     def _nothing(self) -> PlanError:
+        if self.clock.is_over and not self._lacks_memory:
+            return too_short(self.clock)
         if not self._left_out:
             return PlanError(
                 f"no pipeline can be planned: {len(self.coarse.parts)} parts of the model, "

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, build_dataflow
+from shardwright.planner.graph.order import own_order
 from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
-from shardwright.planner.segments.cut import CHOOSERS, forward_nodes
+from shardwright.planner.segments.forward import CHOOSERS, forward_nodes
 from shardwright.planner.segments.layout import free_nodes
 from shardwright.planner.stages.backward import Placing
 
@@ -75,7 +76,7 @@ def coarse_parts(module: Module, state: Collection[int], once: Collection[str]) 
     free = free_nodes(flow, ())
     kept = frozenset(flow.parameters[number] for number in state)
     updates = [node.index for node in flow.nodes if not node.is_value and node.instruction.name in once]
-    forward = sorted(set(forward_nodes(flow, free, kept)).difference(updates))
+    forward = own_order(flow, set(forward_nodes(flow, free, kept, frozenset(updates))).difference(updates))
     if not forward:
         raise PlanError(
             "no result is a single number made of the batch and of other arguments: there is no pass to cut",

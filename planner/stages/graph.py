@@ -40,7 +40,12 @@ def stage_graph(
     nodes = tuple(
         StageNode(name=part.name, works=tuple(kind[i] for kind in works)) for i, part in enumerate(coarse.parts)
     )
-    return StageGraph(nodes=nodes, values=tuple(builder.values), shared=builder.shared())
+    return StageGraph(nodes=nodes, values=tuple(sorted(builder.values, key=_ends)), shared=builder.shared())
+
+
+def _ends(value: StageValue) -> tuple[object, ...]:
+    """An order of values that does not depend on where the text makes them."""
+    return (value.producer, value.readers, value.saved_by, value.direction, value.bytes)
 
 
 def _works(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.hlo import Module
+from shardwright.planner.clock import Clock
 from shardwright.planner.memory.budget import MemoryPrice
 from shardwright.planner.microbatch import StepSplit, accumulated
 from shardwright.planner.pins.pins import DimPin, Requirement
@@ -66,12 +67,13 @@ class _Plans:
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepPlans:
     """Plans by kind of group, number of micro-batches and mesh, each made once. mesh: of each stage, as the user wants
-    it. Raises OptionError where arrays are said to lie as no pipeline stores them."""
+    it. clock: ends the making of them. Raises OptionError where arrays are said to lie as no pipeline stores them."""
 
     program: Program
     split: StepSplit
     coarse: Coarse
     mesh: Mapping[str, int] | None
+    clock: Clock
     _modules: dict[int, Module] = field(default_factory=dict)
     _searches: dict[Hashable, Search] = field(default_factory=dict)
     _plans: dict[Hashable, _Plans] = field(default_factory=dict)
@@ -101,7 +103,7 @@ class StepPlans:
     def _search(self, groups: DeviceGroups, kind: int, micro_batches: int) -> Search:
         key = (groups.kinds[kind], micro_batches)
         if key not in self._searches:
-            search = Search(self.module(micro_batches), groups.part(kind), self._part_options())
+            search = Search(self.module(micro_batches), groups.part(kind), self._part_options(), clock=self.clock)
             batch = None
             if micro_batches > 1:  # the batch is behind the dimension of the micro-batches
                 batch = {number: along.dim + 1 for number, along in self.split.batch.items()}

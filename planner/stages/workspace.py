@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shardwright.planner.graph.dataflow import Leaf
-from shardwright.planner.segments.cut import CHOOSERS
+from shardwright.planner.segments.forward import CHOOSERS
 from shardwright.planner.stages.coarse import Coarse
 from shardwright.planner.stages.measure import Measured
 

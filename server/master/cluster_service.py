@@ -72,6 +72,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         run_s=done.run_s,
                         written_bytes=done.written_bytes,
                         traces=tuple(done.traces),
+                        not_finite=tuple(done.not_finite),
                     )
                 )
             case "arrived":

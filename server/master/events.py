@@ -67,6 +67,8 @@ class ExecutorLeft:
 class CommandDone:
     """An executor finished the command `sequence`; of a step `values` by array id, and `traces` of its stages.
 
+    not_finite: outputs with NaNs or infinities, where the step asked for them.
+
     written_bytes: of a WriteOnWorkers.
     """
 
@@ -77,6 +79,7 @@ class CommandDone:
     run_s: float = 0.0
     written_bytes: int = 0
     traces: tuple[Any, ...] = ()
+    not_finite: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +371,7 @@ class ReplyStep:
     values: tuple[Any, ...]
     run_s: float
     traces: tuple[Any, ...]
+    not_finite: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ it cannot start (`CANNOT_START`): Halt.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,6 +132,13 @@ class Formation:
             return "lost" if self._was_ready else "waiting"
         return "ready" if self.phase == "ready" else "starting"
 
+    def detail_of(self, index: int) -> str:
+        """What is known of a node beyond its state, for people: why it is not there."""
+        record = self.nodes[index]
+        if record.daemon is not None:
+            return record.detail
+        return f"{record.member.address}: {record.detail or 'it has not come yet'}"
+
     # ---- daemons -----------------------------------------------------------
     def daemon_joined(self, event: DaemonJoined, now_s: float) -> list[Command]:
         error = self._refusal(event)
@@ -177,8 +185,8 @@ class Formation:
         record.daemon = None
         record.executor = False  # it dies with its daemon
         record.executor_connection = None
-        record.detail = "its daemon left"
-        return self._stop(record, "its daemon left", now_s)
+        record.detail = "its daemon ended, or its connection to the master broke"
+        return self._stop(record, record.detail, now_s)
 
     # ---- executors ---------------------------------------------------------
     def executor_joined(self, event: ExecutorJoined, now_s: float) -> list[Command]:
@@ -254,12 +262,9 @@ class Formation:
         """End all executors that still run; a new generation follows when the last is gone."""
         commands: list[Command] = []
         if self.phase in ("starting", "ready"):
-            who = "the cluster" if culprit is None else f"the executor of node {culprit.member.index}"
+            who = _lost_part(culprit)
             self.last_lost = None if culprit is None else culprit.member.index
-            self.last_loss = WorkerLostError(
-                f"{who} was lost: {reason}",
-                remedy="the server starts it again; run init again, or restore a checkpoint",
-            )
+            self.last_loss = WorkerLostError(f"{who} was lost: {reason}", remedy=_remedy(culprit))
             commands.append(Log(text=self.last_loss.message, is_warning=True))
             if self.phase == "starting":
                 self._failed_starts += 1
@@ -326,7 +331,27 @@ class Formation:
         assert len(set(daemons)) == len(daemons)
 
 
+def _lost_part(culprit: NodeRecord | None) -> str:
+    if culprit is None:
+        return "the cluster"
+    member = culprit.member
+    return (
+        f"node {member.index} ({member.address})" if culprit.daemon is None else f"the executor of node {member.index}"
+    )
+
+
+def _remedy(culprit: NodeRecord | None) -> str:
+    if culprit is not None and culprit.daemon is None:
+        return (
+            f"start it again with launch_worker.sh, the same cluster file and task number {culprit.member.index}, "
+            "unless its network comes back; then run init again, or restore a checkpoint"
+        )
+    return "the server starts it again; run init again, or restore a checkpoint"
+
+
 def _exit_text(exit_code: int) -> str:
+    if exit_code == -signal.SIGKILL:
+        return "SIGKILL: somebody killed it, or the kernel did for want of memory"
     return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
 
 

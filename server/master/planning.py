@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +14,17 @@ from typing import BinaryIO, cast
 
 from shardwright import wire
 from shardwright.cluster import Cluster
-from shardwright.errors import InternalError
+from shardwright.errors import InternalError, PlanError
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.xla.messages import read_message, write_message
 
+_log = logging.getLogger("shardwright.server")
+
 Listener = Callable[[master_pb2.PlanProgress], None]
+
+
+class PlannerKilledError(PlanError):
+    """Somebody killed the planner's process: the program need not be at fault."""
 
 
 class _PlannerChild:
@@ -49,7 +57,14 @@ class _PlannerChild:
         except BrokenPipeError:
             pass
         code = self._process.wait()
-        raise InternalError(f"the planner ended with exit code {code}", remedy="the server's log says why")
+        if code == -signal.SIGKILL:
+            raise PlannerKilledError(
+                "the planner was killed (SIGKILL), most likely by the kernel for want of memory",
+                remedy="free memory on the master's machine (its kernel's log names what was killed), or give it more; "
+                'effort="fast" or a deadline takes less',
+            )
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise InternalError(f"the planner ended with {how}", remedy="please report this with the server's log")
 
     def kill(self) -> None:
         self._process.kill()
@@ -76,7 +91,17 @@ class PlannerPool:
             self._idle = _PlannerChild()
 
     async def plan(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: Listener) -> bytes:
-        """JSON of the plan. `listener` is called on the event loop. Cancelling ends the planner."""
+        """JSON of the plan. `listener` is called on the event loop. Cancelling ends the planner.
+
+        A planner that was killed is asked once more, in a new process.
+        """
+        try:
+            return await self._ask(request, hlo_text, listener)
+        except PlannerKilledError as error:
+            _log.warning("%s; planning begins anew", error.message)
+        return await self._ask(request, hlo_text, listener)
+
+    async def _ask(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: Listener) -> bytes:
         loop = asyncio.get_running_loop()
         child = self._take()
         blobs = [self._cluster, request.SerializeToString(), hlo_text.encode()]

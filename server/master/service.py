@@ -271,7 +271,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
                     node=node,
                     state=node_state,
                     generation=formation.generation,
-                    detail=formation.nodes[node.index].detail,
+                    detail=formation.detail_of(node.index),
                 )
                 for node, node_state in zip(self._nodes(), states, strict=True)
             ],

@@ -47,6 +47,7 @@ class StepOutcome:
     values: tuple[object, ...] = ()
     run_s: float = 0.0
     traces: tuple[object, ...] = ()
+    not_finite: tuple[object, ...] = ()
 
 
 @dataclass(slots=True)

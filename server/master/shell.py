@@ -250,7 +250,11 @@ class Master:
 
     def _reply_step(self, command: ev.ReplyStep) -> None:
         reply = master_pb2.RunStepsReply(
-            number=command.number, values=command.values, run_s=command.run_s, traces=command.traces
+            number=command.number,
+            values=command.values,
+            run_s=command.run_s,
+            traces=command.traces,
+            not_finite=command.not_finite,
         )
         if command.error is not None:
             reply.error.CopyFrom(wire.error_to_proto(command.error))

@@ -45,6 +45,7 @@ class Pending:
     run_s: float = 0.0
     written_bytes: int = 0
     traces: tuple[Any, ...] = ()
+    not_finite: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -141,6 +142,7 @@ class MasterState:
         item.values = item.values or event.values
         item.written_bytes += event.written_bytes
         item.traces += event.traces
+        item.not_finite += event.not_finite
         is_news = event.error is not None and item.error is None
         if is_news:
             item.error, item.failed_s = event.error, self._now_s
@@ -195,7 +197,9 @@ class MasterState:
             for array_id in step.outputs:
                 if array_id in session.arrays:
                     session.drop_array(array_id, item.error)
-        outcome = StepOutcome(error=item.error, values=item.values, run_s=item.run_s, traces=item.traces)
+        outcome = StepOutcome(
+            error=item.error, values=item.values, run_s=item.run_s, traces=item.traces, not_finite=item.not_finite
+        )
         session.finish(step.number, outcome)
         replies = self._reply_steps(session)
         is_save = step.files is not None and step.files.is_save
@@ -365,7 +369,7 @@ class MasterState:
             commands.append(
                 ev.ReplyStep(
                     stream=session.stream, number=session.reply_cursor, error=outcome.error, values=outcome.values,
-                    run_s=outcome.run_s, traces=outcome.traces,
+                    run_s=outcome.run_s, traces=outcome.traces, not_finite=outcome.not_finite,
                 )
             )  # fmt: skip
             session.reply_cursor += 1

@@ -43,6 +43,10 @@ class ArrayStore:
         with self._changed:
             self._sessions.setdefault(session_id, _SessionArrays())
 
+    def is_open(self, session_id: str) -> bool:
+        with self._changed:
+            return session_id in self._sessions
+
     def close(self, session_id: str) -> None:
         """Forget a session and free its arrays; whoever waits for one gets SessionError."""
         with self._changed:

@@ -29,6 +29,7 @@ from shardwright.server.runtime.arrays import (
     whole_to_host,
 )
 from shardwright.server.runtime.executables import Executable, SpmdExecutable
+from shardwright.server.runtime.finite import FiniteCheck, look_into
 from shardwright.server.runtime.handover import Handover
 from shardwright.server.runtime.moves import Section
 from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, places_of
@@ -49,7 +50,7 @@ _DONATED_PHRASES = ("Array has been deleted", "deleted or donated buffer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dispatched:
-    """A step on its way: `markers` are results to wait for, `read_back` what the reply carries."""
+    """A step on its way: `markers` are results to wait for, `read_back` and `checks` what the reply tells of."""
 
     sequence: int
     number: int
@@ -59,6 +60,7 @@ class _Dispatched:
     markers: tuple[jax.Array, ...] = ()
     read_back: tuple[tuple[int, StoredArray], ...] = ()
     records: tuple[StageRecord, ...] = ()
+    checks: tuple[FiniteCheck, ...] = ()
 
 
 class Executor:
@@ -212,6 +214,7 @@ class Executor:
             markers=executable.markers([stored.value for stored in results if stored]),
             read_back=tuple(item for item in made if item[0] in wanted),
             records=tuple(records),
+            checks=look_into(made, step),
             started_s=started_s,
         )
 
@@ -304,21 +307,23 @@ class Executor:
 
     def _finish(self, step: _Dispatched) -> None:
         """Wait until a step has run and report it."""
+        not_finite: list[master_pb2.NotFinite] = []
         try:
+            not_finite += [finding for check in step.checks if (finding := check.finding()) is not None]
             read = [self._read(array_id, stored) for array_id, stored in step.read_back]
             for marker in step.markers:
                 if not marker.is_deleted():
                     marker.block_until_ready()
         except Exception as caught:
             if any(phrase in str(caught) for phrase in _DONATED_PHRASES):
-                self._done(step.sequence, None)  # a later step took it over: then it has run
+                self._done(step.sequence, None, not_finite=not_finite)  # a later step took it over: then it has run
                 return
             error = _execution_error(caught, step.number)
             self._store.drop(step.session_id, step.outputs, error)
             self._done(step.sequence, error)
             return
         values = [value for value in read if value is not None]
-        self._done(step.sequence, None, values, time.perf_counter() - step.started_s, step.records)
+        self._done(step.sequence, None, values, time.perf_counter() - step.started_s, step.records, not_finite)
 
     def _read(self, array_id: int, stored: StoredArray) -> master_pb2.ReadBack | None:
         """A small output for the reply, or None where it is large, elsewhere, or donated meanwhile."""
@@ -338,9 +343,12 @@ class Executor:
         values: Iterable[master_pb2.ReadBack] = (),
         run_s: float = 0.0,
         records: Iterable[StageRecord] = (),
+        not_finite: Iterable[master_pb2.NotFinite] = (),
     ) -> None:
         traces = [_trace(record) for record in records]
-        done = worker_pb2.CommandDone(sequence=sequence, values=values, run_s=run_s, traces=traces)
+        done = worker_pb2.CommandDone(
+            sequence=sequence, values=values, run_s=run_s, traces=traces, not_finite=not_finite
+        )
         if error is not None:
             done.error.CopyFrom(wire.error_to_proto(error))
         self._report(worker_pb2.ExecutorEvent(done=done))

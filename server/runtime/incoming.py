@@ -23,10 +23,10 @@ class IncomingArray:
 
     def __init__(self, array_id: int, layout: Layout, devices: Iterable[int], *, limit_bytes: int) -> None:
         named = tuple(devices)
-        size_bytes = layout.shard_bytes * len(named)
-        if size_bytes > limit_bytes:
+        self.size_bytes = layout.shard_bytes * len(named)
+        if self.size_bytes > limit_bytes:
             raise ResourceLimitError(
-                f"{size_bytes} bytes in one upload, the limit is {limit_bytes}",
+                f"{self.size_bytes} bytes in one upload, the limit is {limit_bytes}",
                 where=f"array {array_id}",
                 remedy="split the array over more nodes, or raise the server's limit",
             )
@@ -63,26 +63,30 @@ class IncomingArrays:
 
     def __init__(self) -> None:
         self._waiting: deque[IncomingArray] = deque()
+        self._announced_bytes = 0
+        self._received_bytes = 0
 
     def announce(self, array: IncomingArray) -> None:
         self._waiting.append(array)
+        self._announced_bytes += array.size_bytes
 
     def take(self, chunk: bytes) -> Iterator[tuple[int, StoredArray]]:
-        """(id, array) of those that are complete with the chunk. Raises ArrayError for bytes of none."""
+        """(id, array) of those that are complete with the chunk. Raises ArrayError for bytes that nobody announced."""
         data = np.frombuffer(chunk, np.uint8)
+        self._received_bytes += data.size
+        if self._received_bytes > self._announced_bytes:
+            raise ArrayError(f"more than the {self._announced_bytes} bytes that were announced")
         while self._waiting:
             data = self._waiting[0].take(data)
             if not self._waiting[0].is_complete:
                 return
             array = self._waiting.popleft()
             yield array.array_id, array.placed()
-        if data.size:
-            raise ArrayError(f"{data.size} bytes more than the arrays that were announced take")
 
     def require_none(self) -> None:
         """Raises ArrayError where the contents ended early."""
         if self._waiting:
-            raise ArrayError(f"the upload ended before array {self._waiting[0].array_id} was complete")
+            raise ArrayError(f"the upload ended after {self._received_bytes} of {self._announced_bytes} bytes")
 
 
 def _order_of_pieces(layout: Layout, named: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,9 +22,22 @@ _LINE_BYTES = 4000
 _log = logging.getLogger("shardwright.server")
 
 
+#: JAX's settings for whoever sits at a program; a server that inherits a client's environment goes without.
+_OTHERS_SETTINGS = (
+    "JAX_DEBUG_INFS",
+    "JAX_DEBUG_KEY_REUSE",
+    "JAX_DEBUG_NANS",
+    "JAX_DISABLE_JIT",
+    "JAX_ENABLE_CHECKS",
+    "JAX_NUMPY_DTYPE_PROMOTION",
+    "JAX_NUMPY_RANK_PROMOTION",
+    "JAX_TRANSFER_GUARD",
+)
+
+
 def executor_environment(cluster: Cluster, node: ClusterNode) -> dict[str, str]:
     """This process' environment, with what decides the executor's devices before jax starts."""
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name not in _OTHERS_SETTINGS}
     environment["JAX_PLATFORMS"] = cluster.platform
     if cluster.platform == "cpu":
         flags = [flag for flag in environment.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]

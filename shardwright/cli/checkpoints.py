@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.output import EXIT_OK, add_command, print_json, text_width
+from shardwright.directories import resolve_directory
 from shardwright.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from shardwright.report.tables import plain_text
     from shardwright.server.runtime.checkpoints import files
 
-    directory = arguments.directory if "://" in arguments.directory else os.path.abspath(arguments.directory)
+    directory = resolve_directory(arguments.directory, is_local=True)
     steps = files.steps(directory) if arguments.step is None else (arguments.step,)
     if not steps:
         raise CheckpointError("there is no complete checkpoint", where=directory, remedy="save one with step.save")

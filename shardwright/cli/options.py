@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.cluster import Cluster
-from shardwright.config import EFFORTS, FORCED_STRATEGIES, MODES, REMATS, REWRITES, Pin, Pins, PlanOptions
+from shardwright.config import (
+    CONSTRAINTS,
+    EFFORTS,
+    FORCED_STRATEGIES,
+    MODES,
+    REMATS,
+    REWRITES,
+    Pin,
+    Pins,
+    PlanOptions,
+)
 from shardwright.errors import OptionError
 from shardwright.options import plan_options
 from shardwright.tasks import SCHEDULE_NAMES
@@ -37,7 +47,11 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline", metavar="SECONDS", type=float, help="take the best plan found after so many seconds"
     )
-    parser.add_argument("--effort", choices=EFFORTS, help="how hard to search (default: default)")
+    parser.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        help="search one mesh, all of two axes, or of three",
+    )
     parser.add_argument(
         "--stages", metavar="S", type=int, help="stages of a pipeline, each on devices of its own (1: no pipeline)"
     )
@@ -64,6 +78,11 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--remat", choices=REMATS, help="compute values again for the backward pass to save memory (default: auto)"
+    )
+    parser.add_argument(
+        "--constraints",
+        choices=CONSTRAINTS,
+        help="shardings that the program brings along, such as with_sharding_constraint (default: keep)",
     )
 
 
@@ -102,6 +121,7 @@ def planning_options(arguments: argparse.Namespace) -> PlanOptions:
         stages=arguments.stages,
         schedule=arguments.schedule,
         imbalance=arguments.imbalance,
+        constraints=arguments.constraints,
         micro_batches=arguments.micro_batches,
         micro_batch_inexact=arguments.micro_batch_inexact,
     )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.errors import HloSyntaxError, OptionError, PlanError, ShardwrightError
+from shardwright.errors import HloSyntaxError, OptionError, PlanError, ShardwrightError, UnsupportedProgramError
 
 if TYPE_CHECKING:
     from shardwright.pipelines import PipelinePlan
@@ -110,9 +110,11 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
 
 @contextmanager
 def in_file(path: str) -> Iterator[None]:
-    """What is wrong with HLO text names the file that it is of."""
+    """What is wrong with HLO text, or with the program that it holds, names the file that it is of."""
     try:
         yield
+    except UnsupportedProgramError as error:
+        raise UnsupportedProgramError(error.message, where=f"{path}: {error.where}", remedy=error.remedy) from None
     except HloSyntaxError as error:
         raise HloSyntaxError(error.message, where=f"{path}:{error.where}", remedy=error.remedy) from None
 

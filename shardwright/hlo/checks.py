@@ -137,6 +137,11 @@ def _pad(instruction: Instruction) -> str | None:
     return None if len(instruction.get("padding")) == rank else f"pad needs padding= for {rank} dimensions"
 
 
+def _batch_norm(instruction: Instruction) -> str | None:
+    rank, feature = _rank(instruction.operands[0].shape), instruction.get("feature_index")
+    return None if 0 <= feature < rank else f"feature_index={feature} is not a dimension of the first operand"
+
+
 def _iota(instruction: Instruction) -> str | None:
     rank, dimension = _rank(instruction.shape), instruction.get("iota_dimension")
     return None if 0 <= dimension < max(rank, 1) else f"iota_dimension={dimension} is not a dimension of the result"
@@ -239,6 +244,9 @@ _CHECKS: dict[str, Callable[[Instruction], str | None]] = {
     "async-done": _async_step,
     "async-start": _async_start,
     "async-update": _async_step,
+    "batch-norm-grad": _batch_norm,
+    "batch-norm-inference": _batch_norm,
+    "batch-norm-training": _batch_norm,
     "broadcast": _broadcast,
     "call": _call,
     "collective-broadcast": _at_least_one,

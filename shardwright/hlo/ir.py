@@ -58,6 +58,11 @@ class Instruction:
         return default if attribute is None else attribute.value
 
     @property
+    def is_elided(self) -> bool:
+        """Whether this is a constant whose value, or a part of it, was left out when the text was printed."""
+        return self.opcode == "constant" and "..." in self.payload
+
+    @property
     def op_name(self) -> str:
         """`op_name` of the metadata (`jit(step)/transpose(jvp(block))/mul`), or ''."""
         metadata = self.get("metadata")

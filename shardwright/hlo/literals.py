@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from math import prod
 
 from shardwright.hlo.lexical import balanced_end, fail, skip_space
@@ -18,11 +19,12 @@ def _list_of(value: str) -> re.Pattern[str]:
 
 
 _VALUES = {
-    "pred": (_list_of("(?:true|false|0|1)"), "true or false"),
+    "pred": (_list_of("(?:true|false|-?[0-9]{1,19})"), "true or false"),
     "integer": (_list_of(_INT), "an integer"),
     "real": (_list_of(_REAL), "a number, inf or nan"),
     "complex": (_list_of(_COMPLEX), "a complex number such as (1, 2)"),
 }
+_ELIDED = re.compile(r"\{\s*\.\.\.\s*\}")
 _NOT_BRACKETS = re.compile(r"[^{},]+")
 _COMPLEX_PAIR = re.compile(r"\([^()]*\)")
 
@@ -46,12 +48,33 @@ def check_literal(text: str, start: int, end: int, shape: Shape, original: str) 
         start = skip_space(text, start)
         while end > start and text[end - 1] in " \t\r\n":
             end -= 1
+        if isinstance(shape, TupleShape) and _ELIDED.fullmatch(text, start, end):
+            continue
         if isinstance(shape, TupleShape):
             pending.extend(_tuple_parts(text, start, end, shape, original))
         elif isinstance(shape, OpaqueShape | BufferShape):
             fail(original, start, "a constant is an array or a tuple of arrays")
         else:
             _check_array(text, start, end, shape, original)
+
+
+def in_range(payload: str, shape: Shape) -> str:
+    """A literal that was checked, with its numbers as values of its type where XLA reads others too.
+
+    `u64[] constant(-1)` is 2^64 - 1, `s64[] constant(18446744073709551615)` is -1, `pred[] constant(2)` is true.
+    """
+    if not isinstance(shape, ArrayShape) or shape.element_type not in _WRAPPED or "..." in payload:
+        return payload
+    pattern, value = _WRAPPED[shape.element_type]
+    return pattern.sub(lambda match: str(value(int(match[0]))), payload)
+
+
+#: By element type: the numbers that are no values of it, and which value each stands for.
+_WRAPPED: dict[str, tuple[re.Pattern[str], Callable[[int], int]]] = {
+    "u64": (re.compile(r"-[0-9]+", re.ASCII), lambda number: number % 2**64),
+    "s64": (re.compile(r"(?<![-0-9])[0-9]{19,}", re.ASCII), lambda number: (number + 2**63) % 2**64 - 2**63),
+    "pred": (re.compile(r"-[0-9]+|[0-9]{2,}|[2-9]", re.ASCII), lambda number: int(number != 0)),
+}
 
 
 def _tuple_parts(text: str, start: int, end: int, shape: TupleShape, original: str) -> list[tuple[int, int, Shape]]:
@@ -78,12 +101,8 @@ def _tuple_parts(text: str, start: int, end: int, shape: TupleShape, original: s
 def _check_array(text: str, start: int, end: int, shape: ArrayShape, original: str) -> None:
     body = text[start:end]
     if "..." in body:
-        fail(
-            original,
-            start + body.index("..."),
-            "the value of this constant was left out when the text was printed",
-            remedy="print the module with large constants (print_large_constants=True)",
-        )
+        _check_elided(body, start, shape, original)
+        return
     count = prod(shape.dimensions)
     element_type = shape.element_type
     pattern, expected = _VALUES[_kind(element_type)]
@@ -96,6 +115,8 @@ def _check_array(text: str, start: int, end: int, shape: ArrayShape, original: s
             fail(original, start + _first_bad(body, pattern), f"expected {expected}")
         if element_type[0] in "su":
             _check_range(body, element_type, start, original)
+    if count == 1 and "{" not in body:
+        return  # one number without its braces, as XLA reads it too
     skeleton = _COMPLEX_PAIR.sub("", body) if shape.element_type[0] == "c" else body
     found = _NOT_BRACKETS.sub("", skeleton)
     if found != _skeleton(shape.dimensions, len(body)) and not _same_but_empty(found, shape.dimensions):
@@ -104,11 +125,21 @@ def _check_array(text: str, start: int, end: int, shape: ArrayShape, original: s
         fail(original, start, f"expected a literal with {count} values nested as [{sizes}], got {values}")
 
 
+def _check_elided(body: str, start: int, shape: ArrayShape, original: str) -> None:
+    """A literal with `{...}` in the place of an array, or of some of the arrays that it nests: no value is known."""
+    pattern, expected = _VALUES[_kind(shape.element_type)]
+    value = "{(0,0)}" if shape.element_type[0] == "c" else "{0}"
+    if not shape.dimensions or not pattern.fullmatch(_ELIDED.sub(value, body)):
+        fail(original, start, f"expected {expected}, or {{...}} where the values of an array were left out")
+
+
 def _check_range(body: str, element_type: str, start: int, original: str) -> None:
     """Refuse integers that the type does not hold; only those with enough digits to be too large are converted."""
     bits = ELEMENT_BITS[element_type]
     low, high = (0, 2**bits - 1) if element_type[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    digits = len(str(high))
+    if bits == 64:  # XLA reads 64 bits either way: u64[] constant(-1) is 2^64 - 1
+        low, high = -(2**63), 2**64 - 1
+    digits = len(str(-low if low else high))
     for match in re.finditer(rf"-?[0-9]{{{digits},}}" if low else rf"-[0-9]+|[0-9]{{{digits},}}", body, re.ASCII):
         if len(match[0]) > 20 or not low <= int(match[0]) <= high:
             fail(original, start + match.start(), f"{match[0][:40]} is not a value of type {element_type}")

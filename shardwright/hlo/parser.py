@@ -2,10 +2,10 @@
 
 The grammar, as XLA's printers write it and XLA's own parser reads it:
 
-    module      ::= 'HloModule' name (',' attribute)* tables? computation+
+    module      ::= 'HloModule' name ':'? (',' attribute)* tables? computation+
     tables      ::= 'FileNames' … 'FunctionNames' … 'FileLocations' … 'StackFrames' …
     computation ::= 'ENTRY'? name signature? '{' instruction+ '}' (',' attribute)*
-    signature   ::= '(' (name ':' shape (',' …)*)? ')' '->' shape
+    signature   ::= '(' (name ':'? shape (',' …)*)? ')' '->' shape
     instruction ::= 'ROOT'? name '=' shape opcode '(' operands | literal | number ')' (',' attribute)*
     operand     ::= shape? name ('#' number)*
     attribute   ::= name '=' value
@@ -38,7 +38,7 @@ from shardwright.hlo.lexical import (
     near_matches,
     skip_space,
 )
-from shardwright.hlo.literals import check_literal
+from shardwright.hlo.literals import check_literal, in_range
 from shardwright.hlo.names import NameUniquer
 from shardwright.hlo.opcodes import OPCODES, is_opcode
 from shardwright.hlo.shape_text import ShapeReader
@@ -65,12 +65,11 @@ _NUMBER = re.compile(r"\s*+([0-9]{1,9})\s*+", re.ASCII)
 _REFERRING = COMPUTATION_ATTRIBUTES | {"control-predecessors"}
 
 
-def parse(text: str, *, allow_elided: bool = False) -> Module:
+def parse(text: str) -> Module:
     """The module that HLO text describes.
 
-    allow_elided: keep constants whose value was left out when the text was printed
-        (`constant({...})`), as compiled modules are printed by default. Such a module can be
-        looked at, not run.
+    Constants whose value was left out when the text was printed (`constant({...})`) are read as
+    such (`Instruction.is_elided`): a module with some can be looked at, not run.
 
     Raises HloSyntaxError with `line:column`, the line and a caret. The text may come from anybody:
     nothing in it makes the parser recurse, or take more than linear time and memory.
@@ -79,7 +78,7 @@ def parse(text: str, *, allow_elided: bool = False) -> Module:
     # Nothing here becomes garbage in cycles; the collector would walk the growing module again and again.
     gc.disable()
     try:
-        return _Parser(text, allow_elided).module()
+        return _Parser(text).module()
     finally:
         if collecting:
             gc.enable()
@@ -88,10 +87,9 @@ def parse(text: str, *, allow_elided: bool = False) -> Module:
 class _Parser:
     """One pass over one text. `text` has its comments blanked; offsets are those of `original`."""
 
-    def __init__(self, text: str, allow_elided: bool) -> None:
+    def __init__(self, text: str) -> None:
         self.original = text
         self.text = blank_comments(text)
-        self.allow_elided = allow_elided
         self.shapes = ShapeReader(self.text, self.original)
         self.attributes = AttributeReader(self.text, text, self.shapes)
         self.computations: dict[str, Computation] = {}
@@ -112,7 +110,7 @@ class _Parser:
         if not text.startswith("HloModule", position):
             self.fail(position, "expected 'HloModule' and the module's name")
         name, position = self.name(position + len("HloModule"), "the module's name")
-        header, position = self.attributes.read_list(position)
+        header, position = self.attributes.read_list(self.after_colon(position))
         tables, position = self.source_tables(position)
         self.attributes.frame_count = len(tables["StackFrames"]) if tables else None
         entry: Computation | None = None
@@ -148,6 +146,11 @@ class _Parser:
         if match is None:
             self.fail(position, f"expected {what}")
         return match[1], match.end()
+
+    def after_colon(self, position: int) -> int:
+        """The offset after a colon, which old printers left out here, or put here, as XLA's parser does not mind."""
+        position = skip_space(self.text, position)
+        return position + 1 if self.text.startswith(":", position) else position
 
     def source_tables(self, position: int) -> tuple[dict[str, list[str]], int]:
         """The tables of source lines between header and computations: entries as printed, without their numbers."""
@@ -204,10 +207,7 @@ class _Parser:
         position = skip_space(text, position + 1)
         while not text.startswith(")", position):
             _, position = self.name(position, "a parameter's name")
-            position = skip_space(text, position)
-            if not text.startswith(":", position):
-                self.fail(position, "expected ':' and the parameter's shape")
-            _, position = self.shapes.read(position + 1)
+            _, position = self.shapes.read(self.after_colon(position))
             position = skip_space(text, position)
             if text.startswith(",", position):
                 position = skip_space(text, position + 1)
@@ -322,11 +322,8 @@ class _Parser:
         instruction.index = int(match[1])
 
     def read_constant(self, instruction: Instruction, start: int, end: int) -> None:
-        payload = self.text[start:end]
-        instruction.payload = payload
-        if self.allow_elided and payload.strip() == "{...}":
-            return
         check_literal(self.text, start, end, instruction.shape, self.original)
+        instruction.payload = in_range(self.text[start:end], instruction.shape)
 
     # --- operands -------------------------------------------------------------------------------
 
@@ -362,6 +359,8 @@ class _Parser:
                 if match is None:
                     self.fail(position, "expected an operand's name")
             operand = names.get(match[1])
+            if operand is None and text.startswith("(", skip_space(text, match.end())):
+                self.fail(position, f"give the operand {match[1]}(…) a name and a line of its own")
             if operand is None:
                 self.fail(position, f"no instruction {match[1]!r} before this one{near_matches(match[1], names)}")
             after = match.end()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 
 from shardwright.errors import PlanError
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.json_reader import Reader, shown
+from shardwright.json_reader import JsonProblem, Reader, load_json, shown
 from shardwright.plans import (
     COLLECTIVE_KINDS,
     PLAN_FORMAT,
@@ -44,10 +42,10 @@ def decode(text: str, hlo_text: str | None = None) -> Plan:
 def read_json(text: str) -> Any:
     """The data of a JSON text; PlanError where it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return load_json(text)
+    except JsonProblem as problem:
         raise PlanError(
-            f"not JSON: {error}",
+            f"not JSON: {problem}",
             where="plan",
             remedy="give a file that `shardwright plan --out` wrote, or the text of Plan.to_json",
         ) from None
@@ -97,7 +95,7 @@ def _unpack(row: Reader) -> str:
     inflater = zlib.decompressobj(wbits=31)
     try:
         text = inflater.decompress(base64.b64decode(packed, validate=True), TEXT_LIMIT_BYTES).decode()
-    except (binascii.Error, zlib.error, UnicodeDecodeError):
+    except (ValueError, zlib.error):  # not base64, not ASCII, not UTF-8
         raise row.wrong("hlo_gzip_base64", "gzip-compressed UTF-8 in base64", packed) from None
     if not inflater.eof:
         raise row.wrong("hlo_gzip_base64", f"a whole text of at most {TEXT_LIMIT_BYTES >> 20} MiB", packed)
@@ -130,8 +128,8 @@ def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None)
         origin=reader.text("origin"),
         planning_s=reader.number("planning_s"),
         instructions=_read_instructions(reader, mesh, values),
-        parameters=reader.objects("parameters", lambda row: read_variable(row, shardings)),
-        outputs=reader.objects("outputs", lambda row: read_variable(row, shardings)),
+        parameters=reader.objects("parameters", lambda row: read_variable(row, shardings, mesh)),
+        outputs=reader.objects("outputs", lambda row: read_variable(row, shardings, mesh)),
         collectives=reader.objects("collectives", lambda row: _read_collective(row, mesh)),
         cost=CostSummary(
             compute_s=cost.number("compute_s"),
@@ -248,26 +246,27 @@ def _read_instructions(reader: Reader, mesh: Mesh, values: Sequence[ValueShardin
     return tuple(rows)
 
 
-def read_variable(row: Reader, shardings: Sequence[TensorSharding]) -> VariablePlan:
+def read_variable(row: Reader, shardings: Sequence[TensorSharding], mesh: Mesh) -> VariablePlan:
     element_type = row.text("element_type")
     if element_type not in ELEMENT_BITS:
         raise row.wrong("element_type", "an HLO element type", element_type)
     alias = row.take("alias")
-    variable = VariablePlan(
-        number=row.integer("number"),
-        name=row.text("name"),
-        element_type=element_type,
-        shape=row.integers("shape"),
-        sharding=row.entry("sharding", shardings),
-        stored_shape=row.integers("stored_shape"),
+    shape, sharding = row.integers("shape"), row.entry("sharding", shardings)
+    if len(sharding.dims) != len(shape):
+        raise row.wrong("sharding", f"a sharding of {len(shape)} dimensions", str(sharding))
+    variable = VariablePlan.lying(
+        row.integer("number"),
+        row.text("name"),
+        element_type,
+        shape,
+        sharding,
+        mesh,
         alias=None if alias is None else row.integer("alias"),
         view_of=row.integers("view_of") if row.has("view_of") else None,
     )
-    if len(variable.sharding.dims) != len(variable.shape):
-        raise row.wrong("sharding", f"a sharding of {len(variable.shape)} dimensions", str(variable.sharding))
-    if len(variable.stored_shape) != len(variable.stored_sharding.dims):
-        expected = f"{len(variable.stored_sharding.dims)} dimensions"
-        raise row.wrong("stored_shape", expected, list(variable.stored_shape))
+    stored_shape = row.integers("stored_shape")
+    if stored_shape != variable.stored_shape:
+        raise row.wrong("stored_shape", f"{list(variable.stored_shape)} for this sharding", list(stored_shape))
     return variable
 
 
@@ -304,8 +303,12 @@ def _read_groups(row: Reader, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Groups of equal size, each device of the mesh in one of them."""
     groups = row.items("groups")
     devices = [device for group in groups if isinstance(group, list) for device in group]
-    is_partition = all(type(device) is int for device in devices) and sorted(devices) == list(range(mesh.device_count))
-    if not is_partition or len({len(group) for group in groups}) != 1:
+    is_partition = all(type(device) is int for device in devices) and len(devices) == mesh.device_count
+    if (
+        not is_partition
+        or sorted(devices) != list(range(mesh.device_count))
+        or len({len(group) for group in groups}) != 1
+    ):
         raise row.wrong("groups", f"lists of equal length that have each of {mesh.device_count} devices once", groups)
     return tuple(map(tuple, groups))
 

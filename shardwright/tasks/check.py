@@ -15,6 +15,9 @@ def check(graph: TaskGraph) -> None:
     Found are: a buffer read before it is written or after it is dropped, kept after its last use, or written over; a
     transfer with one end, or in another order at its ends; tasks that wait for each other without end.
     """
+    if len(graph.sizes) != len(graph.stages):
+        raise PlanCheckError(f"sizes are given for {len(graph.sizes)} stages, tasks for {len(graph.stages)}")
+    _check_ends(graph)
     for stage in range(len(graph.stages)):
         _check_buffers(graph, stage)
     _check_transfers(graph)
@@ -23,6 +26,25 @@ def check(graph: TaskGraph) -> None:
 
 def _fail(id_: TaskId, task: Task, message: str) -> PlanCheckError:
     return PlanCheckError(message, where=f"stage {id_.stage}, task {id_.position} ({task})")
+
+
+def _check_ends(graph: TaskGraph) -> None:
+    """Each send and receive has one buffer, another end, and a number below the count of tasks."""
+    count = sum(map(len, graph.stages))
+    for here, task in graph.tasks():
+        if task.kind not in ("send", "receive"):
+            if task.transfer is not None:
+                raise _fail(here, task, f"a {task.kind} has no transfer, and here it has number {task.transfer}")
+            continue
+        if (len(task.reads), len(task.writes)) != ((1, 0) if task.kind == "send" else (0, 1)):
+            raise PlanCheckError(
+                f"a {task.kind} moves {len(task.reads)} buffers out and {len(task.writes)} in, not one",
+                where=f"stage {here.stage}, task {here.position}",
+            )
+        if task.transfer is None or task.peer is None or task.peer >= len(graph.stages):
+            raise _fail(here, task, "the transfer has no number, or no other end")
+        if task.transfer >= count:
+            raise _fail(here, task, f"transfer {task.transfer} is numbered beyond the {count} tasks")
 
 
 def _check_buffers(graph: TaskGraph, stage: int) -> None:
@@ -75,8 +97,8 @@ def _check_transfers(graph: TaskGraph) -> None:
     for here, task in graph.tasks():
         if task.kind not in ("send", "receive"):
             continue
-        if task.transfer is None or task.peer is None or not 0 <= task.peer < len(graph.stages):
-            raise _fail(here, task, "the transfer has no number, or no other end")
+        assert task.transfer is not None
+        assert task.peer is not None
         ends[task.transfer].append((here, task))
         is_send = task.kind == "send"
         channel = (task.stage, task.peer) if is_send else (task.peer, task.stage)

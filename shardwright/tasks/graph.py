@@ -130,11 +130,11 @@ class TaskGraph:
         return encode(self)
 
     @classmethod
-    def from_dict(cls, data: Any) -> TaskGraph:
-        """Reads `as_dict`'s data; raises PlanError naming the field that is wrong."""
+    def from_dict(cls, data: Any, path: str = "tasks") -> TaskGraph:
+        """Reads `as_dict`'s data; raises PlanError naming the field that is wrong, under `path`."""
         from shardwright.tasks.task_json import decode
 
-        return decode(data)
+        return decode(data, path)
 
     def to_json(self, *, indent: int | None = None) -> str:
         return json.dumps(self.as_dict(), indent=indent)

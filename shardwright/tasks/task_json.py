@@ -8,9 +8,10 @@ micro-batch's number, "own" for that of the task, or null for the one of the ste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanCheckError
+from shardwright.json_reader import Reader, is_count, is_number
 from shardwright.links import Link
 from shardwright.tasks.graph import TASK_KINDS, Buffer, Task, TaskGraph
 
@@ -63,72 +64,109 @@ def _form_data(form: Form) -> dict[str, Any]:
     return plain | {name: [list(b) for b in buffers] for name, buffers in zip(_LISTS, lists, strict=True)}
 
 
-def decode(data: Any) -> TaskGraph:
-    """Read `encode`'s data, and check the graph. Raises PlanError naming what is wrong."""
+def decode(data: Any, path: str = "tasks") -> TaskGraph:
+    """Read `encode`'s data, and check the graph. Raises PlanError naming the field that is wrong, under `path`."""
+    reader = Reader(data, path, refuse_unknown=True)
+    values = reader.texts("values")
+    forms = reader.objects("forms", lambda row: _read_form(row, values))
+    graph = TaskGraph(
+        schedule=reader.text("schedule"),
+        micro_batches=reader.integer("micro_batches"),
+        stages=_read_stages(reader, forms),
+        sizes=tuple(
+            _read_bytes(sizes, f"{path}.sizes[{number}]") for number, sizes in enumerate(reader.items("sizes"))
+        ),
+        sent_bytes=_read_bytes(reader.take("sent_bytes"), f"{path}.sent_bytes"),
+        links=_read_links(reader),
+    )
+    reader.finish()
     try:
-        graph = _decode(data)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise PlanError(f"not a task graph: {type(error).__name__} {error}", where="tasks") from None
-    graph.check()
+        graph.check()
+    except PlanCheckError as error:
+        raise error if error.where else PlanCheckError(error.message, where=path) from None
     return graph
 
 
-def _decode(data: Any) -> TaskGraph:
-    values = [str(name) for name in data["values"]]
-    known: dict[Buffer, Buffer] = {}
-    forms = [_read_form(form, values) for form in data["forms"]]
+#: (value, None or "own" or the number of a micro-batch)
+FormBuffer = tuple[str, int | str | None]
 
-    def buffers(form: Sequence[tuple[str, int | str | None]], own: int | None) -> tuple[Buffer, ...]:
-        made = (Buffer(value, own if number == _OWN else _number(number)) for value, number in form)
-        return tuple(known.setdefault(buffer, buffer) for buffer in made)
+
+def _read_form(row: Reader, values: Sequence[str]) -> tuple[dict[str, Any], list[tuple[FormBuffer, ...]]]:
+    kind = row.text("kind")
+    if kind not in TASK_KINDS:
+        raise row.wrong("kind", f"one of {', '.join(TASK_KINDS)}", kind)
+    plain = {
+        "kind": kind,
+        "stage": row.integer("stage"),
+        "chunk": None if row.take("chunk") is None else row.integer("chunk"),
+        "program": row.text("program"),
+        "peer": None if row.take("peer") is None else row.integer("peer"),
+        "time_s": row.number("time_s"),
+        "workspace_bytes": row.integer("workspace_bytes"),
+    }
+    return plain, [_read_buffers(row, name, values) for name in _LISTS]
+
+
+def _read_buffers(row: Reader, key: str, values: Sequence[str]) -> tuple[FormBuffer, ...]:
+    buffers: list[FormBuffer] = []
+    for item in row.items(key):
+        if not isinstance(item, list) or len(item) != 2:
+            raise row.wrong(key, "lists of a value and a micro-batch", item)
+        place, number = item
+        if not is_count(place) or place >= len(values):
+            raise row.wrong(key, f"positions of values below {len(values)}", place)
+        if number is not None and number != _OWN and not is_count(number):
+            raise row.wrong(key, f'the number of a micro-batch, "{_OWN}" or null', number)
+        buffers.append((values[place], number))
+    return tuple(buffers)
+
+
+def _read_stages(
+    reader: Reader, forms: Sequence[tuple[dict[str, Any], list[tuple[FormBuffer, ...]]]]
+) -> tuple[tuple[Task, ...], ...]:
+    known: dict[Buffer, Buffer] = {}
+
+    def buffers(form: Sequence[FormBuffer], own: int | None) -> tuple[Buffer, ...]:
+        named = (Buffer(value, own if number == _OWN else cast(int | None, number)) for value, number in form)
+        return tuple(known.setdefault(buffer, buffer) for buffer in named)
 
     def task(row: Any) -> Task:
+        if not isinstance(row, list) or len(row) != 3 or not is_count(row[0]) or row[0] >= len(forms):
+            raise reader.wrong("stages", f"rows of a form below {len(forms)}, a micro-batch and a transfer", row)
         number, micro_batch, transfer = row
-        plain, lists = forms[_count(number)]
-        own = _number(micro_batch)
-        reads, writes, donates, frees = (buffers(each, own) for each in lists)
+        if not all(entry is None or is_count(entry) for entry in (micro_batch, transfer)):
+            raise reader.wrong("stages", "a micro-batch and a transfer as integers ≥ 0 or null", row)
+        plain, lists = forms[number]
+        reads, writes, donates, frees = (buffers(entries, micro_batch) for entries in lists)
         return Task(
-            **plain, micro_batch=own, transfer=_number(transfer), reads=reads, writes=writes, donates=donates,
+            **plain, micro_batch=micro_batch, transfer=transfer, reads=reads, writes=writes, donates=donates,
             frees=frees,
         )  # fmt: skip
 
-    return TaskGraph(
-        schedule=str(data["schedule"]),
-        micro_batches=_count(data["micro_batches"]),
-        stages=tuple(tuple(task(row) for row in rows) for rows in data["stages"]),
-        sizes=tuple({str(name): _count(size) for name, size in sizes.items()} for sizes in data["sizes"]),
-        sent_bytes={str(name): _count(size) for name, size in data["sent_bytes"].items()},
-        links=dict(_read_link(*row) for row in data["links"]),
-    )
+    stages = reader.items("stages")
+    for rows in stages:
+        if not isinstance(rows, list):
+            raise reader.wrong("stages", "a list of tasks for each stage", rows)
+    return tuple(tuple(task(row) for row in rows) for rows in stages)
 
 
-def _read_form(form: Any, values: Sequence[str]) -> tuple[dict[str, Any], list[list[tuple[str, int | str | None]]]]:
-    if form["kind"] not in TASK_KINDS:
-        raise ValueError(f"kind {form['kind']!r}")
-    plain = {
-        "kind": form["kind"],
-        "stage": _count(form["stage"]),
-        "chunk": _number(form["chunk"]),
-        "program": str(form["program"]),
-        "peer": _number(form["peer"]),
-        "time_s": float(form["time_s"]),
-        "workspace_bytes": _count(form["workspace_bytes"]),
-    }
-    return plain, [[(values[_count(place)], number) for place, number in form[name]] for name in _LISTS]
+def _read_bytes(data: Any, path: str) -> dict[str, int]:
+    """Bytes by name."""
+    reader = Reader(data, path, refuse_unknown=True)
+    return {name: reader.integer(name) for name in reader.names()}
 
 
-def _read_link(source: Any, target: Any, bandwidth: Any, latency: Any) -> tuple[tuple[int, int], Link]:
-    if not float(bandwidth) > 0:
-        raise ValueError(f"bandwidth {bandwidth!r}")
-    link = Link(bandwidth_bytes_per_s=float(bandwidth), latency_s=None if latency is None else float(latency))
-    return (_count(source), _count(target)), link
-
-
-def _number(value: Any) -> int | None:
-    return None if value is None else _count(value)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
+def _read_links(reader: Reader) -> dict[tuple[int, int], Link]:
+    links: dict[tuple[int, int], Link] = {}
+    for row in reader.items("links"):
+        if not isinstance(row, list) or len(row) != 4 or not (is_count(row[0]) and is_count(row[1])):
+            raise reader.wrong("links", "lists of two stages, a bandwidth and a latency", row)
+        source, target, bandwidth, latency = row
+        if not is_number(bandwidth) or bandwidth <= 0:
+            raise reader.wrong("links", "a bandwidth above 0", bandwidth)
+        if latency is not None and (not is_number(latency) or latency < 0):
+            raise reader.wrong("links", "a latency ≥ 0 or null", latency)
+        links[source, target] = Link(
+            bandwidth_bytes_per_s=float(bandwidth), latency_s=None if latency is None else float(latency)
+        )
+    return links

@@ -21,6 +21,10 @@ _STDERR_BYTES = 4000
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
+class ChildKilledError(CompilationAbortedError):
+    """Somebody other than its owner killed the child: the program need not be at fault."""
+
+
 class CompileChild:
     """A process that answers one request after the other. device_count: on `cpu`, the devices that it makes."""
 
@@ -38,11 +42,12 @@ class CompileChild:
             start_new_session=True,  # a Ctrl-C at the terminal is for the server, which then ends the child
         )
         self._buffer = bytearray()
+        self._is_ended = False
         try:
             self._read(time.monotonic() + _START_TIMEOUT_S)
         except BaseException as error:
             self.end()
-            if not isinstance(error, CompilationAbortedError):
+            if isinstance(error, ChildKilledError) or not isinstance(error, CompilationAbortedError):
                 raise
             raise PlatformError(
                 f"the compile child does not start: {error.message}", remedy="run `shardwright doctor`"
@@ -61,6 +66,7 @@ class CompileChild:
 
     def kill(self) -> None:
         """End the process while another thread waits for its answer."""
+        self._is_ended = True
         self._process.kill()
 
     def end(self) -> None:
@@ -100,6 +106,12 @@ class CompileChild:
     def _died(self) -> CompilationAbortedError:
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if code == -signal.SIGKILL and not self._is_ended:
+            return ChildKilledError(
+                "the process that compiles was killed (SIGKILL), most likely by the kernel for want of memory",
+                remedy="free memory on the machine that compiles (its kernel's log names what was killed), or give it "
+                "more; programs of fewer unrolled layers take less to compile",
+            )
         return CompilationAbortedError(
             f"XLA ended its process ({how}) while compiling:\n{self._last_lines()}",
             remedy="report the program and its plan; the server goes on",

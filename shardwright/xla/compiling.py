@@ -34,7 +34,7 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
     refuses the program or changed a sharding at its boundary.
     """
     started = time.perf_counter()
-    stablehlo = emit_stablehlo(hlo_text, plan)
+    stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=not want_executable)
     emit_s = time.perf_counter() - started
     return replace(compile_emitted(stablehlo, plan, want_executable=want_executable), emit_s=emit_s)
 
@@ -75,7 +75,7 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
     XLA goes on compiling in a thread of this process: end the process afterwards.
     """
     started = time.perf_counter()
-    stablehlo = emit_stablehlo(hlo_text, plan)
+    stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=True)
     emitted = time.perf_counter()
     text = partitioned_hlo(stablehlo, plan.mesh.device_count)
     return CompiledProgram(

@@ -34,6 +34,7 @@ from typing import Any
 
 from shardwright.config import IDENTITY_TARGETS, MESH_NAME
 from shardwright.errors import PlanError
+from shardwright.hlo import require_values
 from shardwright.plans import InstructionPlan, Plan, served_from
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
@@ -54,14 +55,17 @@ CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 CALLS = frozenset({"func.call", "call"})
 
 
-def emit_stablehlo(hlo_text: str, plan: Plan) -> str:
+def emit_stablehlo(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False) -> str:
     """StableHLO text of `hlo_text` in which `plan` is written as Shardy constraints.
 
     The text compiles with any XLA that has Shardy, for `plan.mesh.device_count`
-    devices. Raises PlanError where an instruction of the plan is not in the program
-    or the plan's argument and output counts differ from it, HloSyntaxError where XLA
-    cannot read `hlo_text`.
+    devices. with_stand_ins: constants that the text leaves out get numbers of XLA's, for a program that is
+    looked at and never run. Raises UnsupportedProgramError for such constants otherwise,
+    PlanError where an instruction of the plan is not in the program or the plan's argument
+    and output counts differ from it, HloSyntaxError where XLA cannot read `hlo_text`.
     """
+    if not with_stand_ins:
+        require_values(hlo_text)
     converted = private.stablehlo_of(hlo_text)
     with private.mlir_context():
         module = private.parse_module(converted)

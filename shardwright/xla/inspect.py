@@ -39,7 +39,7 @@ def observed_collectives(hlo_text: str, device_count: int) -> tuple[ObservedColl
     device_count: devices of the program; groups that name none mean all of them.
     Raises HloSyntaxError where the text is not HLO.
     """
-    module = hlo.parse(hlo_text, allow_elided=True)
+    module = hlo.parse(hlo_text)
     users = Users(module)
     return tuple(
         _observe(instruction, times, device_count, users)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -20,6 +20,18 @@ from shardwright.errors import CompilationError, HloSyntaxError, PlatformError, 
 
 #: module → names that the functions below take from it; `Class.method` for methods.
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
+    "jax._src.array": ("ArrayImpl",),
+    "jax._src.config": ("trace_context",),
+    "jax._src.core": ("ShapedArray._getitem", "ShapedArray._iter", "pytype_aval_mappings"),
+    "jax._src.dtypes": ("register_canonicalize_value_handler",),
+    "jax._src.interpreters.mlir": ("get_constant_handler", "register_constant_handler"),
+    "jax._src.interpreters.pxla": ("shard_arg_handlers", "shard_args"),
+    "jax._src.lax.lax": ("_convert_element_type",),
+    "jax._src.random.prng": ("PRNGKeyArray",),
+    "jax._src.tree_util": ("dispatch_registry.register_node",),
+    "jax._src.pjit": tuple(
+        f"PjitInfo.{name}" for name in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+    ),
     "jaxlib._hlo": (
         "hlo_module_from_text",
         "HloModule.to_string",
@@ -104,6 +116,15 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "(not installed)"
+
+
+# ---- functions -----------------------------------------------------------
+def jit_marks(fn: Any) -> Any:
+    """The `static_argnums`, `static_argnames`, `donate_argnums` and `donate_argnames` of a `jax.jit`, as attributes.
+
+    Of a Flax NNX `jit` as well. None for what is neither.
+    """
+    return getattr(getattr(fn, "jitted_fn", fn), "_jit_info", None)
 
 
 # ---- HLO text ------------------------------------------------------------
@@ -336,3 +357,63 @@ def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
         return handler(aval, sharding, committed=True, _skip_checks=True)
     except TypeError:  # newer jaxlib has no checks to skip
         return handler(aval, sharding, committed=True)
+
+
+# ---- arrays that are elsewhere, as jax's own ---------------------------------------
+
+
+def register_array_type(cls: type, value_of: Callable[[Any], Any]) -> None:
+    """Make `cls`, a subclass of `jax.Array` with an `aval`, an array to all of jax.
+
+    While a function is traced its instances stay what they are: constants of the jaxpr. Where a computation on this
+    machine, or a program's text, needs their contents, `value_of` gives them, as an array that jax knows.
+    """
+    mlir, pxla = _module("jax._src.interpreters.mlir"), _module("jax._src.interpreters.pxla")
+
+    def on_devices(arrays: Sequence[Any], *how: Any) -> Any:
+        distinct = {id(array): array for array in arrays}
+        for array in distinct.values() if len(distinct) > 1 else ():
+            array.copy_to_host_async()
+        values = {key: value_of(array) for key, array in distinct.items()}
+        return pxla.shard_args(*how, [values[id(array)] for array in arrays])
+
+    def in_text(array: Any, aval: Any) -> Any:
+        value = value_of(array)
+        return mlir.get_constant_handler(type(value))(value, aval)
+
+    _module("jax._src.core").pytype_aval_mappings[cls] = lambda array: array.aval
+    _module("jax._src.dtypes").register_canonicalize_value_handler(cls, None)
+    pxla.shard_arg_handlers[cls] = on_devices
+    mlir.register_constant_handler(cls, in_text)
+
+
+def register_key_type(cls: type, value_of: Callable[[Any], Any]) -> None:
+    """Make `cls`, registered as an array type, an array of PRNG keys to `jax.random`."""
+
+    def attribute(name: str) -> property:
+        return property(lambda array: getattr(value_of(array), name))
+
+    for name in ("_impl", "_base_array", "_consumed"):
+        setattr(cls, name, attribute(name))
+    _module("jax._src.tree_util").dispatch_registry.register_node(
+        cls, lambda array: ((value_of(array),), None), lambda _, values: values[0]
+    )
+
+
+def traced_attribute(array: Any, name: str) -> Any:
+    """What `jax.Array` has by that name, of an array whose contents are not known while a function is traced."""
+    if name == "__getitem__":
+        return lambda index: array.aval._getitem(array, index)
+    if name == "__iter__":
+        return lambda: array.aval._iter(array)
+    return getattr(_module("jax._src.array").ArrayImpl, name).__get__(array)
+
+
+def weakly_typed(value: Any) -> Any:
+    """The array with a weak type, such as Python numbers have."""
+    return _module("jax._src.lax.lax")._convert_element_type(value, weak_type=True)
+
+
+def trace_context() -> Any:
+    """Equal, and hashed alike, where a function would be traced and lowered the same: jax's settings that matter."""
+    return _module("jax._src.config").trace_context()

@@ -6,6 +6,7 @@ many devices as the program needs, and started again after one died or was ended
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -20,10 +21,12 @@ import psutil
 
 from shardwright.errors import ERRORS_BY_CODE, CompilationError, DeadlineError, ShardwrightError
 from shardwright.plans import Plan
-from shardwright.xla.child import CompileChild
+from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 from shardwright.xla.messages import Header
 from shardwright.xla.twins import Canonical
+
+_log = logging.getLogger("shardwright.xla")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -177,12 +180,23 @@ class CompileService:
         self, header: Header, blobs: list[bytes], deadline_s: float | None, devices: int, *, ends_child: bool = False
     ) -> tuple[Header, list[bytes]]:
         until = None if deadline_s is None else time.monotonic() + deadline_s
-        with self._child(min(devices, self.device_count), deadline_s, ends_child) as child:
-            reply, parts = child.request(header, blobs, until)
+        try:
+            reply, parts = self._ask(header, blobs, until, devices, ends_child)
+        except ChildKilledError as error:
+            _log.warning("%s; it is asked again", error.message)
+            reply, parts = self._ask(header, blobs, until, devices, ends_child)
         if "code" in reply:
             kind = ERRORS_BY_CODE.get(reply["code"], CompilationError)
             raise kind(reply["message"], where=reply["where"], remedy=reply["remedy"])
         return reply, parts
+
+    def _ask(
+        self, header: Header, blobs: list[bytes], until: float | None, devices: int, ends_child: bool
+    ) -> tuple[Header, list[bytes]]:
+        """The reply of one child. `until`: on the monotonic clock."""
+        left_s = None if until is None else max(until - time.monotonic(), 0.0)
+        with self._child(min(devices, self.device_count), left_s, ends_child) as child:
+            return child.request(header, blobs, until)
 
     @contextmanager
     def _child(self, devices: int, deadline_s: float | None, ends_child: bool) -> Iterator[CompileChild]:

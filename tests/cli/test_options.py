@@ -34,13 +34,14 @@ def test_limits() -> None:
     assert parsed("--memory-budget=50%").memory_fraction == 0.5
     cut = parsed("--micro-batches=4", "--micro-batch-inexact")
     assert (cut.micro_batches, cut.micro_batch_inexact) == (4, True)
+    assert parsed("--constraints=ignore").constraints == "ignore"
     piped = parsed("--stages=4", "--schedule=2f2b")
     assert (piped.stages, piped.schedule) == (4, "2f2b")
     with pytest.raises(OptionError, match="'2b2f' is no schedule"):
         parsed("--schedule=2b2f")
     plain = parsed()
     assert (plain.stages, plain.schedule) == (None, None)
-    assert (plain.micro_batches, plain.micro_batch_inexact) == (None, False)
+    assert (plain.micro_batches, plain.micro_batch_inexact, plain.constraints) == (None, False, "keep")
     assert (plain.memory_budget, plain.memory_fraction, plain.deadline_s) == (None, None, None)
     assert (plain.effort, plain.mode, plain.rewrites, plain.remat) == ("default", "search", "auto", "auto")
 

@@ -52,7 +52,7 @@ def test_a_handle_shows_its_type_and_layout_without_reading(double: Any) -> None
     assert repr(handle) == f"RemoteArray(shape=(16, 3), dtype=float32, {handle.sharding})"
     assert total.shape == ()
     assert handle.block_until_ready() is handle
-    assert not handle.is_deleted
+    assert not handle.is_deleted()
 
 
 def test_reading_gives_numpy_arrays_and_numbers(double: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_donated_handle_names_the_step_that_took_it(session: sw.Session) -> No
     step = session.parallelize(update, donate_argnums=0)
     first = step(np.zeros(8, np.float32))
     second = step(first)
-    assert first.is_deleted
+    assert first.is_deleted()
     assert "donated to update" in repr(first)
     for use in (lambda: np.asarray(first), lambda: float(first), first.block_until_ready, lambda: step(first)):
         with pytest.raises(sw.ArrayError, match=r"donated to update(.|\n)*remedy"):

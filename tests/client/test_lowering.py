@@ -18,7 +18,6 @@ from shardwright.client.frontends.jax import (
     ArrayType,
     JaxFunction,
     LoweredProgram,
-    Signature,
     aliases_of,
     array_spec,
     host_value,
@@ -33,9 +32,7 @@ def lower(
     fn: Any, *args: Any, platform: str = "cpu", donate: Any = (), static: Any = (), **kwargs: Any
 ) -> LoweredProgram:
     function = JaxFunction(fn, donate_argnums=donate, static_argnums=static)
-    statics, dynamic = function.split(args, kwargs)
-    leaves, tree = jax.tree.flatten(dynamic)
-    return function.lower(Signature(statics, tree, tuple(spec_of(leaf) for leaf in leaves)), platform=platform)
+    return function.lower(function.describe(args, kwargs, spec_of)[0], platform=platform)
 
 
 def entry_types(program: LoweredProgram) -> tuple[list[str], list[str]]:

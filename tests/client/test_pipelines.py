@@ -20,6 +20,7 @@ from shardwright.pipelines import PipelinePlan
 from shardwright.xla import canonical_hlo, private
 from tests.client.pipeline_training import BAR, MODELS, SGD, distance, train
 from tests.planner.pipeline import cases
+from tests.planner.stages.losses import classifier
 from tests.report.trace_format import require_valid
 
 
@@ -52,6 +53,15 @@ def assert_dumps_what_runs(step: sw.Step, folder: Path) -> None:
             module = private.parse_module(files[f"{part.name}.mlir"])
             assert "sdy.mesh" in str(module)
     assert all(str(task) in files["tasks.dot"] for tasks in step.plan.tasks.stages for task in tasks)
+
+
+def test_metrics_stand_ahead_of_the_loss(session: sw.Session) -> None:
+    """JAX sorts the keys of a dict: accuracy and the norm of the gradients come before the loss."""
+    function, arguments, donated = classifier("optax", "many", layers=2)
+    step = session.parallelize(function, donate_argnums=donated, stages=2, micro_batches=2, schedule="1f1b")
+    *_, ours = step(*arguments)
+    *_, theirs = jax.jit(function)(*arguments)
+    assert {name: float(value) for name, value in ours.items()} == pytest.approx(jax.tree.map(float, theirs), rel=1e-5)
 
 
 def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.Session) -> None:

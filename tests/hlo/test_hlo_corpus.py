@@ -77,8 +77,27 @@ def test_what_the_installed_jax_prints_today() -> None:
         assert printed_by_xla(parse(text).to_text()) == printed_by_xla(text), name
 
 
-def test_elided_constants_are_refused_unless_asked_for() -> None:
-    text = "HloModule m\nENTRY e {\n  ROOT c = f32[2,2]{1,0} constant({...})\n}\n"
-    with pytest.raises(HloSyntaxError, match="left out when the text was printed"):
-        parse(text)
-    assert parse(text, allow_elided=True).entry.root.payload == "{...}"
+@pytest.mark.parametrize(
+    "constant",
+    [
+        "f32[2,2]{1,0} constant({...})",
+        "pred[12]{0} constant({ ... })",
+        "c64[12]{0} constant({...})",
+        "bf16[2,2]{1,0} constant({ {...}, {...} })",
+        "s32[2,2]{1,0} constant({ {1,2}, {...} })",
+        "c64[2,2]{1,0} constant({ {(1,2),(3,4)}, {...} })",
+        "(f32[12]{0}, s32[]) constant(({...}, 1))",
+        "(f32[12]{0}, s32[]) constant({...})",
+    ],
+)
+def test_elided_constants_come_back_as_they_are(constant: str) -> None:
+    module = parse(f"HloModule m\nENTRY e {{\n  ROOT c = {constant}\n}}\n")
+    assert module.entry.root.is_elided
+    assert constant in module.to_text()
+    assert not parse("HloModule m\nENTRY e {\n  ROOT c = f32[2] constant({1, 2})\n}\n").entry.root.is_elided
+
+
+@pytest.mark.parametrize("literal", ["f32[] constant({...})", "f32[2] constant(...)", "f32[2] constant({1, ...})"])
+def test_nothing_but_an_array_is_elided(literal: str) -> None:
+    with pytest.raises(HloSyntaxError, match="where the values of an array were left out"):
+        parse(f"HloModule m\nENTRY e {{\n  ROOT c = {literal}\n}}\n")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
+from shardwright.errors import MemoryBudgetError, PlanError
+from shardwright.pipelines import PipelinePlan
 from shardwright.planner import plan
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.memory.words import TooLargeError
+from shardwright.planner.planning import plan_step
 from shardwright.planner.search.found import Outcome
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.sparing import _next_number
@@ -23,10 +26,11 @@ from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp
 
 CLUSTER = Cluster.local(8)
+PROFILE = hardware_profile(CLUSTER.hardware)
 STEP = lower(gpt2(layers=1, batch=16, length=16))
 
 #: A deadline, in looks at the clock.
-Looks = Callable[[int], None]
+Looks = Callable[[int], Any]
 
 
 @pytest.fixture
@@ -38,6 +42,18 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
         monkeypatch.setattr(Clock, "elapsed_s", property(lambda _: 0.0 if next(ticks) < count else 2.0))
 
     return late_after
+
+
+@pytest.fixture
+def hard_end(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """The same, of a clock by which even the grace is over then."""
+
+    def over_after(count: int) -> Iterator[int]:
+        ticks = itertools.count()
+        monkeypatch.setattr(Clock, "elapsed_s", property(lambda _: 0.0 if next(ticks) < count else 100.0))
+        return ticks
+
+    return over_after
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +92,7 @@ def test_whenever_it_ends_the_plan_is_no_worse_than_the_first(
 
 
 def test_it_ends_in_the_middle_of_the_only_mesh(looks: Looks, data_parallel: Plan) -> None:
-    looks(300)
+    looks(1500)
     reports: list[PlanProgress] = []
     found = plan(STEP, CLUSTER, PlanOptions(mesh={"data": 8}, deadline_s=1.0), progress=reports.append)
     assert "rules" in [each.phase for each in reports], "the search of the mesh began"
@@ -151,12 +167,92 @@ def test_no_parts_of_the_batch_are_tried_that_cannot_be_enough(stored: int, limi
     assert _next_number(search, made, 1, most=16) == expected
 
 
-def test_without_a_plan_nothing_is_interrupted() -> None:
-    clock = Clock(deadline_s=0.0)
+def at(monkeypatch: pytest.MonkeyPatch, elapsed_s: float) -> None:
+    monkeypatch.setattr(Clock, "elapsed_s", property(lambda _: elapsed_s))
+
+
+@pytest.mark.parametrize(("deadline_s", "last_s"), [(1.0, 3.0), (10.0, 12.0), (20.0, 24.0)])
+def test_without_a_plan_it_ends_a_fifth_after_the_deadline_or_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, deadline_s: float, last_s: float
+) -> None:
+    clock = Clock(deadline_s=deadline_s)
+    at(monkeypatch, last_s - 0.1)
     clock.check()
-    clock.interrupts = True
+    at(monkeypatch, last_s + 0.1)
     with pytest.raises(OutOfTimeError):
         clock.check()
+    clock.is_final = True
+    clock.check()  # what is written down is written to its end
+
+
+def test_with_a_plan_it_ends_at_the_deadline_or_in_time_to_write_that_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(deadline_s=5.0, interrupts=True)
+    at(monkeypatch, 4.9)
+    clock.check()
+    clock.took(1.0)  # the grace has room for that
+    clock.check()
+    with pytest.raises(OutOfTimeError):
+        clock.check(0.2)  # what takes longer than is left is not begun
+    clock.took(4.0)
+    with pytest.raises(OutOfTimeError):
+        clock.check()
+    assert not clock.fresh().is_over, "another search in the same time"
+
+
+def answer(**asked: Any) -> Plan | PipelinePlan | PlanError:
+    try:
+        return plan_step(STEP, CLUSTER, PlanOptions(deadline_s=1.0, stages=asked.pop("stages", 1), **asked))
+    except (MemoryBudgetError, OutOfTimeError) as error:
+        return error
+
+
+@pytest.fixture(scope="module")
+def sharded_bytes() -> int:
+    return required_bytes(plan(STEP, CLUSTER, PlanOptions(force="fsdp")).memory, PROFILE)
+
+
+@pytest.mark.parametrize("part", [0.2, 0.6])
+@pytest.mark.parametrize("count", [1500, 6000])
+def test_whenever_it_ends_before_something_fits_it_says_the_least_that_was_needed(
+    sharded_bytes: int, hard_end: Looks, count: int, part: float
+) -> None:
+    limit = round(part * sharded_bytes)
+    hard_end(count)
+    made = answer(memory_budget=limit)
+    if isinstance(made, Plan):
+        assert required_bytes(made.memory, PROFILE) <= limit
+    else:
+        assert isinstance(made, MemoryBudgetError)
+        assert "the least that was found needs" in made.message
+        assert "the deadline of 1 s came before a plan that fits" in made.message
+        assert made.remedy.startswith("allow ")
+        assert "give a longer deadline" in made.remedy
+
+
+def test_before_any_plan_it_says_that_the_deadline_is_too_short(hard_end: Looks) -> None:
+    for count in (1, 600):
+        hard_end(count)
+        made = answer()
+        assert isinstance(made, OutOfTimeError)
+        assert "came before any plan" in made.message
+        assert "longer deadline" in made.remedy
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"force": "fsdp"}, {"mode": "propagate"}, {"micro_batches": 2}, {"remat": "full"}, {"effort": "best"},
+        {"stages": 2, "micro_batches": 2}, {"mesh": {"data": 2, "model": 4}},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("count", [5, 2000])
+def test_whatever_is_asked_for_it_ends(hard_end: Looks, asked: dict[str, Any], count: int) -> None:
+    looks = hard_end(count)
+    made = answer(memory_budget=300_000, **asked)
+    if isinstance(made, Plan):
+        assert required_bytes(made.memory, PROFILE) <= 300_000
+    assert next(looks) <= count + 1000, "hardly looked at any more"
 
 
 def test_what_is_forced_is_searched_to_the_end_however_late_it_is() -> None:

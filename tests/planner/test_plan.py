@@ -133,14 +133,14 @@ def test_error_names_the_users_line() -> None:
     devices = jax.make_mesh((2, 4), ("d", "m"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
     def function(x: Any) -> Any:
-        return jax.lax.with_sharding_constraint(jnp.sin(x), NamedSharding(devices, PartitionSpec("d", None))) * 2
+        return jax.lax.with_sharding_constraint(jnp.sin(x), NamedSharding(devices, PartitionSpec(("d", "m")))) * 2
 
     text = jax.jit(function).lower(jax.ShapeDtypeStruct((8, 4), jnp.float32)).as_text("hlo", debug_info=True)
-    with pytest.raises(AnnotationError, match="splits dimension 0 2 ways, which no axes of data=8 do") as error:
-        plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
+    with pytest.raises(AnnotationError, match="names axes d, m out of the mesh's order") as error:
+        plan(text, EIGHT, PlanOptions(mesh={"m": 4, "d": 2}))
     assert "test_plan.py" in error.value.where
     held = plan(text, EIGHT, PlanOptions(mesh={"d": 2, "m": 4}))
-    assert any(e.opcode == "custom-call" and e.result[0].dims == (("d",), ()) for e in held.instructions)
+    assert any(e.opcode == "custom-call" and e.result[0].dims == (("d", "m"), ()) for e in held.instructions)
 
 
 # ---- forced strategies -----------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_on_very_many_devices_short_steps_are_planned_on_every_mesh_and_others_s
     short = sw.plan(MLP, TWO_NODES, cache=False)
     assert len({str(candidate.mesh) for candidate in short.candidates if candidate.name == "search"}) > 1
     monkeypatch.setattr(planning, "WORTH_S", 0.0)
-    monkeypatch.setattr(planning, "_faster", lambda text, cluster, options, whole, progress: whole)  # no pipeline is
+    monkeypatch.setattr(planning, "_faster", lambda text, cluster, options, whole, *_: whole)  # no pipeline is
     long = sw.plan(MLP, TWO_NODES, cache=False)
     assert any("is planned on data=2 × model=2 only" in note for note in long.notes)
 

@@ -26,7 +26,7 @@ def halves() -> dict[str, files.Part]:
 def save(directory: Path, step: int) -> None:
     files.begin(str(directory), step, "token")
     assert files.write(str(directory), step, "token", TREE, halves()) == W.nbytes
-    files.commit(str(directory), step)
+    files.commit(str(directory), step, "token")
 
 
 def test_it_is_a_checkpoint_once_it_is_committed_and_not_before(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_it_is_a_checkpoint_once_it_is_committed_and_not_before(tmp_path: Path) 
     assert files.steps(str(tmp_path)) == ()
     with pytest.raises(CheckpointError, match="no complete checkpoint 1"):
         files.contents(str(tmp_path), 1)
-    files.commit(str(tmp_path), 1)
+    files.commit(str(tmp_path), 1, "token")
     assert files.steps(str(tmp_path)) == (1,)
     (box,) = files.read(str(tmp_path), 1, [("w", (slice(1, 3), slice(2, 5)))])
     np.testing.assert_array_equal(box, W[1:3, 2:5])
@@ -55,8 +55,8 @@ def test_the_next_save_removes_what_an_interrupted_one_left(tmp_path: Path) -> N
 def test_an_abandoned_save_leaves_nothing_and_touches_nothing_complete(tmp_path: Path) -> None:
     save(tmp_path, 1)
     files.begin(str(tmp_path), 2, "token")
-    files.abandon(str(tmp_path), 2)
-    files.abandon(str(tmp_path), 1)
+    files.abandon(str(tmp_path), 2, "token")
+    files.abandon(str(tmp_path), 1, "token")
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shardwright.config import PlanOptions
-from shardwright.errors import CompilationAbortedError, InternalError, ShardwrightError
+from shardwright.errors import CompilationAbortedError, InternalError, PlanError, ShardwrightError
 from shardwright.server.worker.child import ExecutorChild
 from shardwright.server.worker.state import ChildExited, Start
 from tests.server.programs import training_step
@@ -54,14 +54,45 @@ def errors_when_killed(child: psutil.Process, ask: Callable[[], object]) -> list
     return errors
 
 
-def test_a_planner_that_dies_is_an_error_and_the_next_one_plans(running: tuple[Server, RawClient]) -> None:
+def errors_when_all_are_killed(server: Server, module: str, ask: Callable[[], object]) -> list[ShardwrightError]:
+    """What `ask` raises where every child of this kind is killed as soon as it is there."""
+    errors: list[ShardwrightError] = []
+    is_done = threading.Event()
+
+    def work() -> None:
+        try:
+            ask()
+        except ShardwrightError as error:
+            errors.append(error)
+        is_done.set()
+
+    for child in children(server, module):
+        child.suspend()
+    asking = threading.Thread(target=work)
+    asking.start()
+    while not is_done.wait(0.05):
+        for child in children(server, module):
+            child.kill()
+    asking.join()
+    return errors
+
+
+def test_a_planner_that_is_killed_once_is_asked_again(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())
     wait_until(lambda: children(server, "planner_child"))
     (planner,) = children(server, "planner_child")
-    (error,) = errors_when_killed(planner, lambda: client.plan(program))
-    assert type(error) is InternalError
-    assert "planner ended" in error.message
+    assert not errors_when_killed(planner, lambda: client.plan(program, PlanOptions(mesh={"twice": 2})))
+
+
+def test_a_planner_that_is_killed_again_is_an_error_that_speaks_of_memory(running: tuple[Server, RawClient]) -> None:
+    server, client = running
+    program = client.upload(training_step())
+    (error,) = errors_when_all_are_killed(server, "planner_child", lambda: client.plan(program, PlanOptions(stages=1)))
+    assert isinstance(error, PlanError)
+    assert not isinstance(error, InternalError)
+    assert "SIGKILL" in error.message
+    assert "memory" in error.remedy
     client.plan(program)
 
 
@@ -77,14 +108,23 @@ def test_a_session_does_not_expire_while_it_waits_for_a_plan() -> None:
         wake.join()
 
 
-def test_a_compiler_that_dies_is_an_error_and_the_next_one_compiles(running: tuple[Server, RawClient]) -> None:
+def test_a_compiler_that_is_killed_once_is_asked_again(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())
     client.load(client.plan(program, PlanOptions(mesh={"data": 2}))[0])
     plan_id, _ = client.plan(program, PlanOptions(mesh={"other": 2}))
     (compiler,) = children(server, "compile_child")
-    (error,) = errors_when_killed(compiler, lambda: client.load(plan_id))
+    assert not errors_when_killed(compiler, lambda: client.load(plan_id))
+
+
+def test_a_compiler_that_is_killed_again_is_an_error_that_speaks_of_memory(running: tuple[Server, RawClient]) -> None:
+    server, client = running
+    program = client.upload(training_step())
+    plan_id, _ = client.plan(program, PlanOptions(mesh={"third": 2}))
+    (error,) = errors_when_all_are_killed(server, "compile_child", lambda: client.load(plan_id))
     assert type(error) is CompilationAbortedError
+    assert "SIGKILL" in error.message
+    assert "memory" in error.message
     assert client.load(plan_id).executable_id == plan_id
 
 

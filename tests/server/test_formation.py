@@ -77,7 +77,10 @@ def test_one_dead_executor_takes_the_generation_with_it() -> None:
     starts = world.take(ev.StartExecutor)
     assert [start.generation for start in starts] == [2, 2]
     assert [start.data_port for start in starts] == [9000, 9001], "clients find it where it was"
-    assert "signal 9: last words" in world.state.formation.nodes[1].detail
+    assert (
+        "SIGKILL: somebody killed it, or the kernel did for want of memory: last words"
+        in world.state.formation.nodes[1].detail
+    )
 
 
 def test_a_lost_stream_is_explained_once_the_exit_is_known() -> None:
@@ -86,7 +89,10 @@ def test_a_lost_stream_is_explained_once_the_exit_is_known() -> None:
     world.send(ev.ExecutorLeft(connection=world.executor_connection(1)))
     assert world.state.formation.nodes[1].detail == "its connection was lost"
     world.executor_dies(1)
-    assert "signal 9: last words" in world.state.formation.nodes[1].detail
+    assert (
+        "SIGKILL: somebody killed it, or the kernel did for want of memory: last words"
+        in world.state.formation.nodes[1].detail
+    )
 
 
 def test_a_daemon_that_left_is_waited_for() -> None:

@@ -43,22 +43,28 @@ def wrong(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "where", "message"),
     [
-        ([], "not a task graph"),
-        ({}, "not a task graph: KeyError 'values'"),
-        (wrong(("forms", 0, "kind"), "dance"), "kind 'dance'"),
-        (wrong(("stages", 0, 0, 0), -1), "-1 is no count"),
-        (wrong(("stages", 0, 0, 0), True), "True is no count"),
-        (wrong(("stages", 0, 0, 0), 10**6), "IndexError"),
-        (wrong(("sizes", 0, "w.0"), 1.5), "1.5 is no count"),
-        (wrong(("links",), [[0, 1, 0, None]]), "bandwidth 0"),
-        (wrong(("stages", 1), []), "needs one send and one receive"),
+        ([], "tasks", "expected an object"),
+        ({}, "tasks.values", "missing"),
+        (wrong(("forms", 0, "kind"), "dance"), "tasks.forms[0].kind", "found 'dance'"),
+        (wrong(("stages", 0, 0, 0), -1), "tasks.stages", "rows of a form"),
+        (wrong(("stages", 0, 0, 0), True), "tasks.stages", "rows of a form"),
+        (wrong(("stages", 0, 0, 0), 10**6), "tasks.stages", "rows of a form"),
+        (wrong(("stages", 0, 0, 1), 2**64), "tasks.stages", "a micro-batch and a transfer"),
+        (wrong(("sizes", 0, "w.0"), 1.5), "tasks.sizes[0].w.0", "found 1.5"),
+        (wrong(("sizes",), [[1]]), "tasks.sizes[0]", "expected an object"),
+        (wrong(("sizes",), [{}]), "tasks", "sizes are given for 1 stages"),
+        (wrong(("sent_bytes",), 1.5), "tasks.sent_bytes", "expected an object"),
+        (wrong(("links",), [[0, 1, 0, None]]), "tasks.links", "a bandwidth above 0"),
+        (wrong(("links",), [[0, 1, 1, float("nan")]]), "tasks.links", "a latency"),
+        (wrong(("stages", 1), []), "stage 0, task", "needs one send and one receive"),
     ],
 )
-def test_what_is_no_task_graph_is_refused(data: Any, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
+def test_what_is_no_task_graph_is_refused(data: Any, where: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message) as refusal:
         TaskGraph.from_dict(data)
+    assert refusal.value.where.startswith(where)
 
 
 def test_dot_has_every_task_and_an_edge_for_every_transfer() -> None:

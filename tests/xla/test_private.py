@@ -186,3 +186,85 @@ def test_barriers_are_kept_on_the_cpu_alone() -> None:
     on_cpu, on_gpu = (dict(private.compile_options([0], platform=p).env_option_overrides) for p in ("cpu", "cuda"))
     assert on_cpu["xla_disable_hlo_passes"] == "cse_barrier_expander"
     assert not on_gpu["xla_disable_hlo_passes"]
+
+
+class Elsewhere(jax.Array):
+    """An array whose contents are read when they are needed; `reads` counts."""
+
+    __slots__ = ("reads", "value")
+    __hash__ = None
+    _committed = False
+    aval = property(lambda self: self.value.aval)
+    shape = property(lambda self: self.value.shape)
+    dtype = property(lambda self: self.value.dtype)
+    ndim = property(lambda self: self.value.ndim)
+    size = property(lambda self: self.value.size)
+    nbytes = property(lambda self: self.value.nbytes)
+    sharding = property(lambda self: self.value.sharding)
+
+    def __init__(self, value: jax.Array) -> None:
+        self.value, self.reads = value, 0
+
+    def copy_to_host_async(self) -> None:
+        pass
+
+    def read(self) -> jax.Array:
+        self.reads += 1
+        return self.value
+
+
+class KeyElsewhere(Elsewhere):
+    __slots__ = ()
+
+
+private.register_array_type(Elsewhere, Elsewhere.read)
+private.register_array_type(KeyElsewhere, Elsewhere.read)
+private.register_key_type(KeyElsewhere, Elsewhere.read)
+
+
+def test_a_registered_array_computes_and_stays_a_constant_of_a_jaxpr():
+    array = Elsewhere(jnp.arange(3.0))
+    assert jax.lax.add(array, array).tolist() == [0, 2, 4]
+    assert array.reads == 1, "once for both operands"
+    assert jax.jit(lambda x: x * 2)(array).tolist() == [0, 2, 4]
+    closed = jax.make_jaxpr(lambda x: jax.lax.mul(array, x) + jax.lax.sin(array))(jnp.ones(3))
+    assert [constant is array for constant in closed.consts] == [True]
+    assert jax.eval_shape(jnp.sin, array).shape == (3,)
+    assert array.reads == 2
+    assert jax.jit(lambda x: jax.lax.mul(array, x))(2.0 * jnp.ones(3)).tolist() == [0, 2, 4], "read for the text"
+
+
+def test_a_traced_array_has_the_attributes_of_jax_arrays():
+    array = Elsewhere(jnp.arange(6.0).reshape(2, 3))
+
+    def function(x):
+        first = private.traced_attribute(array, "__getitem__")(0)
+        rows = list(private.traced_attribute(array, "__iter__")())
+        total = private.traced_attribute(array, "sum")(axis=0)
+        return first + rows[1] + total + private.traced_attribute(array, "T")[:, 1] + x
+
+    closed = jax.make_jaxpr(function)(1.0)
+    assert array.reads == 0
+    assert np.asarray(jax.core.eval_jaxpr(closed.jaxpr, [array.value], 1.0)[0]).tolist() == [10, 15, 20]
+
+
+def test_registered_keys_are_keys():
+    value = jax.random.key(0)
+    key = KeyElsewhere(value)
+    assert float(jax.random.normal(key)) == float(jax.random.normal(value))
+    assert (jax.random.key_data(jax.random.split(key)) == jax.random.key_data(jax.random.split(value))).all()
+    assert jax.random.key_data(jax.device_get(key)).tolist() == jax.random.key_data(value).tolist()
+
+
+def test_a_weak_type_is_given():
+    value = private.weakly_typed(jnp.ones(3))
+    assert value.weak_type
+    assert (value * jnp.ones(3, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_the_trace_context_follows_settings():
+    before = private.trace_context()
+    with jax.default_matmul_precision("highest"):
+        assert private.trace_context() != before
+    assert private.trace_context() == before
+    assert hash(private.trace_context()) == hash(before)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,18 +28,13 @@ from shardwright import trees
 from shardwright.dtypes import to_element_type
 from shardwright.errors import CheckpointError
 from shardwright.layouts import Slices
+from shardwright.server.runtime.checkpoints import claims, folders
+from shardwright.server.runtime.checkpoints.folders import ITEM, METADATA, STRUCTURE
 
-#: Orbax's name of the only item of a checkpoint.
-ITEM = "default"
 #: Largest chunk in which arrays are stored and read.
 CHUNK_BYTES = 32 << 20
 #: Seconds until a directory that one node has made must be seen by the others (network file systems cache).
 SEEN_WITHIN_S = 20.0
-
-_TOKEN = "_shardwright_save"
-_STRUCTURE = "shardwright_tree"
-_METADATA = "_METADATA"
-_STEP_METADATA = "_CHECKPOINT_METADATA"
 
 T = TypeVar("T")
 
@@ -82,54 +78,67 @@ class Contents:
 
 def steps(directory: str) -> tuple[int, ...]:
     """Numbers of the complete checkpoints, ascending; none where the directory does not exist."""
-
-    def found() -> tuple[int, ...]:
-        folder = epath.Path(directory)
-        if not folder.exists():
-            return ()
-        name_format = ocp.path.step.standard_name_format()
-        return tuple(sorted(item.step for item in name_format.find_all(folder)))
-
-    return _checked(directory, "cannot be listed", found)
+    return _checked(directory, "cannot be listed", lambda: tuple(folders.checkpoints(directory)))
 
 
 def keep_latest(directory: str, count: int) -> None:
-    """Remove all but the latest `count` complete checkpoints, oldest first; each at once or not at all."""
-    for step in steps(directory)[:-count]:
-        final = epath.Path(directory) / str(step)
-        doomed = _temporary(directory, step).get()
-        if doomed != final:  # where a rename is atomic
-            final.rename(doomed)
-        doomed.rmtree()
+    """Remove those of our checkpoints that `count` later ones of ours follow, oldest first."""
+    _checked(directory, "cannot be tidied", lambda: folders.keep_latest(directory, count))
 
 
 # ---- one save, in phases ------------------------------------------------------------------
 
 
-def begin(directory: str, step: int, token: str) -> None:
-    """By one process, before any writes: a directory that does not count as a checkpoint yet.
+def begin(directory: str, step: int, token: str, is_open: claims.IsOpen = lambda session_id: True) -> list[Any]:
+    """By one process, before any writes: make the folder of the save, which does not count as a checkpoint yet.
 
-    What interrupted saves have left in `directory` is removed. Raises CheckpointError where `step` does not
-    come after those that are there, or nothing can be written.
+    What broken saves of ours have left in `directory` is removed. Returns the folders that hold the session's claims.
+
+    Args:
+      token: "session/number", of this save alone.
+      is_open: whether a session of this server is open.
+
+    Raises CheckpointError where another session saves in `directory`, `step` does not come after the checkpoints that
+    are there or is the name of something else, or nothing can be written.
     """
 
-    def made() -> None:
-        folder = epath.Path(directory)
-        latest = max(steps(directory), default=-1)
-        if step <= latest or (folder / str(step)).exists():
-            raise CheckpointError(
-                f"checkpoint {max(step, latest)} is there already, and {step} does not come after it",
-                where=directory,
-                remedy="restore the latest, or save in another directory",
-            )
-        for left in folder.glob(f"*{ocp.path.atomicity.TMP_DIR_SUFFIX}*"):
-            left.rmtree()
-        temporary = _temporary(directory, step)
-        asyncio.run(temporary.create())
-        (temporary.get() / ITEM).mkdir()
-        (temporary.get() / _TOKEN).write_text(token)
+    def begun() -> list[Any]:
+        found = folders.claimed(directory)
+        held = claims.of_session(found, token)
+        if not held:
+            claims.require_free(directory, found, token, is_open)
+        folders.tidy(directory, token, is_open)
+        _require_next(directory, step)
+        folder = folders.temporary(directory, step, token).get()
+        folder.mkdir(parents=True)
+        try:
+            claims.write(folder, token)
+            if not held:  # another may have begun at the same moment
+                claims.require_free(directory, folders.claimed(directory), token, is_open)
+            (folder / ITEM).mkdir()
+        except Exception:
+            folder.rmtree(missing_ok=True)
+            raise
+        return [*held, folder]
 
-    _checked(directory, "cannot be written", made)
+    return _checked(directory, "cannot be written", begun)
+
+
+def _require_next(directory: str, step: int) -> None:
+    """Raises CheckpointError unless `step` comes after the checkpoints, and its name is free."""
+    latest = max(folders.checkpoints(directory), default=-1)
+    if step <= latest:
+        raise CheckpointError(
+            f"checkpoint {latest} is there already, and {step} does not come after it",
+            where=directory,
+            remedy="restore the latest, or save in another directory",
+        )
+    if str(step) in {child.name for child in folders.children(directory)}:
+        raise CheckpointError(
+            f"{os.path.join(directory, str(step))} is there already, and is no checkpoint that Orbax completed",
+            where=directory,
+            remedy="move it away, save under another number (step=…), or in another directory",
+        )
 
 
 def write(directory: str, step: int, token: str, tree: trees.Tree, parts: dict[str, Part]) -> int:
@@ -137,13 +146,14 @@ def write(directory: str, step: int, token: str, tree: trees.Tree, parts: dict[s
 
     Raises CheckpointError where the directory that `begin` has made is not seen here.
     """
-    _await_token(directory, step, token)
+    folder = folders.temporary(directory, step, token).get()
+    _await_claim(directory, folder, token)
     item = trees.build(tree, lambda leaf: parts[leaf.name], trees.plain)
-    arguments = ocp.args.PyTreeSave(item, custom_metadata={_STRUCTURE: trees.to_json(tree)})
+    arguments = ocp.args.PyTreeSave(item, custom_metadata={STRUCTURE: trees.to_json(tree)})
 
     def written() -> int:
         handler = _handler()
-        for future in asyncio.run(handler.async_save(_temporary(directory, step).get() / ITEM, args=arguments)) or ():
+        for future in asyncio.run(handler.async_save(folder / ITEM, args=arguments)) or ():
             future.result()
         handler.close()
         return sum(part.nbytes for part in parts.values())
@@ -151,29 +161,38 @@ def write(directory: str, step: int, token: str, tree: trees.Tree, parts: dict[s
     return _checked(directory, "cannot be written", written)
 
 
-def commit(directory: str, step: int) -> None:
-    """By the process that began, once all have written: from now on it is a checkpoint."""
+def commit(directory: str, step: int, token: str) -> Any:
+    """By the process that began, once all have written: from now on it is a checkpoint; returns its folder."""
 
-    def committed() -> None:
-        temporary = _temporary(directory, step)
+    def committed() -> Any:
+        temporary = folders.temporary(directory, step, token)
+        claim = claims.read(temporary.get())
+        if claim is None or claim.token != token:
+            raise CheckpointError(
+                f"what was written of checkpoint {step} is gone: another session has taken the directory over",
+                where=directory,
+                remedy="save in a directory in which no other session saves",
+            )
         handler = _handler()
         handler.finalize(temporary.get() / ITEM)
         handler.close()
-        (temporary.get() / _TOKEN).unlink()
         facts = {
             "item_handlers": {ITEM: ocp.PyTreeCheckpointHandler().typestr()},
             "commit_timestamp_nsecs": time.time_ns(),
         }
-        (temporary.get() / _STEP_METADATA).write_text(json.dumps(facts))
+        (temporary.get() / folders.STEP_METADATA).write_text(json.dumps(facts))
         asyncio.run(temporary.finalize())
+        return temporary.get_final()
 
-    _checked(directory, "cannot be written", committed)
+    return _checked(directory, "cannot be written", committed)
 
 
-def abandon(directory: str, step: int) -> None:
-    """Remove what `begin` and `write` have made, unless it was committed."""
-    if step not in steps(directory):
-        _temporary(directory, step).get().rmtree(missing_ok=True)
+def abandon(directory: str, step: int, token: str) -> None:
+    """Remove what `begin` and `write` have made, unless it was committed, or is another's by now."""
+    folder = folders.temporary(directory, step, token).get()
+    claim = claims.read(folder)
+    if (claim is None or claim.token == token) and not folders.is_complete(folder):
+        folder.rmtree(missing_ok=True)
 
 
 # ---- reading --------------------------------------------------------------------------------
@@ -181,14 +200,14 @@ def abandon(directory: str, step: int) -> None:
 
 def contents(directory: str, step: int) -> Contents:
     """What checkpoint `step` holds, whoever wrote it. Raises CheckpointError where it is not complete, or not there."""
-    if step not in steps(directory):
+    if not folders.is_complete(epath.Path(directory) / str(step)):
         raise CheckpointError(
             f"there is no complete checkpoint {step}", where=directory, remedy="`shardwright checkpoints` lists them"
         )
 
     def read() -> Contents:
         metadata = ocp.PyTreeCheckpointHandler().metadata(_item(directory, step))
-        own = (metadata.custom_metadata or {}).get(_STRUCTURE)
+        own = (metadata.custom_metadata or {}).get(STRUCTURE)
         arrays: dict[str, StoredType] = {}
         found = _tree_of(metadata.tree, (), arrays)
         tree = found if own is None else trees.from_json(own)
@@ -202,7 +221,7 @@ def read(directory: str, step: int, boxes: Sequence[tuple[str, Slices]]) -> list
 
     async def all_boxes() -> list[np.ndarray]:
         item = _item(directory, step)
-        facts = json.loads((item / _METADATA).read_text())
+        facts = json.loads((item / METADATA).read_text())
         context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
         stores = {name: _open(item, name, facts, context) for name in {name for name, _ in boxes}}
         opened = dict(zip(stores, await asyncio.gather(*stores.values()), strict=True))
@@ -231,13 +250,13 @@ def _item(directory: str, step: int) -> Any:
     """The folder of the PyTree: ours, the only item of another's checkpoint, or the checkpoint itself."""
     folder = epath.Path(directory) / str(step)
     candidates = [folder / ITEM, folder, *sorted(folder.iterdir())]
-    return next((item for item in candidates if (item / _METADATA).exists()), folder / ITEM)
+    return next((item for item in candidates if (item / METADATA).exists()), folder / ITEM)
 
 
 def _saved_at(directory: str, step: int) -> datetime | None:
     """Local time; None where the writer has not said it."""
-    facts = epath.Path(directory) / str(step) / _STEP_METADATA
-    written_ns = json.loads(facts.read_text()).get("commit_timestamp_nsecs") if facts.exists() else None
+    facts = folders.step_metadata(epath.Path(directory) / str(step)) or {}
+    written_ns = facts.get("commit_timestamp_nsecs")
     return datetime.fromtimestamp(written_ns / 1e9) if written_ns else None
 
 
@@ -301,15 +320,9 @@ def _handler() -> Any:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 
-def _temporary(directory: str, step: int) -> Any:
-    final = epath.Path(directory) / str(step)
-    return ocp.path.atomicity_defaults.get_default_temporary_path_class(final).from_final(final)
-
-
-def _await_token(directory: str, step: int, token: str) -> None:
-    file = _temporary(directory, step).get() / _TOKEN
+def _await_claim(directory: str, folder: Any, token: str) -> None:
     deadline_s = time.monotonic() + SEEN_WITHIN_S
-    while not (file.exists() and file.read_text() == token):
+    while (claim := claims.read(folder)) is None or claim.token != token:
         if time.monotonic() > deadline_s:
             raise CheckpointError(
                 "a worker does not see the directory that another has made",

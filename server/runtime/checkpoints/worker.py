@@ -22,7 +22,7 @@ from shardwright.layouts import Layout, Shard, distinct_shards
 from shardwright.pieces import pieces, shifted
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions
-from shardwright.server.runtime.checkpoints import files
+from shardwright.server.runtime.checkpoints import claims, files
 from shardwright.xla.layouts import mesh_devices
 
 #: Bytes read from files before they are put on the devices.
@@ -36,8 +36,9 @@ Done = Callable[[int, ShardwrightError | None, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Save:
-    """A save whose arrays are in host memory; `token` is the same on all workers."""
+    """A save whose arrays are in host memory; `token` is the same on all workers, "session/number"."""
 
+    session_id: str
     directory: str
     step: int
     token: str
@@ -54,6 +55,7 @@ class CheckpointWorker:
         self._done = done
         self._lock = threading.Lock()
         self._saves: dict[tuple[str, int], _Save] = {}
+        self._claims = claims.Keeper(store.is_open)
         self._pool = ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="checkpoints")
 
     # ---- saving ----------------------------------------------------------------------------
@@ -63,15 +65,17 @@ class CheckpointWorker:
         save = step.save
         token = f"{step.session_id}/{step.number}"
         if jax.process_index() == 0:
-            files.begin(save.directory, save.step, token)
+            held = files.begin(save.directory, save.step, token, self._store.is_open)
+            self._claims.add(step.session_id, save.directory, held)
         try:
             parts = self._parts(step)
         except Exception:
             if jax.process_index() == 0:
-                files.abandon(save.directory, save.step)
+                files.abandon(save.directory, save.step, token)
             raise
         with self._lock:
             self._saves[step.session_id, step.number] = _Save(
+                session_id=step.session_id,
                 directory=save.directory,
                 step=save.step,
                 token=token,
@@ -88,6 +92,7 @@ class CheckpointWorker:
         """The session is closed: what it was saving is dropped, unless it is being committed this moment."""
         with self._lock:
             dropped = [self._saves.pop(key) for key in list(self._saves) if key[0] == session_id]
+        self._claims.release(session_id)
         for save in dropped:
             self._pool.submit(_abandon, save)
 
@@ -117,7 +122,8 @@ class CheckpointWorker:
         if not order.is_commit:
             _abandon(save)
             return
-        files.commit(save.directory, save.step)
+        folder = files.commit(save.directory, save.step, save.token)
+        self._claims.settle(save.session_id, save.directory, folder)
         if save.max_to_keep:
             files.keep_latest(save.directory, save.max_to_keep)
 
@@ -175,7 +181,7 @@ def _blocks(stored: StoredArray, number: int, first_row: int) -> Iterator[files.
 
 def _abandon(save: _Save) -> None:
     if jax.process_index() == 0:
-        files.abandon(save.directory, save.step)
+        files.abandon(save.directory, save.step, save.token)
 
 
 def _written_here(layout: Layout, number: int) -> Iterator[int]:

@@ -94,7 +94,8 @@ class Signatures:
         attributes = [
             each.text for name, each in instruction.attributes.items() if name not in _COMMENTS and name not in regions
         ]
-        said = (instruction.payload, instruction.index, self._shapes[id(shape)][1], *attributes)
+        value = instruction.name if instruction.is_elided else instruction.payload
+        said = (value, instruction.index, self._shapes[id(shape)][1], *attributes)
         if not regions:
             return said
         return (*said, *[self._computation(each) for group in regions.values() for each in group])

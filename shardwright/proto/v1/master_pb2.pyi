@@ -94,7 +94,7 @@ class ForcedPin(_message.Message):
     def __init__(self, name_pattern: _Optional[str] = ..., dimension: _Optional[int] = ..., axes: _Optional[str] = ...) -> None: ...
 
 class PlanProgramRequest(_message.Message):
-    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat")
+    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "constraints")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class PlanProgramRequest(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     IMBALANCE_FIELD_NUMBER: _ClassVar[int]
     REMAT_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     program_id: str
     mesh: _containers.RepeatedCompositeFieldContainer[_common_pb2.MeshAxis]
@@ -141,7 +142,8 @@ class PlanProgramRequest(_message.Message):
     schedule: str
     imbalance: float
     remat: str
-    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ...) -> None: ...
+    constraints: str
+    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., constraints: _Optional[str] = ...) -> None: ...
 
 class PlanProgress(_message.Message):
     __slots__ = ("phase", "detail", "incumbent_s", "lower_bound_s", "elapsed_s")
@@ -280,7 +282,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace", "check_nans", "check_infs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +295,8 @@ class RunStepsRequest(_message.Message):
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_NANS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_INFS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
     executable_id: str
@@ -305,7 +309,9 @@ class RunStepsRequest(_message.Message):
     restore: RestoreArrays
     move: MoveArrays
     trace: bool
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ...) -> None: ...
+    check_nans: bool
+    check_infs: bool
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ...) -> None: ...
 
 class MoveArrays(_message.Message):
     __slots__ = ("arrays",)
@@ -442,18 +448,30 @@ class ReadBack(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsReply(_message.Message):
-    __slots__ = ("number", "error", "values", "run_s", "traces")
+    __slots__ = ("number", "error", "values", "run_s", "traces", "not_finite")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     number: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[ReadBack]
     run_s: float
     traces: _containers.RepeatedCompositeFieldContainer[StageTrace]
-    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ...) -> None: ...
+    not_finite: _containers.RepeatedCompositeFieldContainer[NotFinite]
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[NotFinite, _Mapping]]] = ...) -> None: ...
+
+class NotFinite(_message.Message):
+    __slots__ = ("array_id", "nans", "infs")
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    NANS_FIELD_NUMBER: _ClassVar[int]
+    INFS_FIELD_NUMBER: _ClassVar[int]
+    array_id: int
+    nans: bool
+    infs: bool
+    def __init__(self, array_id: _Optional[int] = ..., nans: _Optional[bool] = ..., infs: _Optional[bool] = ...) -> None: ...
 
 class TaskSpan(_message.Message):
     __slots__ = ("task", "start_s", "end_s")

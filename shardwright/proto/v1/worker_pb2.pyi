@@ -107,20 +107,22 @@ class ExecutorHello(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ...) -> None: ...
 
 class CommandDone(_message.Message):
-    __slots__ = ("sequence", "error", "values", "run_s", "written_bytes", "traces")
+    __slots__ = ("sequence", "error", "values", "run_s", "written_bytes", "traces", "not_finite")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[_master_pb2.ReadBack]
     run_s: float
     written_bytes: int
     traces: _containers.RepeatedCompositeFieldContainer[_master_pb2.StageTrace]
-    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., written_bytes: _Optional[int] = ..., traces: _Optional[_Iterable[_Union[_master_pb2.StageTrace, _Mapping]]] = ...) -> None: ...
+    not_finite: _containers.RepeatedCompositeFieldContainer[_master_pb2.NotFinite]
+    def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., written_bytes: _Optional[int] = ..., traces: _Optional[_Iterable[_Union[_master_pb2.StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[_master_pb2.NotFinite, _Mapping]]] = ...) -> None: ...
 
 class ArrayArrived(_message.Message):
     __slots__ = ("array_id", "logical_bytes", "first_device", "device_count")

@@ -94,13 +94,22 @@ def test_other_attributes_stay() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tiles", "dims"),
+    [("[1,16]<=[16]", ((), ("a",))), ("[3,1]0,1,2", (("a",), ())), ("[16,1]<=[16]", (("a",), ()))],
+)
+def test_tiles_for_another_number_of_devices_split_what_they_split(tiles: str, dims: Dims) -> None:
+    assert lies(plan(product(f"sharding={{devices={tiles}}}"), EIGHT, TWO_BY_FOUR))["y.sharding"] == dims
+
+
+@pytest.mark.parametrize(
     ("attributes", "reason"),
     [
         ("sharding={maximal device=0}", "puts the whole array on one device"),
         ("sharding={manual}", "shard_map"),
-        ("sharding={devices=[1,16]<=[16]}", "splits dimension 1 16 ways, which no axes of a=2 × b=4 do"),
-        ("sharding={devices=[3,1]0,1,2}", "splits dimension 0 3 ways, which no axes of a=2 × b=4 do"),
-        ("sharding={devices=[16,1]<=[16]}", "splits dimension 0 16 ways, which no axes of a=2 × b=4 do"),
+        (
+            "sharding={devices=[2,2,2]0,1,2,3,4,5,7,6 last_tile_dim_replicate}",
+            "no sharding over a=2 × b=4 satisfies a sharding constraint {0: split 2 ways, 1: split 2 ways}",
+        ),
     ],
 )
 def test_what_cannot_hold_is_refused_with_tensor_shape_line_and_reason(attributes: str, reason: str) -> None:

@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.errors import PlanError, UnsupportedProgramError
+from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import parse
+from shardwright.pipelines import PipelinePlan
 from shardwright.planner import plan
 from shardwright.planner.planning import plan_step
 from shardwright.plans import Plan
@@ -99,10 +100,12 @@ def test_an_unconstrained_dimension_is_free(partitioner: str) -> None:
     assert constraints(plan(text, EIGHT, MESH)) == [(("dp",), ("tp",))]  # unsplit, the batch would have to be gathered
 
 
-def test_what_outputs_are_said_to_be_binds_pipelines_too() -> None:
-    """Four devices a stage cannot split an output eight ways."""
-    with pytest.raises(PlanError, match=r"the sharding of its output \{0: split 2 ways, 1: split 4 ways\}"):
-        plan_step(sharded_step(), EIGHT, PlanOptions(stages=2, micro_batches=2))
+def test_what_variables_are_said_to_be_binds_pipelines_too() -> None:
+    """Stages have four devices, the program's mesh eight: its axes are smaller there."""
+    planned = plan_step(sharded_step(), EIGHT, PlanOptions(stages=2, micro_batches=2, mesh={"dp": 2, "tp": 2}))
+    assert isinstance(planned, PipelinePlan)
+    weights = (planned.arguments[0].variable, planned.outputs[0].variable)
+    assert [variable.sharding.dims for variable in weights] == [((), ("tp",))] * 2
 
 
 def test_a_mesh_in_the_context() -> None:

@@ -1,0 +1,94 @@
+"""How long after a deadline there is an answer: seconds from the text to a plan, or to the error that none fits.
+
+    python -m benchmarks.planner.deadlines --model gpt2 --size 1.5B --devices 8 16 --budgets 4 2.5 --deadlines 2 5 8
+    python -m benchmarks.planner.deadlines --model gpt2 --size 124M --layers 96 --budgets none --deadlines 1 2 5
+
+Budgets are GiB of a device; `none`: all that it has. Each is planned in a process of its own. `promised`: the deadline
+with its grace. What is late on a machine that others use too may be in time alone: CPU seconds are printed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner.planned import lower
+from benchmarks.planner.suite import Entry, cluster_json
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--size", default="1.5B")
+    parser.add_argument("--layers", type=int, help="layers of the model")
+    parser.add_argument("--devices", type=int, nargs="*", default=[8])
+    parser.add_argument("--budgets", nargs="*", default=["none"], metavar="GiB", help="of a device, or `none`")
+    parser.add_argument("--deadlines", type=float, nargs="*", default=[2.0, 5.0, 8.0], metavar="S")
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="further options of the plan")
+    arguments = parser.parse_args()
+    changes = {"layers": arguments.layers} if arguments.layers else {}
+    with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
+        for devices in arguments.devices:
+            entry = Entry(model=arguments.model, size=arguments.size, devices=devices, changes=changes)
+            source = Path(folder) / "step.hlo"
+            source.write_text(lower(entry).hlo_text)
+            for budget in arguments.budgets:
+                for deadline_s in arguments.deadlines:
+                    limit = None if budget == "none" else round(float(budget) * 2**30)
+                    asked = {**arguments.options, "memory_budget": limit, "deadline_s": deadline_s}
+                    print(f"{entry.name:14} {budget:>5} GiB  {_line(_in_a_child(entry, source, asked))}", flush=True)
+
+
+def _line(said: dict[str, Any]) -> str:
+    times = f"deadline {said['deadline_s']:4.1f} s, promised {said['promised_s']:4.1f} s"
+    return f"{times}, answered after {said['wall_s']:5.2f} s ({said['cpu_s']:5.2f} s CPU): {said['answer']}"
+
+
+def _in_a_child(entry: Entry, source: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    job = {"hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine), "options": asked}
+    command = [sys.executable, "-c", "from benchmarks.planner.deadlines import child; child()"]
+    made = subprocess.run(command, cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(made.stdout)
+    return answer
+
+
+def child() -> None:
+    """Plan the job on stdin; print what came, and when."""
+    from shardwright.cluster import Cluster
+    from shardwright.config import PlanOptions
+    from shardwright.errors import PlanError
+    from shardwright.planner.clock import GRACE_PART, GRACE_S
+    from shardwright.planner.planning import plan_step
+    from shardwright.plans import Plan
+
+    job: dict[str, Any] = json.load(sys.stdin)
+    text, cluster = Path(job["hlo"]).read_text(), Cluster.from_json(job["cluster"])
+    options = PlanOptions(**job["options"])
+    deadline_s = options.deadline_s or 0.0
+    begun_s, cpu_s = time.perf_counter(), time.process_time()
+    try:
+        made = plan_step(text, cluster, options)
+        step_s = made.cost.step_s if isinstance(made, Plan) else made.step_s
+        answer = f"{type(made).__name__}, {step_s * 1e3:.1f} ms a step"
+    except PlanError as error:
+        answer = f"{type(error).__name__}: {error.message[:90]}"
+    said = {
+        "deadline_s": deadline_s,
+        "promised_s": deadline_s + max(GRACE_PART * deadline_s, GRACE_S),
+        "wall_s": time.perf_counter() - begun_s,
+        "cpu_s": time.process_time() - cpu_s,
+        "answer": answer,
+    }
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

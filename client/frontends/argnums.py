@@ -1,0 +1,149 @@
+"""Which arguments of a function are static and which are donated, by number and by name, as for `jax.jit`.
+
+Numbers and names of positional parameters stand for each other. A `jax.jit` that is passed in keeps its own:
+its static arguments are static besides those that are given, and its donated ones are donated unless others are given.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.errors import OptionError
+from shardwright.xla.private import jit_marks
+
+#: As `jax.jit` takes them; None: not given.
+Argnums = int | Sequence[int] | None
+Argnames = str | Iterable[str] | None
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Arguments by position in the call, and by name where they are passed by keyword."""
+
+    positions: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def __or__(self, other: Marked) -> Marked:
+        positions, names = {*self.positions, *other.positions}, {*self.names, *other.names}
+        return Marked(tuple(sorted(positions)), tuple(sorted(names)))
+
+
+class Parameters:
+    """The parameters of a function, as far as Python tells them."""
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.name = name
+        try:
+            self.signature: inspect.Signature | None = inspect.signature(fn)
+        except (TypeError, ValueError):
+            self.signature = None
+        self._all = list(self.signature.parameters.values()) if self.signature else []
+        self._kinds = {parameter.kind for parameter in self._all}
+        self._positional = [parameter for parameter in self._all if parameter.kind in _POSITIONAL]
+
+    def name_at(self, position: int) -> str:
+        """`x`, `rest[1]` for what `*rest` takes, `args[2]` where nothing is known."""
+        if position < len(self._positional):
+            return self._positional[position].name
+        rest = next((p.name for p in self._all if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+        return f"{rest}[{position - len(self._positional)}]" if rest else f"args[{position}]"
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments that are passed by name at their position, where they have one. Raises TypeError as a call does."""
+        if not kwargs or self.signature is None:
+            return args, kwargs
+        arguments = self.signature.bind(*args, **kwargs)
+        return arguments.args, arguments.kwargs
+
+    def marked(self, numbers: Argnums, names: Argnames, kind: str) -> Marked:
+        """Raises OptionError for what is no number or no name, or is none of this function's parameters."""
+        positions = self._positions(numbers, f"{kind}_argnums")
+        listed = self._names(names, f"{kind}_argnames")
+        index = {parameter.name: n for n, parameter in enumerate(self._positional)}
+        by_name = [index[name] for name in listed if name in index]
+        by_number = [
+            self._positional[n].name
+            for n in positions
+            if n < len(self._positional) and self._positional[n].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        return Marked(positions, listed) | Marked(tuple(by_name), tuple(by_number))
+
+    def _positions(self, numbers: Argnums, where: str) -> tuple[int, ...]:
+        listed = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in listed):
+            raise OptionError(
+                f"{listed!r} are not argument numbers", where=where, remedy="write integers, such as (0, 1)"
+            )
+        count = len(self._positional)
+        has_most = self.signature is not None and inspect.Parameter.VAR_POSITIONAL not in self._kinds
+        for number in listed:
+            if number < -count or (has_most and number >= count):
+                raise OptionError(
+                    f"{self.name} has {count} positional parameters, so {number} names none",
+                    where=where,
+                    remedy=f"number them from 0 to {count - 1}" if count else "leave it out",
+                )
+        return tuple(sorted({number % count if number < 0 else number for number in listed}))
+
+    def _names(self, names: Argnames, where: str) -> tuple[str, ...]:
+        listed = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+        if not all(isinstance(name, str) for name in listed):
+            raise OptionError(f"{listed!r} are not argument names", where=where, remedy="write strings")
+        if self.signature is None or inspect.Parameter.VAR_KEYWORD in self._kinds:
+            return listed
+        known = [p.name for p in self._all if p.kind in (*_POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)]
+        for name in listed:
+            if name not in known:
+                remedy = f"its parameters are {', '.join(known)}" if known else "leave it out"
+                raise OptionError(f"{self.name} has no parameter {name!r} to name", where=where, remedy=remedy)
+        return listed
+
+
+def static_and_donated(
+    fn: Callable[..., Any],
+    parameters: Parameters,
+    *,
+    static: tuple[Argnums, Argnames],
+    donated: tuple[Argnums, Argnames],
+) -> tuple[Marked, Marked]:
+    """The static and the donated arguments. Raises OptionError for one that is both."""
+    jit_static, jit_donated = _of_jit(fn)
+    statics = parameters.marked(*static, "static") | jit_static
+    gone = jit_donated if donated == (None, None) else parameters.marked(*donated, "donate")
+    both = [parameters.name_at(n) for n in statics.positions if n in gone.positions]
+    both += [name for name in statics.names if name in gone.names]
+    if both:
+        raise OptionError(
+            f"argument {both[0]} of {parameters.name} is both static and donated",
+            where="donate_argnums" if donated[1] is None else "donate_argnames",
+            remedy="leave it out of one: a static argument is no array",
+        )
+    return statics, gone
+
+
+def _of_jit(fn: Callable[..., Any]) -> tuple[Marked, Marked]:
+    """What a `jax.jit` marks static and donated; of a partial or a method of one, as its caller counts arguments."""
+    if isinstance(fn, functools.partial):
+        return _behind(_of_jit(fn.func), len(fn.args))
+    if isinstance(fn, types.MethodType):
+        return _behind(_of_jit(fn.__func__), 1)
+    marks = jit_marks(fn)
+    if marks is not None:
+        parameters = Parameters(fn, "the jax.jit")
+        static = parameters.marked(marks.static_argnums, marks.static_argnames, "static")
+        return static, parameters.marked(marks.donate_argnums, marks.donate_argnames, "donate")
+    called: Any = type(fn).__call__
+    return (Marked(), Marked()) if jit_marks(called) is None else _behind(_of_jit(called), 1)
+
+
+def _behind(pair: tuple[Marked, Marked], count: int) -> tuple[Marked, Marked]:
+    """Without the first `count` arguments, which are bound."""
+    static, donated = (Marked(tuple(n - count for n in m.positions if n >= count), m.names) for m in pair)
+    return static, donated
