@@ -296,6 +296,23 @@ def chunks(data: bytes | memoryview, size: int = CHUNK_BYTES) -> Iterator[bytes]
         yield bytes(view[start : start + size])
 
 
+def joined(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Pieces one after another, cut anew into chunks of `size` bytes; the last one may be shorter."""
+    parts: list[memoryview] = []
+    room = size
+    for piece in pieces:
+        at = 0
+        while at < piece.nbytes:
+            parts.append(piece[at : at + room])
+            at += parts[-1].nbytes
+            room -= parts[-1].nbytes
+            if not room:
+                yield b"".join(parts)
+                parts, room = [], size
+    if parts:
+        yield b"".join(parts)
+
+
 def compress_text(text: str) -> bytes:
     """gzip of UTF-8; the fastest level, since programs shrink tenfold anyway."""
     packer = zlib.compressobj(level=1, wbits=31)
@@ -408,8 +425,16 @@ def status_of(error: ShardwrightError) -> grpc.StatusCode:
     return STATUS_BY_CODE.get(error.code, grpc.StatusCode.INTERNAL)
 
 
-def error_from_rpc(error: grpc.RpcError) -> ShardwrightError:
-    """Our error behind a failed call: the one the server sent, else one by its status."""
+def error_from_rpc(error: grpc.RpcError, *, where: str = "") -> ShardwrightError:
+    """Our error behind a failed call: the one the server sent, else one by its status.
+
+    `where` (an address, a tensor) is added if it names none.
+    """
+    ours = _error_behind(error)
+    return ours if ours.where or not where else type(ours)(ours.message, where=where, remedy=ours.remedy)
+
+
+def _error_behind(error: grpc.RpcError) -> ShardwrightError:
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():  # the same pairs in grpc and grpc.aio, other types
         if key == ERROR_METADATA_KEY:
@@ -421,9 +446,8 @@ def error_from_rpc(error: grpc.RpcError) -> ShardwrightError:
 
 
 def raise_from_rpc(error: grpc.RpcError, *, where: str = "") -> NoReturn:
-    """Raises `error_from_rpc(error)`; `where` (an address, a tensor) is added if it names none."""
-    ours = error_from_rpc(error)
-    raise (ours if ours.where or not where else type(ours)(ours.message, where=where, remedy=ours.remedy)) from None
+    """Raises `error_from_rpc(error, where=where)`."""
+    raise error_from_rpc(error, where=where) from None
 
 
 def trailing_error(error: ShardwrightError) -> tuple[tuple[str, bytes], ...]:

@@ -56,7 +56,7 @@ def test_a_task_that_raises_ends_the_step_on_all_workers_and_is_named(session: s
         layout = source.entry.layout
         if layout.view_of is not None and layout.first_device:  # what stage 1 takes of the batch: of another type
             layout = replace(layout, element_type="s32")
-        request.arguments.append(session.upload(np.zeros(layout.user_shape, layout.dtype), layout))
+        request.arguments.extend(*session.upload([(np.zeros(layout.user_shape, layout.dtype), layout)]))
     request.outputs.extend(session.new_id() for _ in program.results)
     with pytest.raises(sw.ExecutionError, match=r"takes float32.*not int32") as caught:
         session.submit(request, "broken", is_followed=True).wait()

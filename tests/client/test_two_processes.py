@@ -133,7 +133,7 @@ def test_arrays_on_parts_of_the_cluster_are_saved_and_restored_elsewhere(cluster
     value, spec = np.arange(72, dtype=np.float32).reshape(12, 6), array_spec((12, 6), np.dtype("float32"))
     places: list[Place] = [on(0, 12), on(4, 12), on(2, 12), apart(0, 4), apart(4, 8)]
     for here, there in zip(places, [*places[1:], places[0]], strict=True):
-        handle = RemoteArray(cluster, spec, ids=cluster.upload_to(value, here), place=here)
+        handle = RemoteArray(cluster, spec, ids=cluster.upload([(value, here)])[0], place=here)
         cluster.save({"stage": handle}, tmp_path).wait()
         restored = cluster.restore(tmp_path)["stage"]
         restored._pending.materialize({id(restored): there})
