@@ -402,3 +402,9 @@ def test_closing_waits_for_the_save_and_says_what_went_wrong(tmp_path: Path) -> 
     )
     assert done.stdout.strip() == "/proc/nowhere"
     assert json.loads((tmp_path / "1" / "_CHECKPOINT_METADATA").read_text())["item_handlers"]
+
+
+def test_what_no_checkpoint_holds_is_named(session: sw.Session, tmp_path: Path) -> None:
+    state = {"w": np.ones(3, np.float32), "meta": {"name": "first"}}
+    with pytest.raises(sw.UnsupportedProgramError, match=r"^meta\.name: the state holds what cannot be saved: a str"):
+        session.save(state, tmp_path)
