@@ -20,6 +20,7 @@ from shardwright import wire
 from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
 from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, stored_part
+from shardwright.parcels import ARRAY_TRANSFER, Parcel, cut, reader, to_wire
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 
 #: Reading a directory and the description of a checkpoint may take long on a remote file system.
@@ -57,7 +58,6 @@ class ArrayTransfer:
         self._dialer = dialer
         self._explain_silence = explain_silence
         self._channels: dict[int, grpc.Channel] = {}
-        self._stubs: dict[int, Any] = {}
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(16, len(info.nodes))), thread_name_prefix="transfer")
 
     def close(self) -> None:
@@ -111,16 +111,20 @@ class ArrayTransfer:
     def _put_on(self, node: NodeInfo, uploads: Iterable[Upload], held: dict[int, tuple[Shard, ...]]) -> None:
         here = (upload for upload in uploads if id(upload.layout) in held)
 
-        def requests() -> Iterator[master_pb2.PutArraysRequest]:
+        def requests() -> Iterator[Parcel[master_pb2.PutArraysRequest]]:
             announced = master_pb2.PutArraysRequest(session_id=self._info.session_id)
-            for chunk in wire.joined(_contents(here, held, announced), self._info.chunk_bytes):
-                announced.chunk = chunk
-                yield announced
+            for pieces in cut(_contents(here, held, announced), self._info.chunk_bytes):
+                yield Parcel(message=announced, pieces=pieces)  # which gRPC writes at once
                 announced.Clear()
-            yield announced
+            yield Parcel(message=announced)
 
+        put = self._channel(node).stream_unary(
+            f"/{ARRAY_TRANSFER}/PutArrays",
+            request_serializer=to_wire,
+            response_deserializer=master_pb2.PutArraysReply.FromString,
+        )
         try:
-            self._stub(node).PutArrays(requests(), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
+            put(requests(), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
         except grpc.RpcError as error:
             raise self._error(node, error) from None
 
@@ -134,13 +138,17 @@ class ArrayTransfer:
         for each in wanted:
             request.arrays.add(array_id=each.array_id, devices=[_holder(node, shard) for shard in each.shards])
         inflow = _Inflow(wanted)
+        fetch = self._channel(node).unary_stream(
+            f"/{ARRAY_TRANSFER}/FetchArrays",
+            request_serializer=master_pb2.FetchArraysRequest.SerializeToString,
+            response_deserializer=reader(master_pb2.FetchArraysReply),
+        )
         try:
-            for reply in self._stub(node).FetchArrays(
-                request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata
-            ):
-                for unread in reply.unread:
+            for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata):
+                for unread in reply.message.unread:
                     inflow.fail(wanted[unread.number].number, wire.error_from_proto(unread.error))
-                inflow.take(reply.chunk)
+                for piece in reply.pieces:
+                    inflow.take(piece)
         except grpc.RpcError as error:
             inflow.end(self._error(node, error))
         else:
@@ -163,11 +171,6 @@ class ArrayTransfer:
                 load[index] += layout.shard_bytes
                 wanted.setdefault(index, []).append(shard)
             yield wanted
-
-    def _stub(self, node: NodeInfo) -> Any:
-        if node.index not in self._stubs:
-            self._stubs[node.index] = master_pb2_grpc.ArrayTransferStub(self._channel(node))  # type: ignore[no-untyped-call]
-        return self._stubs[node.index]
 
     def _channel(self, node: NodeInfo) -> grpc.Channel:
         if node.index not in self._channels:
@@ -198,11 +201,11 @@ class _Inflow:
 
     def end(self, error: ShardwrightError) -> None:
         """Nothing more will come: arrays that lack something fail of `error`."""
-        self.take(b"")
+        self.take(memoryview(b""))
         for number, _, _ in self._targets:
             self.fail(number, error)
 
-    def take(self, chunk: bytes) -> None:
+    def take(self, chunk: memoryview) -> None:
         """Raises InternalError for more bytes than were asked for."""
         data = np.frombuffer(chunk, np.uint8)
         while self._targets:

@@ -296,23 +296,6 @@ def chunks(data: bytes | memoryview, size: int = CHUNK_BYTES) -> Iterator[bytes]
         yield bytes(view[start : start + size])
 
 
-def joined(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Pieces one after another, cut anew into chunks of `size` bytes; the last one may be shorter."""
-    parts: list[memoryview] = []
-    room = size
-    for piece in pieces:
-        at = 0
-        while at < piece.nbytes:
-            parts.append(piece[at : at + room])
-            at += parts[-1].nbytes
-            room -= parts[-1].nbytes
-            if not room:
-                yield b"".join(parts)
-                parts, room = [], size
-    if parts:
-        yield b"".join(parts)
-
-
 def compress_text(text: str) -> bytes:
     """gzip of UTF-8; the fastest level, since programs shrink tenfold anyway."""
     packer = zlib.compressobj(level=1, wbits=31)

@@ -70,7 +70,7 @@ class IncomingArrays:
         self._waiting.append(array)
         self._announced_bytes += array.size_bytes
 
-    def take(self, chunk: bytes) -> Iterator[tuple[int, StoredArray]]:
+    def take(self, chunk: bytes | memoryview) -> Iterator[tuple[int, StoredArray]]:
         """(id, array) of those that are complete with the chunk. Raises ArrayError for bytes that nobody announced."""
         data = np.frombuffer(chunk, np.uint8)
         self._received_bytes += data.size

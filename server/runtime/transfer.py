@@ -10,7 +10,8 @@ import numpy as np
 from shardwright import wire
 from shardwright.errors import ArrayError, ShardwrightError
 from shardwright.layouts import Layout
-from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+from shardwright.parcels import ARRAY_TRANSFER, Parcel, cut, reader, to_wire
+from shardwright.proto.v1 import master_pb2
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, shard_to_host
 from shardwright.server.runtime.incoming import IncomingArray, IncomingArrays
 from shardwright.server.security import abort
@@ -22,7 +23,7 @@ DEFAULT_WAIT_S = 600.0
 Arrived = Callable[[str, list[tuple[int, Layout]]], None]
 
 
-class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
+class ArrayTransfer:
     """Threaded: each call may block on a device or on an array that is not computed yet."""
 
     def __init__(self, store: ArrayStore, arrived: Arrived, *, put_limit_bytes: int) -> None:
@@ -30,20 +31,38 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
         self._arrived = arrived
         self._put_limit_bytes = put_limit_bytes
 
-    def PutArray(
-        self, request_iterator: Iterator[master_pb2.PutArrayRequest], context: grpc.ServicerContext
+    def add_to(self, server: grpc.Server) -> None:
+        """Serve it; see `shardwright.parcels` for the messages with contents of many arrays."""
+        handlers = {
+            "PutArray": grpc.stream_unary_rpc_method_handler(
+                self.put_array, master_pb2.PutArrayRequest.FromString, master_pb2.PutArrayReply.SerializeToString
+            ),
+            "PutArrays": grpc.stream_unary_rpc_method_handler(
+                self.put_arrays, reader(master_pb2.PutArraysRequest), master_pb2.PutArraysReply.SerializeToString
+            ),
+            "FetchArray": grpc.unary_stream_rpc_method_handler(
+                self.fetch_array, master_pb2.FetchArrayRequest.FromString, master_pb2.FetchArrayReply.SerializeToString
+            ),
+            "FetchArrays": grpc.unary_stream_rpc_method_handler(
+                self.fetch_arrays, master_pb2.FetchArraysRequest.FromString, to_wire
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ARRAY_TRANSFER, handlers),))
+
+    def put_array(
+        self, requests: Iterator[master_pb2.PutArrayRequest], context: grpc.ServicerContext
     ) -> master_pb2.PutArrayReply:
         try:
-            self._put(request_iterator)
+            self._put(requests)
         except Exception as caught:
             abort(context, wire.as_our_error(caught))
         return master_pb2.PutArrayReply()
 
-    def PutArrays(
-        self, request_iterator: Iterator[master_pb2.PutArraysRequest], context: grpc.ServicerContext
+    def put_arrays(
+        self, requests: Iterator[Parcel[master_pb2.PutArraysRequest]], context: grpc.ServicerContext
     ) -> master_pb2.PutArraysReply:
         try:
-            self._put_many(request_iterator)
+            self._put_many(requests)
         except Exception as caught:
             abort(context, wire.as_our_error(caught))
         return master_pb2.PutArraysReply()
@@ -61,9 +80,10 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
             self._keep(header.session_id, arrays.take(request.chunk))
         arrays.require_none()
 
-    def _put_many(self, requests: Iterator[master_pb2.PutArraysRequest]) -> None:
+    def _put_many(self, requests: Iterator[Parcel[master_pb2.PutArraysRequest]]) -> None:
         session_id, layouts, arrays = "", list[Layout](), IncomingArrays()
-        for request in requests:
+        for parcel in requests:
+            request = parcel.message
             session_id = session_id or request.session_id
             self._store.require(session_id)
             layouts += map(wire.layout_from_proto, request.layouts)
@@ -71,7 +91,8 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
                 if array.layout >= len(layouts):
                     raise ArrayError(f"array {array.array_id} has layout {array.layout} of {len(layouts)}")
                 arrays.announce(self._incoming(array.array_id, layouts[array.layout], array.devices))
-            self._keep(session_id, arrays.take(request.chunk))
+            for piece in parcel.pieces or (b"",):
+                self._keep(session_id, arrays.take(piece))
         arrays.require_none()
 
     def _incoming(self, array_id: int, layout: Layout, devices: Iterable[int]) -> IncomingArray:
@@ -83,7 +104,7 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
             self._store.add(session_id, arrays)
             self._arrived(session_id, [(array_id, stored.layout) for array_id, stored in arrays])
 
-    def FetchArray(
+    def fetch_array(
         self, request: master_pb2.FetchArrayRequest, context: grpc.ServicerContext
     ) -> Iterator[master_pb2.FetchArrayReply]:
         wanted = master_pb2.NodeShards(array_id=request.array_id, devices=request.devices)
@@ -94,9 +115,9 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
         except ShardwrightError as error:
             abort(context, error)
 
-    def FetchArrays(
+    def fetch_arrays(
         self, request: master_pb2.FetchArraysRequest, context: grpc.ServicerContext
-    ) -> Iterator[master_pb2.FetchArraysReply]:
+    ) -> Iterator[Parcel[master_pb2.FetchArraysReply]]:
         try:
             yield from self._fetch_many(request, _wait_s(context))
         except ShardwrightError as error:
@@ -104,13 +125,13 @@ class ArrayTransfer(master_pb2_grpc.ArrayTransferServicer):
 
     def _fetch_many(
         self, request: master_pb2.FetchArraysRequest, wait_s: float
-    ) -> Iterator[master_pb2.FetchArraysReply]:
+    ) -> Iterator[Parcel[master_pb2.FetchArraysReply]]:
         """Messages of equal size, whatever the sizes of the arrays."""
         unread: list[master_pb2.UnreadArray] = []
-        for chunk in wire.joined(self._contents(request, wait_s, unread)):
-            yield master_pb2.FetchArraysReply(unread=unread, chunk=chunk)
+        for pieces in cut(self._contents(request, wait_s, unread), wire.CHUNK_BYTES):
+            yield Parcel(message=master_pb2.FetchArraysReply(unread=unread), pieces=pieces)
             unread.clear()
-        yield master_pb2.FetchArraysReply(unread=unread)
+        yield Parcel(message=master_pb2.FetchArraysReply(unread=unread))
 
     def _contents(
         self, request: master_pb2.FetchArraysRequest, wait_s: float, unread: list[master_pb2.UnreadArray]

@@ -93,7 +93,7 @@ def _serve(config: dict[str, Any]) -> None:
         options=wire.CHANNEL_OPTIONS,
     )
     transfer = ArrayTransfer(store, arrived, put_limit_bytes=config["put_limit_bytes"])
-    master_pb2_grpc.add_ArrayTransferServicer_to_server(transfer, server)  # type: ignore[no-untyped-call]
+    transfer.add_to(server)
     checkpoints = CheckpointService(store)
     master_pb2_grpc.add_CheckpointsServicer_to_server(checkpoints, server)  # type: ignore[no-untyped-call]
     port = protection.bind(server, config["host"], config["data_port"])
