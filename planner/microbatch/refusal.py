@@ -20,8 +20,8 @@ def refusal(module: Module, labeller: Labeller, labels: Labels) -> MicroBatchErr
     """The error for the first conflict of `labels`: what needs the whole batch, and what of the model reads it."""
     reader = labels.conflicts[0]
     found = labeller.reason(cause(labels, reader))
-    line = _line(module, found)
-    where = f"{found.name}, {line}" if line else found.name
+    place = _line(module, found) or found.op_name
+    where = f"{found.name}, {place}" if place else found.name
     reads = "" if found is reader else f", which {_named(module, reader)} reads for each micro-batch"
     return MicroBatchError(
         f"{found.opcode} {found.name} needs the whole batch{reads}", where=where, remedy=_remedy(found)
@@ -66,8 +66,8 @@ def taken_apart(module: Module, instruction: Instruction) -> str:
 
 
 def _named(module: Module, instruction: Instruction) -> str:
-    line = module.source(instruction)
-    return f"{instruction.opcode} {instruction.name}" + (f" ({line})" if line else "")
+    place = module.source(instruction) or instruction.op_name
+    return f"{instruction.opcode} {instruction.name}" + (f" ({place})" if place else "")
 
 
 def _line(module: Module, instruction: Instruction) -> SourceLocation | None:

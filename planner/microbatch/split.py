@@ -127,10 +127,10 @@ def _refuse_effects(module: Module) -> None:
     """MicroBatchError where something happens besides what is computed: as often as the step runs, no more."""
     for instruction in module.instructions():
         if instruction.opcode in _EFFECTS or instruction.get("custom_call_has_side_effect", False):
-            line = module.source(instruction)
+            place = module.source(instruction) or instruction.op_name
             raise MicroBatchError(
                 f"{instruction.opcode} {instruction.name} has an effect beside its result, once a step",
-                where=f"{instruction.name}, {line}" if line else instruction.name,
+                where=f"{instruction.name}, {place}" if place else instruction.name,
                 remedy="leave it out of the step, or plan without micro-batches",
             )
 

@@ -16,7 +16,7 @@ from shardwright.cli.options import add_cluster_option, cluster_of
 from shardwright.cli.output import EXIT_OK, STANDARD_STREAM, add_command, note, print_json, write_text
 from shardwright.cluster import PLATFORMS
 from shardwright.errors import OptionError, ShardwrightError, UnsupportedProgramError
-from shardwright.hlo.source import LIBRARY_FOLDERS
+from shardwright.hlo.source import is_library
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArrayType, LoweredProgram
@@ -116,7 +116,7 @@ def _users_line(error: Exception) -> str:
     called_at = max(
         (i for i, frame in enumerate(frames) if frame.filename in (__file__, front_end.__file__)), default=0
     )
-    theirs = [each for each in frames[called_at + 1 :] if not any(part in each.filename for part in LIBRARY_FOLDERS)]
+    theirs = [each for each in frames[called_at + 1 :] if not is_library(each.filename)]
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
 
 
