@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -99,6 +100,7 @@ class RemoteArray(ArrayOperators):
         self._deleted = ""  # why it is gone
         self._read_ahead: np.ndarray | None = None  # read with those of others, until they are asked for
         self._is_owned = False  # its place is that of a step which updates it in place
+        self._join_result()
 
     # ---- what it is, without reading it ------------------------------------------
 
@@ -241,6 +243,12 @@ class RemoteArray(ArrayOperators):
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
+        self._join_result()
+
+    def _join_result(self) -> None:
+        """The step that computes it knows its handle."""
+        if self._result is not None and self._ids:
+            self._result.handles[self._ids[0]] = weakref.ref(self)
         if self._deleted:  # while it waited
             self._session.release_later(*self._ids)
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 #: Announced handles that are read with another one come to at most so many bytes, its own included.
 READ_TOGETHER_BYTES = 64 << 20
+#: Results of a step that are read one after another bring along at most so many that follow, …
+READ_AHEAD = 1024
+#: … of at most so many bytes each.
+READ_AHEAD_BYTES = 256 << 10
 
 
 class Reader:
@@ -25,12 +29,16 @@ class Reader:
 
     `jax.device_get` announces every leaf before it reads the first one. The contents of a handle that is read with
     another one wait in it for its own read; what cannot be read with others is left to its own read, which raises.
+    `jax.tree.map(np.asarray, state)` announces nothing: where results of one step are read one after another, those
+    that follow are announced for it, twice as many each time.
     """
 
     def __init__(self, transfer: ArrayTransfer) -> None:
         self._transfer = transfer
         self._announced: weakref.WeakValueDictionary[int, RemoteArray] = weakref.WeakValueDictionary()  # by id()
         self._together = threading.Lock()
+        self._last_step = 0  # number of the step of which a result was read last, and how many are to be read ahead
+        self._ahead = 0
 
     def announce(self, handle: RemoteArray) -> None:
         """It will be read."""
@@ -41,13 +49,30 @@ class Reader:
 
     def read(self, handle: RemoteArray) -> np.ndarray:
         """Contents of a computed array."""
-        if handle._read_ahead is None and id(handle) not in self._announced:
+        is_expected = handle._read_ahead is not None or id(handle) in self._announced
+        if not is_expected and not self._announce_next(handle):
             return self._read_alone(handle)
         with self._together:
             if handle._read_ahead is None:
                 self._read_with_others(handle)
             contents, handle._read_ahead = handle._read_ahead, None
         return self._read_alone(handle) if contents is None else contents
+
+    def _announce_next(self, handle: RemoteArray) -> bool:
+        """Announces results of a step that follow a handle, if that one was read after another; whether it did."""
+        result = handle._result
+        number = result.number if result is not None else 0
+        self._ahead = min(max(1, 2 * self._ahead), READ_AHEAD) if number and number == self._last_step else 0
+        self._last_step = number
+        if result is None or not self._ahead:
+            return False
+        first = handle._ids[0] + 1
+        for array_id in range(first, first + self._ahead):
+            reference = result.handles.get(array_id)
+            other = reference() if reference is not None else None
+            if other is not None and other._read_ahead is None and _size_bytes(other) <= READ_AHEAD_BYTES:
+                self.announce(other)
+        return True
 
     def _read_alone(self, handle: RemoteArray) -> np.ndarray:
         contents = self._fetch([handle])[0]

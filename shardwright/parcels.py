@@ -64,8 +64,8 @@ def reader(kind: type[MessageT]) -> Callable[[bytes], Parcel[MessageT]]:
         pieces: list[memoryview] = []
         if data.startswith(tag):
             size_bytes, start = _read_varint(data, len(tag))
-            pieces.append(memoryview(data)[start : start + size_bytes])
-            if pieces[0].nbytes == size_bytes:
+            if start + size_bytes <= len(data):  # else protobuf says what is wrong
+                pieces.append(memoryview(data)[start : start + size_bytes])
                 data = data[start + size_bytes :]
         message: Any = kind.FromString(data)
         if message.chunk:  # written by protobuf itself: its last field of a name is what counts
@@ -91,13 +91,13 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A number, and where it ends: after the data, where that ends before."""
     number = shift = 0
     while at < len(data):
         byte = data[at]
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            break
+            return number, at
         shift += 7
-    return number, at
+    return number, at + 1
