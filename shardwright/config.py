@@ -22,6 +22,9 @@ MANUAL_TARGETS = frozenset(
     {"SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"}
 )
 
+#: custom-call target of `jax.experimental.custom_partitioning` lowered for several devices: its callbacks are Python's.
+CALLBACK_TARGET = "CustomSPMDPartitioning"
+
 #: Axes of a dimension, `True` for "split over some axis", `None` for "not split".
 Pin = str | tuple[str, ...] | bool | None
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.partitioned import ATTRIBUTE, PRIMITIVE, foreign_call, rule_of
 from shardwright.errors import UnsupportedProgramError
 
 #: Primitive → what it is, in words. All of them need the client's process or its devices.
@@ -110,12 +112,12 @@ class Hoisted:
 
 
 def hoist_constants(closed: ClosedJaxpr) -> Hoisted | None:
-    """None where the function closes over nothing large, and no handle."""
+    """None where the function closes over nothing large, and no handle, and no kernel has a sharding rule."""
     found = {id(constant): constant for constant in _constants(closed)}
     handles = {key: constant for key, constant in found.items() if isinstance(constant, RemoteArray)}
     constants = {key: constant for key, constant in found.items() if key not in handles and _is_large(constant)}
     hoisted = constants | handles
-    if not hoisted:
+    if not hoisted and not _is_partitioned(closed.jaxpr):
         return None
 
     def evaluate(values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
@@ -141,6 +143,11 @@ def _nested(equations: Sequence[JaxprEqn]) -> Iterator[ClosedJaxpr]:
                     yield from _nested(item.eqns)
 
 
+def _is_partitioned(jaxpr: Jaxpr) -> bool:
+    """Whether something in a function was given a sharding rule."""
+    return any(eqn.primitive.name == PRIMITIVE for eqn in _equations(jaxpr))
+
+
 def _is_large(constant: Any) -> bool:
     return prod(getattr(constant, "shape", ())) >= HOISTED_ELEMENTS
 
@@ -148,8 +155,8 @@ def _is_large(constant: Any) -> bool:
 class _Retracer:
     """Evaluates a jaxpr with some constants replaced by given values.
 
-    Only equations that hold such a constant somewhere inside are traced anew, through
-    JAX's public functions; all others are bound as they are, with their source lines.
+    Only equations that hold such a constant somewhere inside, or a kernel with a sharding rule, are traced anew,
+    through JAX's public functions; all others are bound as they are, with their source lines.
     """
 
     def __init__(self, values: dict[int, Any]) -> None:
@@ -161,7 +168,7 @@ class _Retracer:
 
     def open(self, jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
         """`arguments`: values of the constant variables, then of the input variables."""
-        if not self._holds_constant(jaxpr.eqns):
+        if not self._is_retraced(jaxpr.eqns):
             split = len(jaxpr.constvars)
             return list(jax.core.eval_jaxpr(jaxpr, arguments[:split], *arguments[split:]))
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
@@ -172,7 +179,7 @@ class _Retracer:
 
     def _equation(self, jaxpr: Jaxpr, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
         rule = _RETRACED.get(eqn.primitive.name)
-        if rule is not None and self._holds_constant([eqn]):
+        if rule is not None and self._is_retraced([eqn]):
             return list(rule(self, eqn.params, inputs))
         values = {atom: value for atom, value in zip(eqn.invars, inputs, strict=True) if not isinstance(atom, Literal)}
         alone = jaxpr.replace(  # type: ignore[no-untyped-call]
@@ -180,8 +187,13 @@ class _Retracer:
         )
         return list(jax.core.eval_jaxpr(alone, (), *values.values()))
 
-    def _holds_constant(self, equations: Sequence[JaxprEqn]) -> bool:
-        return any(id(constant) in self._values for closed in _nested(equations) for constant in _constants(closed))
+    def _is_retraced(self, equations: Sequence[JaxprEqn]) -> bool:
+        if any(id(constant) in self._values for closed in _nested(equations) for constant in _constants(closed)):
+            return True
+        return any(
+            eqn.primitive.name == PRIMITIVE or any(map(_is_partitioned, jaxprs_in_params(eqn.params)))
+            for eqn in equations
+        )
 
     # ---- one method for each kind of equation that holds functions -------------
 
@@ -193,6 +205,19 @@ class _Retracer:
         if params["prevent_cse"]:  # the recomputation must not be merged with the first computation
             inputs = list(lax.optimization_barrier(tuple(inputs)))  # type: ignore[no-untyped-call]
         return self.inlined(params, inputs)
+
+    def partitioned(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        """The function of a `custom_partitioning`; its rule goes with the foreign call that it makes."""
+        call = foreign_call(params["call"])
+        rule = rule_of(params, call) if call is not None else None
+        if call is None or rule is None:
+            return self.closed(params["call"], inputs)
+        equation = call.equation
+        operands = [inputs[number] for number in call.arguments]
+        with set_xla_metadata(**{ATTRIBUTE: rule}):  # type: ignore[no-untyped-call]
+            made = equation.primitive.bind(*operands, **equation.params)  # type: ignore[no-untyped-call]
+        kept = {number: value for number, value in zip(call.results, made, strict=True) if number is not None}
+        return [kept[number] for number in range(len(kept))]
 
     def scanned(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         constants, carried = _scan_counts(params)
@@ -237,6 +262,7 @@ _RETRACED: dict[str, Callable[[_Retracer, dict[str, Any], list[Any]], list[Any]]
     "core_call": _Retracer.inlined,
     "custom_jvp_call": _Retracer.inlined,  # nothing is differentiated any more
     "custom_vjp_call": _Retracer.inlined,
+    PRIMITIVE: _Retracer.partitioned,
     "remat2": _Retracer.rematerialized,
     "checkpoint": _Retracer.rematerialized,
     "scan": _Retracer.scanned,

@@ -23,7 +23,7 @@ def signature(instruction: Instruction) -> Hashable:
         tuple(o.payload if o.opcode == "constant" else None for o in instruction.operands),
         instruction.shape.leaves,
         tuple((a.name, a.text) for a in instruction.attributes.values() if _counts(a.name, called)),
-        _batch_dims(instruction) if instruction.opcode == "custom-call" else None,
+        _declared(instruction) if instruction.opcode == "custom-call" else None,
         tuple(_computed_by(region) for regions in called.values() for region in regions),
     )
 
@@ -47,9 +47,11 @@ def _counts(name: str, called: Mapping[str, object]) -> bool:
     return name not in _IRRELEVANT and name not in called
 
 
-def _batch_dims(call: Instruction) -> str | None:
-    """What a library call declares of its batch (`rules.batched`): all that counts of its frontend attributes."""
-    return dict(call.get("frontend_attributes", {})).get("num_batch_dims")
+def _declared(call: Instruction) -> tuple[str | None, str | None]:
+    """What a call declares of its batch and its dimensions (`rules.batched`): all that counts of its frontend
+    attributes."""
+    said = dict(call.get("frontend_attributes", {}))
+    return said.get("num_batch_dims"), said.get("xla.sdy.sharding_rule")
 
 
 def _computed_by(region: Computation) -> Hashable:

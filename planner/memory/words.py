@@ -9,6 +9,7 @@ from shardwright.cost.peak.memory import shard_bytes
 from shardwright.errors import MemoryBudgetError, ShardwrightError
 from shardwright.planner.clock import Clock
 from shardwright.planner.memory.budget import Peak
+from shardwright.planner.memory.opaque import WAY_OUT, OpaqueCalls, opaque_calls
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.report.units import format_bytes, format_seconds
 
@@ -74,13 +75,27 @@ def too_large(search: MeshSearch, least: Found) -> TooLargeError:
     """What is needed, what dominates, and what would help."""
     needed = search.needed_bytes(least)
     said = _least_needs(search, least, needed)
+    remedy = f"allow {format_bytes(_ROUNDED_UP * needed)} (1 % to spare), make the batch smaller"
+    opaque = _to_blame(search, least, needed)
+    if opaque is not None:
+        said, remedy = f"{said}; {opaque}", f"{WAY_OUT}; or {remedy}"
     error = TooLargeError(
         f"no plan over {least.mesh} fits {format_bytes(search.limit_bytes)} a device: {said}",
         where="memory_budget",
-        remedy=f"allow {format_bytes(_ROUNDED_UP * needed)} (1 % to spare), make the batch smaller",
+        remedy=remedy,
     )
     error.needed, error.needed_bytes, error.stored_bytes = said, needed, least.memory.arguments_bytes
     return error
+
+
+def _to_blame(search: MeshSearch, least: Found, needed: int) -> OpaqueCalls | None:
+    """Custom calls without which the plan might fit, if the devices shared what they keep."""
+    model = search.memory_model(least.chain.graph.layout.hubs)
+    opaque = opaque_calls(model.peak(least.decisions), least.decisions)
+    if opaque is None:
+        return None
+    shared = opaque.size_bytes * (1 - 1 / least.mesh.device_count)
+    return opaque if shared >= needed - search.limit_bytes else None
 
 
 def cut_short(error: TooLargeError, clock: Clock) -> TooLargeError:

@@ -3,13 +3,14 @@
 JAX writes what `jax.experimental.custom_partitioning` is told into the text, as a frontend attribute
 `xla.sdy.sharding_rule` of the call:
 
-    #sdy.op_sharding_rule<([i, j, k], [i, k, l])->([i, j, l]) {i=8, j=4, k=4, l=6} reduction={k} need_replication={j}, custom>
+    #sdy.op_sharding_rule<([i, j], [j, k])->([i, k]) {i=8, j=4, k=6} reduction={j} need_replication={k}, custom>
 
 A list of factors for each dimension, major first, of each operand and result; their sizes; and those that are no plain
 pass-through (https://openxla.org/shardy/sharding_representation). Split along a factor, each device makes the same call
 on its parts (`xla/manual.py`). So only such factors count here:
 
 - pass-through ones: a sum over a reduction factor is not made by anybody, and what needs replication stays whole;
+- those of an operand, and of every result: what lacks one is made of all of it;
 - the major one of a dimension, whose parts are contiguous;
 - those of which a device count divides the size: a kernel knows nothing of padding.
 """
@@ -78,7 +79,9 @@ def declared_rule(instruction: Instruction) -> OpRule | None:
         return None
     target = instruction.get("custom_call_target", "")
     if _OF_ONE_SIZE.fullmatch(target):
-        return replicated(f"custom call {target!r} is compiled for the sizes of its arrays: its rule says no parts of it")
+        return replicated(
+            f"custom call {target!r} is compiled for the sizes of its arrays: its rule says no parts of it"
+        )
     declared = parse_rule(text)
     if declared is None or not _fits(declared, instruction):
         return replicated(f"custom call {target!r} has a sharding rule that does not fit its arrays")
@@ -109,7 +112,7 @@ def _fits(declared: ShardingRule, instruction: Instruction) -> bool:
 def _factors(declared: ShardingRule, instruction: Instruction) -> Iterable[Factor | None]:
     for name in sorted(declared.sizes):
         operands, results = (_split(arrays, name) for arrays in (declared.operands, declared.results))
-        if name not in declared.whole and operands is not None and results:
+        if name not in declared.whole and operands and results and len(results) == len(declared.results):
             yield factor(instruction, name, operands, results, parts=declared.sizes[name], may_pad=False)
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from shardwright.plans import Plan
 from shardwright.report.groups import joined_name
 from shardwright.report.proof import Observed, Proof, ProofLine, prove
-from shardwright.report.text import plain_table, plain_text
+from shardwright.report.tables import plain_grid, plain_table, plain_text
 from shardwright.report.units import format_bytes
 
 #: Rows of a table before the rest is summed up in one.
@@ -56,7 +56,7 @@ def proof_as_dict(proof: Proof) -> dict[str, Any]:
 
 def _verdict(proof: Proof) -> list[RenderableType]:
     said = "has the predicted collectives" if proof.holds else "does not have the predicted collectives"
-    table = Table.grid(padding=(0, 2))
+    table = plain_grid("left", "left")
     for label, value in (
         ("mesh", str(proof.mesh)),
         ("predicted", f"{format_bytes(proof.predicted_wire_bytes)} a device sends a step"),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shardwright.pipelines import PipelineCandidate, PipelinePlan, PipelineStage
 from shardwright.report.schedule import schedule_picture
-from shardwright.report.tables import plain_table, plain_text, title
+from shardwright.report.tables import plain_table, plain_text, print_view, title
 from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
 from shardwright.tasks import simulate
@@ -20,13 +20,13 @@ _SHOWN = 16
 
 
 def explain_pipeline(plan: PipelinePlan, *, width: int = 110) -> str:
-    """The report of `print_pipeline` as plain text of at most `width` columns."""
+    """The report of `print_pipeline` as plain text of `width` columns; more where a table needs them."""
     return plain_text(render_pipeline(plan, width), width)
 
 
 def print_pipeline(plan: PipelinePlan, console: Console) -> None:
     """Print the report to a rich console."""
-    console.print(render_pipeline(plan, console.width))
+    print_view(render_pipeline(plan, console.width), console)
 
 
 def render_pipeline(plan: PipelinePlan, width: int) -> Group:

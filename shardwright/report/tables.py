@@ -1,38 +1,92 @@
-"""Tables without frames, and rich views as plain text."""
+"""Tables without frames, and rich views as plain text. No name in one is ever broken: what does not fit is wider."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 #: Columns that a folded cell keeps at least, so that names stay readable on narrow terminals.
 _FOLDED_WIDTH = 14
 
+#: Wider than any table: what is measured in so much room says how much it needs at least.
+_MOST_WIDTH = 100_000
+
+
+class PlainTable(Table):
+    """A table whose columns are at least as wide as their longest name: as a whole cell where the column does not wrap,
+    as its longest word where it does."""
+
+    def add_row(self, *renderables: RenderableType | None, **options: Any) -> None:
+        super().add_row(*renderables, **options)
+        for column, cell in zip(self.columns, renderables, strict=False):
+            column.min_width = max(column.min_width or 0, _least_width(cell, is_whole=column.no_wrap))
+
 
 def plain_table(columns: Sequence[tuple[str, str]], *, fold: Sequence[str] = ()) -> Table:
     """A table without frame; columns are (name, "left" or "right"), those in `fold` may wrap."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table = PlainTable(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for name, side in columns:
         table.add_column(
             name,
             justify="right" if side == "right" else "left",
             overflow="fold",
             no_wrap=name not in fold,
-            min_width=_FOLDED_WIDTH if name in fold else None,
+            min_width=_FOLDED_WIDTH if name in fold else cell_len(name),
         )
     return table
+
+
+def plain_grid(*sides: str) -> Table:
+    """A table of facts, without a heading: a label, and what is so; the second column may wrap where it is "left"."""
+    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for number, side in enumerate(sides):
+        right = side == "right"
+        table.add_column(justify="right" if right else "left", overflow="fold", no_wrap=number == 0 or right)
+    return table
+
+
+def _least_width(cell: RenderableType | None, *, is_whole: bool) -> int:
+    if cell is None:
+        return 0
+    if isinstance(cell, str | Text):
+        text = str(cell)
+        return max((cell_len(piece) for piece in (text.splitlines() if is_whole else text.split())), default=0)
+    console = Console(width=_MOST_WIDTH)
+    return Measurement.get(console, console.options, cell).minimum
 
 
 def plain_text(view: RenderableType, width: int) -> str:
     """A rich view without colours, trailing blanks left out."""
     target = io.StringIO()
-    Console(file=target, width=width, color_system=None, force_terminal=False, highlight=False).print(view)
+    print_view(view, Console(file=target, width=width, color_system=None, force_terminal=False, highlight=False))
     return "\n".join(line.rstrip() for line in target.getvalue().rstrip().splitlines()) + "\n"
+
+
+def print_view(view: RenderableType, console: Console) -> None:
+    """Print a view, each part of it as wide as the console, or as its longest name needs."""
+    room, width = console.options.update_width(_MOST_WIDTH), console.width
+    try:
+        for part in _parts(view):
+            console.width = max(width, Measurement.get(console, room, part).minimum)  # rich cuts what is wider
+            console.print(part)
+    finally:
+        console.width = width
+
+
+def _parts(view: RenderableType) -> Iterator[RenderableType]:
+    if isinstance(view, Group):
+        for part in view.renderables:
+            yield from _parts(part)
+    else:
+        yield view
 
 
 def title(text: str) -> Text:

@@ -16,9 +16,9 @@ from shardwright.plans import Plan, VariablePlan
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
 from shardwright.report.search import candidates_section, group_segments, recomputed_section, segments_section
 from shardwright.report.summary import state_kinds, summary
+from shardwright.report.tables import plain_grid, print_view, title
 from shardwright.report.tables import plain_table as plain_table
 from shardwright.report.tables import plain_text as plain_text
-from shardwright.report.tables import title
 from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
 from shardwright.shardings import TensorSharding
@@ -28,13 +28,13 @@ _SHOWN_COLLECTIVES = 16
 
 
 def explain_plan(plan: Plan, *, width: int = 110) -> str:
-    """The report of `print_plan` as plain text of at most `width` columns."""
+    """The report of `print_plan` as plain text of `width` columns; more where a table with a long name needs them."""
     return plain_text(render_plan(plan), width)
 
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Print the report to a rich console."""
-    console.print(render_plan(plan))
+    print_view(render_plan(plan), console)
 
 
 def render_plan(plan: Plan) -> Group:
@@ -126,7 +126,7 @@ def _variable_dict(group: VariableGroup) -> dict[str, Any]:
 
 
 def _header(plan: Plan) -> list[RenderableType]:
-    table = Table.grid(padding=(0, 2))
+    table = plain_grid("left", "left")
     for label, value in summary(plan):
         table.add_row(Text(label), Text(value))
     return [title(f"Plan of {plan.module_name}"), Padding(table, (0, 0, 1, 2))]
@@ -203,9 +203,7 @@ def _add_collectives(table: Table, kind: str, over: str, cause: str, groups: Seq
 
 def _memory(plan: Plan) -> list[RenderableType]:
     memory = plan.memory
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
+    table = plain_grid("left", "right")
     for label, size_bytes in (
         ("arguments", memory.arguments_bytes),
         *((f"  {label}", size_bytes) for label, size_bytes in argument_bytes(plan)),

@@ -1,4 +1,4 @@
-"""Names and sentences in narrow columns: broken where a reader would break them, never inside a word."""
+"""Sentences in narrow columns: broken where a reader would break them, never inside a name."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-#: Behind blanks, commas and slashes, but not within `[data, -]`; before a key (`['w']`, `[0..3]`) or an attribute
-#: (`.mu`, not `.py:63`).
-_BREAK = re.compile(
-    r"(?:(?<=[ /])|(?<=,)(?=[^ ]))(?![^\[\]]*\])|(?<=[\w\])])(?=\[)|(?<=[\w\])])(?=\.[A-Za-z_]\w*+(?!:))"
-)
+#: Behind blanks and commas, but not within `[data, -]`.
+_BREAK = re.compile(r"(?:(?<= )|(?<=,)(?=[^ ]))(?![^\[\]]*\])")
 
 #: What lines after the first begin with.
 _INDENT = " "
 
 
 class Wrapped:
-    """A cell of a table: `params['blocks'][0..3]['w']` breaks before its brackets, sentences between words.
-
-    A piece that is longer than the column is cut, like everything else would have to be.
-    """
+    """A cell of a table: `params['blocks'][0..3]['w']` stays whole, sentences break between words and names."""
 
     def __init__(self, text: str) -> None:
         self._pieces = [piece for piece in _BREAK.split(text) if piece]

@@ -1,9 +1,9 @@
 """Operations that devices compute part by part, though XLA's partitioner would gather their arrays whole.
 
-Of a Fourier transform, a top-k, or a custom call that declares its sharding rule, each element of the batch is computed by itself, but the partitioner has no case for
-them: whatever lies split, it gathers, and every device computes all of it. Written as a manual computation (Shardy's
-`sdy.manual_computation`, what `jax.shard_map` lowers to) an operation takes and makes the parts of its device, and the
-partitioner leaves it alone.
+Of a Fourier transform, a top-k, or a custom call that declares its sharding rule, each element of the batch is
+computed by itself, but the partitioner has no case for them: whatever lies split, it gathers, and every device computes
+all of it. Written as a manual computation (Shardy's `sdy.manual_computation`, what `jax.shard_map` lowers to) an
+operation takes and makes the parts of its device, and the partitioner leaves it alone.
 
 Only for operations whose parts are computed alike by the same operation: no attribute names the size of a batch.
 """
@@ -26,8 +26,10 @@ def is_in_parts(operation: Any) -> bool:
     """Whether devices compute parts of an operation where the plan splits it. XLA splits calls that say so itself."""
     if operation.operation.name != "stablehlo.custom_call":
         return operation.operation.name in _IN_PARTS
-    frontend = operation.attributes["mhlo.frontend_attributes"] if "mhlo.frontend_attributes" in operation.attributes else ()
-    is_known = annotation_target(operation) in IDENTITY_TARGETS or any(each.name == "num_batch_dims" for each in frontend)
+    frontend = operation.attributes.get("mhlo.frontend_attributes", ())
+    is_known = annotation_target(operation) in IDENTITY_TARGETS or any(
+        each.name == "num_batch_dims" for each in frontend
+    )
     return not is_known
 
 
@@ -63,7 +65,9 @@ def compute_in_parts(
                 operands=list(block.arguments),
                 attributes={name: operation.attributes[name] for name in operation.attributes},
             )
-            sdy.ReturnOp([_element(part, number, kind) for number, kind in enumerate(parts)] if is_tuple else part.results)
+            sdy.ReturnOp(
+                [_element(part, number, kind) for number, kind in enumerate(parts)] if is_tuple else part.results
+            )
     if is_tuple:
         _replace_elements(operation, manual.results)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shardwright.config import MANUAL_TARGETS
+from shardwright.config import CALLBACK_TARGET, MANUAL_TARGETS
 from shardwright.errors import UnsupportedProgramError
 from shardwright.xla.operations import operations_within
 
@@ -50,6 +50,13 @@ def erase_annotations(operations: Iterable[Any]) -> None:
 
 def _refuse_manual(operation: Any) -> None:
     target = annotation_target(operation)
+    if target == CALLBACK_TARGET:
+        raise UnsupportedProgramError(
+            "the program calls Python of the process that printed it: it can be planned, not run",
+            where=target,
+            remedy="lower the step with `shardwright lower`, or by session.parallelize: they write the function of a "
+            "jax.experimental.custom_partitioning out",
+        )
     if target in MANUAL_TARGETS:
         raise UnsupportedProgramError(
             f"the program holds computations written for one device ({target}; shard_map or the like)",

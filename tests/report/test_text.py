@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from shardwright.plans import (
     Candidate,
@@ -15,12 +17,13 @@ from shardwright.plans import (
     MemorySummary,
     Plan,
     PlannedCollective,
+    RecomputedSegment,
     SegmentPlan,
     VariablePlan,
 )
 from shardwright.report.collectives import explain_collectives
 from shardwright.report.groups import group_collectives, group_variables, joined_name
-from shardwright.report.text import as_dict, describe_split, explain_plan
+from shardwright.report.text import as_dict, describe_split, explain_plan, print_plan
 from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
 from shardwright.shardings import Mesh, TensorSharding
@@ -215,32 +218,58 @@ def test_names_with_brackets_are_no_markup() -> None:
     assert "p['[bold]']" in explain_plan(odd)
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_names_break_before_their_brackets_and_lose_nothing(width: int) -> None:
-    keys = ["['transformer']", "['blocks']", "['attention_norm']", "['output_projection']", "['weight']"]
-    text = explain_plan(plan(parameters=(variable(0, f"params{''.join(keys)}", (64, 128), COLUMNS),)), width=width)
-    assert max(map(len, text.splitlines())) <= width
-    assert [key for key in keys if key in text] == keys
+LONG = "params['transformer']['blocks']['attention_norm']['output_projection']['weight']"
+
+
+def all_of(name: str) -> Plan:
+    """A plan that says one name wherever a plan says names."""
+    return plan(
+        module_name=name.replace("'", "_"),
+        parameters=(variable(0, name, (64, 128), COLUMNS),),
+        outputs=(variable(0, f"out{name}", (64, 128), COLUMNS),),
+        collectives=(
+            collective("all-reduce", ("data", "model"), f"gradient of {name}", 1000),
+            collective("all-gather", ("data",), f"result of scope_0/{LONG}/matmul for matmul (model.py:63)", 500),
+        ),
+        candidates=(
+            Candidate(mesh=MESH, step_s=0.003, name="search", note=f"all but {name}"),
+            Candidate(mesh=MESH, step_s=0.004, name="Megatron"),
+        ),
+        segments=(SegmentPlan(name=f"segment 0, {name}", kind=0, instructions=3, boundary=((name, COLUMNS),)),),
+        recomputed=(RecomputedSegment(name=f"scope/{name}", values=3, repeats=2, saved_bytes=100, time_s=0.001),),
+        notes=(f"custom call {name} is opaque",),
+    )
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+@pytest.mark.parametrize("name", [LONG, "module/submodule/layer_12/attention.kernel:0/read.with.dots-and-dashes"])
+def test_no_name_is_broken_and_nothing_is_lost(name: str, width: int) -> None:
+    text = explain_plan(all_of(name), width=width)
+    assert (
+        text.count(name)
+        == text.replace("\n", "").replace(" ", "").count(name)
+        == explain_plan(all_of(name), width=1000).count(name)
+    )
+    for figure in ("f32[64,128]", "dim 1 over model", "all-reduce", "gradient of", "3.00 ms", "bytes/device"):
+        assert figure in text
+
+
+def test_a_console_of_the_users_is_as_wide_afterwards() -> None:
+    target = io.StringIO()
+    console = Console(file=target, width=40)
+    print_plan(all_of(LONG), console)
+    assert LONG in target.getvalue()
+    assert console.width == 40
 
 
 def test_sentences_break_between_words_only() -> None:
     text = "gradient of params['blocks'][0..11]['w'], opt_state[0].mu [data, -, -] for matmul (model.py:63)"
     pieces = [
-        "[data, -, -]",
-        "gradient",
-        "of",
-        "params",
-        "['blocks']",
-        "[0..11]",
-        "['w'],",
-        "opt_state",
-        "[0]",
-        ".mu",
-        "(model.py:63)",
-    ]
+        "[data, -, -]", "gradient", "of", "params['blocks'][0..11]['w'],", "opt_state[0].mu", "(model.py:63)"
+    ]  # fmt: skip
     for width in range(16, 90):
         lines = Wrapped(text).lines(width)
-        assert max(map(len, lines)) <= width
+        assert max(map(len, lines)) <= max(width, 1 + max(map(len, pieces)))
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
         assert all(any(piece in line for line in lines) for piece in pieces)
 

@@ -93,12 +93,13 @@ def test_the_batch_that_a_library_call_declares_counts() -> None:
 ENTRY main {
   x = f32[8,4,4] parameter(0)
   one = f32[8,4,4] custom-call(x), custom_call_target="f", frontend_attributes={num_batch_dims="1"}
-  ROOT two = f32[8,4,4] custom-call(one), custom_call_target="f", frontend_attributes={other="1"}
+  two = f32[8,4,4] custom-call(one), custom_call_target="f", frontend_attributes={other="1"}
+  ROOT three = f32[8,4,4] custom-call(two), custom_call_target="f", frontend_attributes={xla.sdy.sharding_rule="r"}
 }
 """
-    one, two = (i for i in parse(text).entry if i.opcode == "custom-call")
-    assert signature(one) != signature(two)
-    assert identity(one) != identity(two)
+    calls = [i for i in parse(text).entry if i.opcode == "custom-call"]
+    assert len({signature(each) for each in calls}) == 3
+    assert len({identity(each) for each in calls}) == 3
 
 
 def test_equal_instructions_of_one_text_are_made_of_the_same() -> None:

@@ -1,0 +1,145 @@
+"""Functions inside `custom_partitioning`, and foreign calls in them: split as their rules say, the numbers of JAX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
+
+import shardwright as sw
+from shardwright.client.frontends import jax as front_end
+from shardwright.hlo import parse
+from shardwright.planner.rules.base import rule_of
+
+GRAMS = np.random.default_rng(0).normal(size=(8, 4, 4)).astype(np.float32)
+GRAMS = GRAMS @ GRAMS.swapaxes(1, 2) + 4 * np.eye(4, dtype=np.float32)
+RIGHT = np.random.default_rng(1).normal(size=(8, 4, 6)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[sw.Session]:
+    jnp.linalg.cholesky(jnp.eye(2))  # JAX sets LAPACK up when it is first asked for it
+    with sw.connect(devices=4) as session:
+        yield session
+
+
+def factorized(x: Any) -> Any:
+    """Cholesky by LAPACK: a foreign call of two results, of which one is dropped."""
+    types = jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(x.shape[:-2], np.int32)
+    layout = tuple(range(x.ndim))
+    call = jax.ffi.ffi_call(
+        "lapack_spotrf_ffi", types, input_layouts=[layout], output_layouts=[layout, layout[:-2]],
+        input_output_aliases={0: 0},
+    )  # fmt: skip
+    return call(x, uplo=np.uint8(ord("L")))[0]
+
+
+def partitioned(function: Callable[..., Any], rule: Any, **more: Any) -> Any:
+    made = custom_partitioning(function)
+    made.def_partition(None, sharding_rule=rule, **more)
+    return made
+
+
+def by_types(mesh: Any, operands: Any, results: Any) -> Any:
+    assert list(operands[0].shape) == list(results[0].shape)
+    return "b i j -> b i j", {"need_replication_factors": ("i", "j")}
+
+
+RULES = {
+    "by names": ("b i j -> b i j", {"need_replication_factors": ("i", "j")}),
+    "by leading dimensions": ("... i j -> ... i j", {"need_replication_factors": ("i", "j")}),
+    "by a function": (by_types, {}),
+}
+
+
+def lowered(function: Callable[..., Any], *arguments: Any) -> str:
+    made = front_end.JaxFunction(function)
+    signature, _, _ = made.describe(arguments, {}, front_end.spec_of)
+    return made.lower(signature, platform="cpu").hlo_text
+
+
+def factors(text: str) -> list[tuple[Any, Any]]:
+    (call,) = (each for each in parse(text).instructions() if each.opcode == "custom-call")
+    return [(each.operands, each.results) for each in rule_of(call).factors]
+
+
+@pytest.mark.parametrize(("rule", "more"), RULES.values(), ids=RULES)
+def test_a_foreign_call_is_split_as_its_rule_says(four: sw.Session, rule: Any, more: dict[str, Any]) -> None:
+    factorize = partitioned(factorized, rule, **more)
+
+    def step(x: Any) -> Any:
+        return jnp.tril(factorize(x + 0.5).swapaxes(1, 2)).sum(), factorize(x)
+
+    ours = four.parallelize(step, mesh={"data": 4}, force={"x": {0: "data"}})
+    found, expected = ours(GRAMS), jax.jit(step)(GRAMS)
+    for each, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(each), wanted, rtol=1e-5)
+    plan = ours.plan
+    assert not any("all-gather" in each.kind for each in plan.collectives)
+    calls = [each for each in plan.instructions if each.opcode == "custom-call"]
+    assert len(calls) == 2
+    assert all(each.operands[0][0].dims[0] == ("data",) for each in calls)
+    assert plan.prove().holds
+
+
+def test_in_a_loop_under_differentiation_and_beside_large_constants(four: sw.Session) -> None:
+    factorize = partitioned(factorized, "b i j -> b i j", need_replication_factors=("i", "j"))
+
+    @jax.custom_vjp
+    def scaled(x: Any) -> Any:
+        return factorize(x).sum((1, 2))
+
+    scaled.defvjp(lambda x: (scaled(x), x), lambda x, g: (x * g[:, None, None],))
+    weights = np.linspace(0, 1, 128, dtype=np.float32).reshape(8, 4, 4)
+
+    def step(x: Any) -> Any:
+        loss = lambda x: jnp.mean(scaled(x + weights.swapaxes(1, 2) @ weights))  # noqa: E731
+        turn = lambda carry, _: (carry + 0.1 * jax.grad(loss)(carry), loss(carry))  # noqa: E731
+        return jax.lax.scan(turn, x, None, length=3)
+
+    ours = four.parallelize(step, mesh={"data": 4}, force={"x": {0: "data"}})
+    for each, wanted in zip(ours(GRAMS), jax.jit(step)(GRAMS), strict=True):
+        np.testing.assert_allclose(np.asarray(each), wanted, rtol=1e-5)
+    calls = [each for each in parse(lowered(step, GRAMS)).instructions() if each.opcode == "custom-call"]
+    assert calls
+    assert all([each.operands for each in rule_of(call).factors] == [(0,)] for call in calls)
+
+
+def test_jax_code_is_split_by_its_own_rules(four: sw.Session) -> None:
+    def product(a: Any, b: Any) -> Any:
+        return jnp.tanh(a @ b)
+
+    multiply = partitioned(product, "b i k, b k j -> b i j", reduction_factors=("k",))
+    by_callbacks = custom_partitioning(functools.partial(product))
+    by_callbacks.def_partition(lambda mesh, shapes, result: None, sharding_rule="b i k, b k j -> b i j")
+
+    def step(x: Any, y: Any) -> Any:
+        return multiply(x, y).sum(0), by_callbacks(x, y) * 2
+
+    ours = four.parallelize(step, mesh={"data": 4}, force={"x": {0: "data"}, "y": {0: "data"}})
+    for each, wanted in zip(ours(GRAMS, RIGHT), jax.jit(step)(GRAMS, RIGHT), strict=True):
+        np.testing.assert_allclose(np.asarray(each), wanted, rtol=1e-5)
+    assert {each.opcode for each in ours.plan.instructions} >= {"dot", "tanh"}
+    assert [each.kind for each in ours.plan.collectives] in (["all-reduce"], ["reduce-scatter"])
+
+
+def test_only_what_each_device_can_compute_alone_is_split() -> None:
+    text = lowered(partitioned(factorized, "b i j -> b i j", reduction_factors=("i",)), GRAMS)
+    assert factors(text) == [((0,), (0, 0))], "of the dropped result only the batch is known"
+    whole = lowered(partitioned(factorized, "b i j -> b i j", need_replication_factors=("b",)), GRAMS)
+    assert factors(whole) == []
+    second = partitioned(lambda x, a: factorized(a), "c d, b i j -> b i j", need_replication_factors=("i", "j"))
+    assert factors(lowered(lambda a, x: second(x, a), GRAMS, RIGHT[0])) == [((0,), (0, 0))]
+    mixed = partitioned(lambda a, x: (factorized(a), x * 2), "b i j, b k l -> b i j, b k l")
+    assert factors(lowered(mixed, GRAMS, RIGHT)) == [], "not one foreign call alone"
+
+
+def test_a_rule_that_needs_the_mesh_says_nothing_here() -> None:
+    needs_mesh = partitioned(factorized, lambda mesh, operands, results: mesh.shape["model"] and "b i j -> b i j")
+    assert factors(lowered(needs_mesh, GRAMS)) == []
