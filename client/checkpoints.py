@@ -85,11 +85,17 @@ class Save:
         return f"Save({os.path.join(self.directory, str(self.step))}, {state})"
 
     def _follow(self) -> None:
+        """Until it has ended: what a save that failed has made is gone by then, and the next may begin."""
         try:
             self._result.wait()
-            self.written_bytes, self.save_s = self._ended()
         except ShardwrightError as error:
             self._error = error
+            if isinstance(error, ServerUnavailableError):
+                return
+        try:
+            self.written_bytes, self.save_s = self._ended()
+        except ShardwrightError as error:
+            self._error = self._error or error
 
     def _ended(self) -> tuple[int, float]:
         deadline_s = time.monotonic() + RECONNECT_S

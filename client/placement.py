@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def type_of(leaf: Any) -> ArraySpec:
     """Type of a leaf of a call: a handle's, or as `spec_of` says."""
-    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of(leaf)
+    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of(leaf)
 
 
 def type_of_value(leaf: Any) -> ArraySpec:
     """`type_of` a leaf that has contents."""
-    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of_value(leaf)
+    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of_value(leaf)
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from shardwright import wire
 from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
-from shardwright.errors import InternalError, ShardwrightError
+from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, stored_part
 from shardwright.parcels import ARRAY_TRANSFER, Parcel, cut, reader, to_wire
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
@@ -46,12 +46,17 @@ class _Wanted:
     shards: list[Shard]
 
 
+#: (a node whose data port does not answer, what the call says of it) → the error that the user meets.
+Explain = Callable[[NodeInfo, ShardwrightError], ShardwrightError]
+
+
 class ArrayTransfer:
     """Reads and writes arrays of one session; channels are opened when they are first used."""
 
-    def __init__(self, info: SessionInfo, dialer: Dialer) -> None:
+    def __init__(self, info: SessionInfo, dialer: Dialer, explain_silence: Explain) -> None:
         self._info = info
         self._dialer = dialer
+        self._explain_silence = explain_silence
         self._channels: dict[int, grpc.Channel] = {}
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(16, len(info.nodes))), thread_name_prefix="transfer")
 
@@ -121,7 +126,11 @@ class ArrayTransfer:
         try:
             put(requests(), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
         except grpc.RpcError as error:
-            wire.raise_from_rpc(error, where=node.data_address)
+            raise self._error(node, error) from None
+
+    def _error(self, node: NodeInfo, error: grpc.RpcError) -> ShardwrightError:
+        ours = wire.error_from_rpc(error, where=node.data_address)
+        return self._explain_silence(node, ours) if isinstance(ours, ServerUnavailableError) else ours
 
     def _fetch_from(self, node: NodeInfo, wanted: Sequence[_Wanted]) -> dict[int, ShardwrightError]:
         """Fills arrays with the shards that the node sends; what it does not send, by number, and why."""
@@ -141,7 +150,7 @@ class ArrayTransfer:
                 for piece in reply.pieces:
                     inflow.take(piece)
         except grpc.RpcError as error:
-            inflow.end(wire.error_from_rpc(error, where=node.data_address))
+            inflow.end(self._error(node, error))
         else:
             inflow.end(InternalError("its contents ended early", where=node.data_address))
         return inflow.failed

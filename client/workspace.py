@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from shardwright import __version__, wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import NO_CHECKS, Checks
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
+from shardwright.client.losses import silence_of_node
 from shardwright.client.places import Place, Rows, can_be_moved, parts_of, place_of
 from shardwright.client.reading import Reader
 from shardwright.client.stream import StepResult, StepStream
@@ -52,7 +54,7 @@ class Workspace:
         self.master = MasterConnection(address, dialer)
         self.info: SessionInfo = self.master.open(__version__)
         self.lock = threading.RLock()
-        self._transfer = ArrayTransfer(self.info, dialer)
+        self._transfer = ArrayTransfer(self.info, dialer, partial(silence_of_node, self.master))
         self._reader = Reader(self._transfer)
         self._stream = StepStream(self.master.run_steps, self.info.session_id)
         self._array_ids = itertools.count(1)

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import PurePath
 from typing import Any
 
 from shardwright.hlo import Attribute, Instruction, Module, parse
@@ -101,9 +100,7 @@ class Labels:
 
 def _place(module: Module, instruction: Instruction) -> Place:
     metadata = instruction.attributes.get("metadata")
-    found = module.source(instruction)
-    line = f"{PurePath(found.file).name}:{found.line}" if found else ""
-    return Place(metadata.text if metadata else "", instruction.op_name, line)
+    return Place(metadata.text if metadata else "", instruction.op_name, module.place(instruction))
 
 
 class Relabelling:

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from shardwright.errors import OptionError
+from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import Dataflow
 
 
 def argument_names(flow: Dataflow, given: Sequence[str]) -> tuple[str, ...]:
-    """Names per flat argument: those given, else JAX's `op_name` (`params['w']`), else the parameter's own."""
+    """Names per flat argument: those given, else those of `parameter_names`."""
     if given:
         return _checked(given, len(flow.parameters), "argument_names", "arguments")
-    found = []
-    for index in flow.parameters:
-        node = flow.nodes[index]
-        name = node.instruction.op_name or node.instruction.name
-        found.append(name if len(node.instruction.shape.leaves) == 1 else f"{name}[{node.leaf}]")
+    return parameter_names(flow.module)
+
+
+def parameter_names(module: Module) -> tuple[str, ...]:
+    """Names per flat argument, no two alike: JAX's `op_name` (`params['w']`), else the parameter's own.
+
+    An `op_name` that several parameters share (`XLA_Args`), or that only repeats the kind of operation
+    (`xla__device_data`), names none of them.
+    """
+    parameters = module.entry.parameters
+    named = Counter(parameter.op_name for parameter in parameters if _is_named(parameter))
+    taken = {name for name, count in named.items() if count == 1}
+    found: list[str] = []
+    for parameter in parameters:
+        name = parameter.op_name
+        if not _is_named(parameter) or named[name] > 1:
+            name = parameter.name if parameter.name not in taken else f"{parameter.name}#{parameter.index}"
+        leaves = len(parameter.shape.leaves)
+        found += [name] if leaves == 1 else [f"{name}[{leaf}]" for leaf in range(leaves)]
     return tuple(found)
+
+
+def _is_named(parameter: Instruction) -> bool:
+    metadata = parameter.get("metadata") or {}
+    return parameter.op_name not in ("", metadata.get("op_type"))
 
 
 def output_names(flow: Dataflow, given: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from shardwright.cost.peak.memory import shard_bytes
@@ -29,9 +28,8 @@ def dominating(peak: Peak, decisions: Decisions) -> str:
     flow, mesh = decisions.graph.flow, decisions.graph.prices.mesh
     taken: dict[str, int] = {}
     for node, leaf in peak.values:
-        line = flow.module.source(flow.nodes[node].instruction)
-        if line is not None and node not in flow.parameters:
-            where = f"{PurePath(line.file).name}:{line.line}"
+        where = flow.module.place(flow.nodes[node].instruction)
+        if where and node not in flow.parameters:
             shape = flow.nodes[node].shapes[leaf]
             size = shard_bytes(shape.element_type, shape.dimensions, decisions.result((node, leaf)), mesh)
             taken[where] = taken.get(where, 0) + size

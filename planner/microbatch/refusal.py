@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from shardwright.errors import MicroBatchError
-from shardwright.hlo import Instruction, Module, SourceLocation
+from shardwright.hlo import ArrayShape, Instruction, Module, SourceLocation
 from shardwright.planner.microbatch.labels import Labeller, Labels, cause
+
+if TYPE_CHECKING:
+    from shardwright.planner.microbatch.split import StepSplit
+
+#: Arguments and divisors that an error lists, at most.
+_LISTED = 8
 
 
 def refusal(module: Module, labeller: Labeller, labels: Labels) -> MicroBatchError:
     """The error for the first conflict of `labels`: what needs the whole batch, and what of the model reads it."""
     reader = labels.conflicts[0]
     found = labeller.reason(cause(labels, reader))
-    line = _line(module, found)
-    where = f"{found.name}, {line}" if line else found.name
+    place = _line(module, found) or found.op_name
+    where = f"{found.name}, {place}" if place else found.name
     reads = "" if found is reader else f", which {_named(module, reader)} reads for each micro-batch"
     return MicroBatchError(
         f"{found.opcode} {found.name} needs the whole batch{reads}", where=where, remedy=_remedy(found)
     )
+
+
+def indivisible(split: StepSplit, micro_batches: int) -> MicroBatchError:
+    """The error for a batch that does not split into so many equal parts: the last one of an epoch, as a rule."""
+    size = split.divisor
+    carriers = [argument_words(split.module, split.names, number) for number in split.batch]
+    of = "" if split.tightest in carriers else f" (the batch: {_listed(carriers)})"
+    divisors = [str(number) for number in range(1, size + 1) if size % number == 0]
+    return MicroBatchError(
+        f"{micro_batches} micro-batches do not divide the batch: {split.tightest} splits into {size} equal parts{of}",
+        where="micro_batches",
+        remedy="drop a last, smaller batch (drop_remainder), or pad it to the full size and mask the loss, or take "
+        f"micro_batches that divide {size}: {_listed(divisors)}",
+    )
+
+
+def argument_leaves(module: Module) -> list[ArrayShape]:
+    """Shapes of the flat arguments."""
+    ordered = sorted(module.entry.parameters, key=lambda parameter: parameter.index)
+    return [leaf for parameter in ordered for leaf in parameter.shape.leaves]
+
+
+def argument_words(module: Module, names: Sequence[str], number: int) -> str:
+    """`batch['x'] f32[30,16]`, of a flat argument."""
+    shape = argument_leaves(module)[number]
+    name = names[number] if number < len(names) else f"argument {number}"
+    return f"{name} {shape.element_type}[{','.join(map(str, shape.dimensions))}]"
+
+
+def _listed(items: Sequence[str]) -> str:
+    return ", ".join(items if len(items) <= _LISTED else [*items[: _LISTED - 1], "…", items[-1]])
 
 
 def taken_apart(module: Module, instruction: Instruction) -> str:
@@ -26,8 +66,8 @@ def taken_apart(module: Module, instruction: Instruction) -> str:
 
 
 def _named(module: Module, instruction: Instruction) -> str:
-    line = module.source(instruction)
-    return f"{instruction.opcode} {instruction.name}" + (f" ({line})" if line else "")
+    place = module.source(instruction) or instruction.op_name
+    return f"{instruction.opcode} {instruction.name}" + (f" ({place})" if place else "")
 
 
 def _line(module: Module, instruction: Instruction) -> SourceLocation | None:

@@ -91,7 +91,7 @@ def refuse_manual(module: Module) -> None:
         if target in MANUAL_TARGETS:
             raise UnsupportedProgramError(
                 f"the program holds computations written for one device ({target}; shard_map or the like)",
-                where=str(module.source(instruction) or instruction.name),
+                where=str(module.source(instruction) or instruction.op_name or instruction.name),
                 remedy="hand over the step without shard_map: the planner shards it",
             )
 
@@ -160,7 +160,7 @@ def _foreign(
     try:
         return sharding_of(instruction, meshes, shape.rank, leaf)
     except ForeignShardingError as error:
-        raise refused(module, instruction, shape, called(instruction), str(error), error.remedy) from None
+        raise refused(module, instruction, shape, called(module, instruction), str(error), error.remedy) from None
 
 
 def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:
@@ -171,7 +171,11 @@ def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:
         match = re.fullmatch(r"\s*(\d+)\s*:\s*(\S+)\s*", item)
         if match is None:
             raise refusal(
-                flow, node, called(node.instruction), f"annotation {text!r} cannot be read", "write `0:data,1:-`"
+                flow,
+                node,
+                called(flow.module, node.instruction),
+                f"annotation {text!r} cannot be read",
+                "write `0:data,1:-`",
             )
         what = match[2]
         if what == "-":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from math import prod
 
 from shardwright.config import IDENTITY_TARGETS, Pin
@@ -136,7 +136,7 @@ def odd_axes(flow: Dataflow, requirements: Requirements) -> Iterator[str]:
         if meant:
             node = next(index for index in sorted(requirements) if name in named_axes({0: requirements[index]}))
             instruction = flow.nodes[node].instruction
-            where = _with_line(flow.module, instruction, called(instruction))
+            where = _with_line(flow.module, instruction, called(flow.module, instruction))
             yield f"{requirements[node][0].asked_by} ({where}) makes an axis {name!r} of the mesh: {meant}"
 
 
@@ -287,11 +287,13 @@ def refusal(flow: Dataflow, node: Node, name: str, reason: str, remedy: str) -> 
     return refused(flow.module, node.instruction, node.shapes[0], name, reason, remedy)
 
 
-def called(instruction: Instruction) -> str:
+def called(module: Module, instruction: Instruction) -> str:
     """What messages call the array that an instruction makes, or that it annotates."""
     if instruction.get("custom_call_target") in IDENTITY_TARGETS and instruction.operands:
-        return called(instruction.operands[0])
-    return instruction.op_name or instruction.name
+        return called(module, instruction.operands[0])
+    named_alike = (each for each in module.entry.parameters if each.op_name == instruction.op_name)
+    is_shared = instruction.opcode == "parameter" and len(list(islice(named_alike, 2))) > 1
+    return instruction.name if is_shared else instruction.op_name or instruction.name
 
 
 def refused(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from shardwright.hlo import Instruction
@@ -294,8 +293,8 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
 def segment_name(decisions: Decisions, number: int, scopes: str = "") -> str:
     """`segment 2, block_1, to model.py:93`: the user's scopes in it, and the line of the critical node that ends it."""
     flow, cuts = decisions.graph.flow, decisions.graph.layout.segments.cuts
-    line = flow.module.source(flow.nodes[cuts[number]].instruction) if number < len(cuts) else None
-    parts = (f"segment {number}", scopes, f"to {PurePath(line.file).name}:{line.line}" if line else "")
+    end = flow.module.place(flow.nodes[cuts[number]].instruction) if number < len(cuts) else ""
+    parts = (f"segment {number}", scopes, f"to {end}" if end else "")
     return ", ".join(filter(None, parts))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from pathlib import PurePath
 
 from shardwright.hlo import Instruction
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
@@ -143,10 +142,10 @@ class Causes:
 
     def _line(self, instruction: Instruction) -> str:
         metadata = instruction.get("metadata") or {}
-        key = metadata.get("stack_frame_id", (metadata.get("source_file"), metadata.get("source_line")))
+        lines = metadata.get("stack_frame_id", (metadata.get("source_file"), metadata.get("source_line")))
+        key = (lines, instruction.op_name)
         if key not in self._lines:
-            found = self._flow.module.source(instruction)
-            self._lines[key] = f"{PurePath(found.file).name}:{found.line}" if found else ""
+            self._lines[key] = self._flow.module.place(instruction)
         return self._lines[key]
 
     def _gradient_names(self) -> dict[int, str]:

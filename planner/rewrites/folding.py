@@ -116,7 +116,7 @@ def _computed(instruction: Instruction, literal: str) -> str | None:
 def _literal(constant: Instruction) -> str | None:
     """The number of a constant of one element."""
     shape = constant.shape
-    if not isinstance(shape, ArrayShape) or prod(shape.dimensions) != 1:
+    if constant.is_elided or not isinstance(shape, ArrayShape) or prod(shape.dimensions) != 1:
         return None
     return constant.payload.strip("{} \t\n")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, replicated, rule, strategy_rule
+from shardwright.planner.rules.declared import declared_rule
 
 
 @strategy_rule("cholesky", "triangular-solve")
@@ -38,7 +39,7 @@ def top_k(instruction: Instruction) -> OpRule:
 
 @strategy_rule("custom-call")
 def custom_call(instruction: Instruction) -> OpRule:
-    """The batch that a library call declares; sharding annotations are the identity; nothing else is known.
+    """What a call declares: its sharding rule, or its batch; sharding annotations are the identity; no more is known.
 
     JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's) whose targets are
     registered with XLA as partitionable along so many leading dimensions of every operand and result.
@@ -47,6 +48,9 @@ def custom_call(instruction: Instruction) -> OpRule:
     leaves = operand_leaves(instruction)
     if target in IDENTITY_TARGETS and len(leaves) == 1 == len(instruction.shape.leaves):
         return rule(factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in range(leaves[0].rank))
+    declared = declared_rule(instruction)
+    if declared is not None:
+        return declared
     count = int(instruction.get("frontend_attributes", {}).get("num_batch_dims", 0))
     if count:
         return rule(_batch(instruction, range(count)), f"custom call {target!r} computes each element of a batch whole")

@@ -312,7 +312,13 @@ class MeshSearch:
         nodes, names = self.flow.nodes, self._names()
         return {
             node: builder.of_shardings(
-                allowed(self.flow, nodes[node], asked, mesh, names.get(node) or called(nodes[node].instruction))
+                allowed(
+                    self.flow,
+                    nodes[node],
+                    asked,
+                    mesh,
+                    names.get(node) or called(self.flow.module, nodes[node].instruction),
+                )
             )
             for node, asked in requirements.items()
         }

@@ -21,7 +21,7 @@ from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.graph.donors import alias_donors
 from shardwright.planner.graph.foreign import ForeignSharding
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.graph.names import argument_names, output_names
+from shardwright.planner.graph.names import argument_names, output_names, parameter_names
 from shardwright.planner.graph.one_device import is_optimized, refuse_one_device
 from shardwright.planner.graph.optimized import NOTE, before_optimization
 from shardwright.planner.graph.source import Source
@@ -264,8 +264,5 @@ def _named(module: Module, options: PlanOptions) -> set[int]:
     """Flat numbers of the arguments whose dimensions the user pins by name."""
     if not isinstance(options.force, Mapping):
         return set()
-    names = list(options.argument_names)
-    if not names:
-        for parameter in module.entry.parameters:
-            names += [parameter.op_name or parameter.name] * len(parameter.shape.leaves)
+    names = options.argument_names or parameter_names(module)
     return {n for n, name in enumerate(names) for pattern in options.force if name_matches(pattern, name)}

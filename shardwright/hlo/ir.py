@@ -150,7 +150,13 @@ class Module:
             yield from computation.instructions
 
     def source(self, instruction: Instruction) -> SourceLocation | None:
-        """The innermost user source line of an instruction, where the tables have one."""
+        """The innermost line of the user's that made an instruction, where the text has one."""
         from shardwright.hlo.source import locate
 
         return locate(self, instruction)
+
+    def place(self, instruction: Instruction) -> str:
+        """Where an instruction comes from, in short: the user's `file:line`, else its `op_name`, else ''."""
+        from shardwright.hlo.source import place
+
+        return place(self, instruction)

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from shardwright.hlo.ir import Instruction, Module, SourceLocation
 from shardwright.hlo.strings import unescape
 
-#: Parts of paths where libraries are installed: their frames are not the user's.
-LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
+#: Files that are not the user's: in folders of installed packages, Python's own library, code that no file holds (but
+#: what is typed at a prompt), and the insides of frameworks that lie elsewhere (vendored, or built from source).
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site|dist)-packages/"
+    r"|(?:^|/)lib(?:64)?/(?:python|pypy)\d|/Python\d*/lib/(?!site-packages)"
+    r"|^<(?!stdin>|ipython-input|cell)"
+    r"|(?:^|/)(?:jax/_src|tensorflow/(?:python|compiler|core)|torch/(?:_\w+|autograd|nn|optim|utils)|torch_xla)/"
+    r"|(?:^|/)(?:flax/(?:core|linen|nnx)|(?:haiku|optax|keras)/_?src|equinox/_?\w+)/",
+    re.IGNORECASE,
+)
 
 #: The tables, in the order in which they stand between a module's header and its computations.
 TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -56,11 +65,24 @@ class _Frame(NamedTuple):
 def locate(module: Module, instruction: Instruction) -> SourceLocation | None:
     """The innermost line of the instruction's stack that is not in an installed library.
 
-    Where every frame is a library's, the innermost of all; None where the text says nothing.
+    Where every frame is a library's, `op_name` says more: then None, and the innermost frame only where there is none.
     """
     frames = stack(module, instruction)
-    own = (frame for frame in frames if not any(folder in frame.file for folder in LIBRARY_FOLDERS))
-    return next(own, frames[0] if frames else None)
+    own = next((frame for frame in frames if not is_library(frame.file)), None)
+    if own is not None or not frames:
+        return own
+    return None if instruction.op_name else frames[0]
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is a framework's or Python's own, rather than the user's."""
+    return _LIBRARY.search(file.replace("\\", "/")) is not None
+
+
+def place(module: Module, instruction: Instruction) -> str:
+    """Where an instruction comes from, in short: `model.py:93`; else its `op_name`; else nothing."""
+    line = locate(module, instruction)
+    return f"{PurePosixPath(line.file.replace(chr(92), '/')).name}:{line.line}" if line else instruction.op_name
 
 
 def stack(module: Module, instruction: Instruction) -> tuple[SourceLocation, ...]:

@@ -373,6 +373,6 @@ def _source_lines(plan: Plan, names: set[str]) -> dict[str, str]:
     found = {}
     for computation in module.computations:
         for instruction in computation:
-            if instruction.name in names and (source := module.source(instruction)) is not None:
-                found[instruction.name] = f"{source.file.rpartition('/')[2]}:{source.line}"
+            if instruction.name in names and (place := module.place(instruction)):
+                found[instruction.name] = place
     return found

@@ -40,7 +40,7 @@ from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts
-from shardwright.xla.manual import IN_PARTS, compute_in_parts
+from shardwright.xla.manual import compute_in_parts, is_in_parts
 from shardwright.xla.operations import operations_within
 from shardwright.xla.partial_sums import steps_of_sum, steps_to
 from shardwright.xla.row_major import pin_row_major
@@ -179,7 +179,7 @@ class _Emitter:
             self.landed.add(entry.name)
         self._define_results(operation, entry)
         kind = operation.operation.name
-        if kind in IN_PARTS and entry is not None:
+        if entry is not None and is_in_parts(operation):
             self.in_parts.append((operation, entry))
         if kind in CONTROL_FLOW:
             self._walk_regions(operation, entry)

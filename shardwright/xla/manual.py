@@ -1,6 +1,6 @@
 """Operations that devices compute part by part, though XLA's partitioner would gather their arrays whole.
 
-Of a Fourier transform or a top-k each element of the batch is computed by itself, but the partitioner has no case for
+Of a Fourier transform, a top-k, or a custom call that declares its sharding rule, each element of the batch is computed by itself, but the partitioner has no case for
 them: whatever lies split, it gathers, and every device computes all of it. Written as a manual computation (Shardy's
 `sdy.manual_computation`, what `jax.shard_map` lowers to) an operation takes and makes the parts of its device, and the
 partitioner leaves it alone.
@@ -13,11 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shardwright.config import IDENTITY_TARGETS
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
+from shardwright.xla.strip import annotation_target
 
-IN_PARTS = frozenset({"stablehlo.fft", "mhlo.topk"})
+_IN_PARTS = frozenset({"stablehlo.fft", "mhlo.topk"})
+
+
+def is_in_parts(operation: Any) -> bool:
+    """Whether devices compute parts of an operation where the plan splits it. XLA splits calls that say so itself."""
+    if operation.operation.name != "stablehlo.custom_call":
+        return operation.operation.name in _IN_PARTS
+    frontend = operation.attributes["mhlo.frontend_attributes"] if "mhlo.frontend_attributes" in operation.attributes else ()
+    is_known = annotation_target(operation) in IDENTITY_TARGETS or any(each.name == "num_batch_dims" for each in frontend)
+    return not is_known
 
 
 def compute_in_parts(
@@ -32,6 +43,10 @@ def compute_in_parts(
         return
     ir, sdy = private.ir(), private.dialect("sdy")
     taken, made = [value.type for value in operation.operands], [value.type for value in operation.results]
+    is_tuple = len(made) == 1 and isinstance(made[0], ir.TupleType)
+    if is_tuple:
+        whole = made[0]
+        made = [whole.get_type(number) for number in range(whole.num_types)]
     axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(axis.name) for axis in mesh.axes])
     per_value = sdy.TensorShardingPerValueAttr.get
     with operation.location, ir.InsertionPoint(operation):
@@ -41,16 +56,37 @@ def compute_in_parts(
         )  # fmt: skip
         block = manual.regions[0].blocks.append(*_parts(taken, used, mesh), arg_locs=[operation.location] * len(taken))
         with ir.InsertionPoint(block):
+            parts = _parts(made, entry.result, mesh)
             part = ir.Operation.create(
                 operation.operation.name,
-                results=_parts(made, entry.result, mesh),
+                results=[ir.TupleType.get_tuple(parts)] if is_tuple else parts,
                 operands=list(block.arguments),
                 attributes={name: operation.attributes[name] for name in operation.attributes},
             )
-            sdy.ReturnOp(part.results)
-    for whole, result in zip(operation.results, manual.results, strict=True):
-        whole.replace_all_uses_with(result)
+            sdy.ReturnOp([_element(part, number, kind) for number, kind in enumerate(parts)] if is_tuple else part.results)
+    if is_tuple:
+        _replace_elements(operation, manual.results)
+    else:
+        for whole, result in zip(operation.results, manual.results, strict=True):
+            whole.replace_all_uses_with(result)
     operation.operation.erase()
+
+
+def _element(operation: Any, number: int, kind: Any) -> Any:
+    """An array of the tuple that an operation makes."""
+    ir = private.ir()
+    index = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
+    return ir.Operation.create(
+        "stablehlo.get_tuple_element", results=[kind], operands=[operation.results[0]], attributes={"index": index}
+    ).results[0]
+
+
+def _replace_elements(operation: Any, results: Sequence[Any]) -> None:
+    """Have the readers of a tuple's elements read these arrays."""
+    for use in list(operation.results[0].uses):
+        element = use.owner
+        element.operation.results[0].replace_all_uses_with(results[element.attributes["index"].value])
+        element.operation.erase()
 
 
 def _parts(types: Sequence[Any], lies: Sequence[TensorSharding], mesh: Mesh) -> list[Any]:

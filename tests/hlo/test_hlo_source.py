@@ -10,6 +10,7 @@ import pytest
 
 from shardwright.errors import HloSyntaxError
 from shardwright.hlo import SourceLocation, locate, parse, stack
+from shardwright.hlo.source import is_library
 
 TABLES = """
 FileNames
@@ -50,6 +51,40 @@ def test_a_library_where_nothing_else_is_known() -> None:
     tables = TABLES.replace("PARENT1", "1").replace("PARENT2", "1")
     module = parse(text("stack_frame_id=2", tables))
     assert locate(module, module.entry.root) == DENSE
+    named = parse(text('op_name="jit(step)/Dense_0/dot_general" stack_frame_id=2', tables))
+    assert locate(named, named.entry.root) is None
+    assert named.place(named.entry.root) == "jit(step)/Dense_0/dot_general"
+
+
+LIBRARIES = [
+    "/venv/lib/python3.11/site-packages/flax/linen/linear.py", "/usr/lib/python3/dist-packages/torch/nn/functional.py",
+    "site-packages/optax/_src/transform.py", "/usr/lib/python3.12/contextlib.py", "/opt/pypy/lib/pypy3.10/runpy.py",
+    "C:\\Python311\\Lib\\functools.py", r"C:\env\Lib\site-packages\jax\_src\lax\lax.py",
+    "<frozen importlib._bootstrap>", "<string>", "<__array_function__ internals>",
+    "/build/bazel/tensorflow/python/framework/ops.py", "/home/u/src/jax/jax/_src/numpy/lax_numpy.py",
+    "/root/.pyenv/versions/3.11.7/lib/python3.11/functools.py", "/conda/lib/python3.9/site-packages/mine/model.py",
+]  # fmt: skip
+OWN = [
+    "/home/u/train.py", "model.py", "<stdin>", "<ipython-input-3-a1b2>", "/tmp/ipykernel_7/12.py", "/home/u/lib/nn.py",
+    "/home/u/flax_examples/train.py", "/home/u/projects/torch/model.py", "C:\\work\\keras\\fit.py",
+    "/home/u/python3/tools.py",
+]  # fmt: skip
+
+
+def test_files_of_libraries_and_of_the_user() -> None:
+    assert [file for file in LIBRARIES if not is_library(file)] == []
+    assert [file for file in OWN if is_library(file)] == []
+
+
+def test_a_place_is_the_users_line_or_the_op_name() -> None:
+    def place(metadata: str) -> str:
+        module = parse(text(metadata))
+        return module.place(module.entry.root)
+
+    ops = 'source_file="/x/site-packages/tensorflow/python/framework/ops.py" source_line=1221'
+    assert place(f'op_name="dense/MatMul" {ops}') == "dense/MatMul"
+    assert place('op_name="dense/MatMul" source_file="/home/u/net.py" source_line=4') == "net.py:4"
+    assert place('op_type="x"') == ""
 
 
 def test_circles_end() -> None:
