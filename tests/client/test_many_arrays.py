@@ -91,7 +91,7 @@ def test_leaves_of_every_kind(session: sw.Session) -> None:
 def test_what_went_wrong_with_a_leaf_is_said_when_that_leaf_is_read(session: sw.Session, add: Any) -> None:
     state = add(leaves(), np.float32(1))
     names = sorted(state)  # the first few came with the reply of the step
-    released = state[names[105]]
+    released = state[names[105]].block_until_ready()
     session.master.release(released._ids)  # behind its back; workers do it before the next step
     session.parallelize(lambda x: x * 2, donate_argnums=0)(state[names[103]]).block_until_ready()
     for handle in state.values():
