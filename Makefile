@@ -114,6 +114,10 @@ bench-runtime: $(VENV)/.stamp-dev ## What the task runner adds to a step; simula
 rank-pipelines: $(VENV)/.stamp-dev ## Rank plans of a small GPT-2 by prediction and by the clock (20 minutes); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.runtime.ranking --json build/ranking.json
 
+.PHONY: bench-transfer
+bench-transfer: $(VENV)/.stamp-dev ## Read 5,000 small arrays beside JAX's device_get, upload 512 MiB beside a bare gRPC stream.
+	@$(BIN)/python benchmarks/bench_transfer.py
+
 .PHONY: bench-parse
 bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
 	@$(BIN)/python benchmarks/bench_parse.py

@@ -4,3 +4,7 @@ Reading order: session (what a user holds) → step (one parallelized function) 
 frontends (function → HLO text) → programs (planned and loaded) → stream
 (numbered steps) → arrays and transfer (handles and their contents).
 """
+
+from shardwright.processes import quiet_forks
+
+quiet_forks()

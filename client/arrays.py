@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class Pending(Protocol):
     """What has yet to make an array: an initializer that has not run, a checkpoint that has not been read."""
 
-    def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
-        """Makes it; `wanted` are layouts by `id()` of a handle, on `mesh`; without them any will do."""
+    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
+        """Makes it; `wanted` are the handles that are needed, by `id()`, and how they are to lie: None, as it likes."""
 
 
 class RemoteSharding(jax.sharding.SingleDeviceSharding):
@@ -63,7 +64,18 @@ class RemoteArray(ArrayOperators):
     key itself.
     """
 
-    __slots__ = ("__weakref__", "_deleted", "_ids", "_is_owned", "_pending", "_place", "_result", "_session", "spec")
+    __slots__ = (
+        "__weakref__",
+        "_deleted",
+        "_ids",
+        "_is_owned",
+        "_pending",
+        "_place",
+        "_read_ahead",
+        "_result",
+        "_session",
+        "spec",
+    )
 
     def __new__(cls, session: Workspace, spec: ArraySpec, **rest: Any) -> RemoteArray:
         del session, rest
@@ -86,7 +98,9 @@ class RemoteArray(ArrayOperators):
         self._result = result  # of the step that computes it
         self._pending = pending  # what has yet to make it
         self._deleted = ""  # why it is gone
+        self._read_ahead: np.ndarray | None = None  # read with those of others, until they are asked for
         self._is_owned = False  # its place is that of a step which updates it in place
+        self._join_result()
 
     # ---- what it is, without reading it ------------------------------------------
 
@@ -116,6 +130,7 @@ class RemoteArray(ArrayOperators):
         if not self._deleted:
             self._session.release_later(*self._ids)
             self._deleted = "deleted"
+            self._read_ahead = None
 
     def is_ready(self) -> bool:
         """Whether it is computed."""
@@ -127,13 +142,17 @@ class RemoteArray(ArrayOperators):
 
     # ---- reading it ----------------------------------------------------------------
 
-    def copy_to_host_async(self) -> None:
-        """Nothing: contents come when they are asked for."""
-
     def block_until_ready(self) -> RemoteArray:
         """Returns when it is computed; raises what went wrong."""
         self._ready()
         return self
+
+    def copy_to_host_async(self) -> None:
+        """Announces that it will be read: the first read of an announced handle reads others in the same round trip.
+
+        Raises nothing: what is wrong with it is said when it is read.
+        """
+        self._session.announce(self)
 
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -214,7 +233,7 @@ class RemoteArray(ArrayOperators):
                 remedy="use the result that the step returned in its place, or leave it out of donate_argnums",
             )
         if self._pending is not None:
-            self._pending.materialize()
+            self._pending.materialize(self._session.wanted_with(self))
         if self._result is not None:
             self._result.wait()
 
@@ -224,14 +243,29 @@ class RemoteArray(ArrayOperators):
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
+        self._join_result()
+
+    def _join_result(self) -> None:
+        """The step that computes it knows its handle."""
+        if self._result is not None and self._ids:
+            self._result.handles[self._ids[0]] = weakref.ref(self)
         if self._deleted:  # while it waited
             self._session.release_later(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
         """Gone into a step; one that the step does not reuse is freed."""
         self._deleted = f"donated to {step}"
+        self._read_ahead = None
         if not is_reused:
             self._session.release_later(*self._ids)
+
+    @property
+    def _is_computed(self) -> bool:
+        """Whether it can be read at once, from the servers."""
+        if self._deleted or self._pending is not None or self._place is None:
+            return False
+        result = self._result
+        return result is None or (result.is_done and result.error is None and self._ids[0] not in result.values)
 
     def _fetch(self) -> np.ndarray:
         self._ready()

@@ -17,7 +17,8 @@ import jax
 
 from shardwright import trees, wire
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import ArraySpec, array_type, host_value, spec_of, stored_spec
+from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, host_value, spec_of, stored_spec
+from shardwright.client.placement import materialize
 from shardwright.client.places import Place, parts_of
 from shardwright.client.structure import rebuilt, structure_of
 from shardwright.directories import resolve_directory
@@ -84,11 +85,17 @@ class Save:
         return f"Save({os.path.join(self.directory, str(self.step))}, {state})"
 
     def _follow(self) -> None:
+        """Until it has ended: what a save that failed has made is gone by then, and the next may begin."""
         try:
             self._result.wait()
-            self.written_bytes, self.save_s = self._ended()
         except ShardwrightError as error:
             self._error = error
+            if isinstance(error, ServerUnavailableError):
+                return
+        try:
+            self.written_bytes, self.save_s = self._ended()
+        except ShardwrightError as error:
+            self._error = self._error or error
 
     def _ended(self) -> tuple[int, float]:
         deadline_s = time.monotonic() + RECONNECT_S
@@ -117,14 +124,16 @@ def save(
         directory=folder, step=step, tree_json=trees.to_text(tree), max_to_keep=max_to_keep or 0
     )
     request = master_pb2.RunStepsRequest(save=order)
-    temporary: list[int] = []
+    materialize(leaves, [None] * len(leaves))
+    kinds = [array_type(name, _spec(leaf)) for name, leaf in zip(names, leaves, strict=True)]
+    temporary = _uploaded(session, leaves, kinds)
     try:
-        for name, leaf in zip(names, leaves, strict=True):
-            _add_arguments(session, request, name, leaf, temporary)
+        for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)):
+            _add_arguments(request, kind, *(temporary.get(number) or _placed(session, leaf)))
         result = session.submit(request, f"save of {folder}/{step}", is_followed=True)
     finally:
-        for array_id in temporary:
-            session.release_later(array_id)
+        for ids, _ in temporary.values():
+            session.release_later(*ids)
     return Save(session.master, result, folder, step)
 
 
@@ -178,25 +187,23 @@ class PendingRestore:
     def is_waiting(self, key: int) -> bool:
         return key in self._waiting
 
-    def materialize(self, wanted: Mapping[int, Place]) -> None:
-        """Reads those of `wanted`, places by `id()` of a handle, that wait to be read."""
+    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
+        """Reads those of `wanted`, places by `id()` of a handle, that wait to be read.
+
+        Those that no step has said a place for are split over all devices where that goes evenly.
+        """
         with self._lock:
             chosen = []
             for key in wanted.keys() & self._waiting.keys():
                 name, reference = self._waiting[key]
                 handle = reference()
                 if handle is not None:
-                    chosen.append((name, handle, wanted[key]))
+                    place = wanted[key] or _spread(handle.spec, self._session.info.device_count)
+                    chosen.append((name, handle, place))
             if chosen:
                 self._read(sorted(chosen, key=lambda each: each[0]))
             for key in wanted:  # not before they were asked for: the session may raise an earlier step's error
                 self._waiting.pop(key, None)
-
-    def materialize_alone(self, key: int) -> None:
-        """Reads one handle before any step has said how it is to lie: split over all devices where that goes evenly."""
-        with self._lock:
-            if key in self._waiting and (handle := self._waiting[key][1]()) is not None:
-                self.materialize({key: _spread(handle.spec, self._session.info.device_count)})
 
     def _read(self, chosen: Sequence[tuple[str, RemoteArray, Place]]) -> None:
         order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
@@ -222,11 +229,10 @@ class PendingArray:
         self._restore = restore
         self._key = key
 
-    def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
-        """Reads it, and whatever else of its checkpoint `wanted` gives a place to."""
-        if wanted is not None and self._restore.is_waiting(self._key):
-            self._restore.materialize(wanted)
-        self._restore.materialize_alone(self._key)
+    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
+        """Reads it, and whatever else of its checkpoint is wanted."""
+        if self._restore.is_waiting(self._key):
+            self._restore.materialize({self._key: None, **wanted})
 
 
 def _directory(session: Session, directory: str | os.PathLike[str]) -> str:
@@ -245,25 +251,36 @@ def _spec(leaf: Any) -> ArraySpec:
     return leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf)
 
 
-def _add_arguments(
-    session: Session, request: master_pb2.RunStepsRequest, name: str, leaf: Any, temporary: list[int]
-) -> None:
-    """Adds an array of the state to a save; what is not on the servers yet is put there for it."""
-    kind = array_type(name, _spec(leaf))
-    if isinstance(leaf, RemoteArray):
-        if leaf._pending is not None:
-            leaf._pending.materialize()
-        ids, place = session.usable_ids(leaf), leaf._place
-        assert place is not None
-    else:
-        place = Layout.replicated(kind.element_type, kind.shape, Mesh.of({"x": 1}))
-        ids = (session.upload(host_value(leaf, _spec(leaf)), place),)
-        temporary += ids
+def _uploaded(
+    session: Session, leaves: Sequence[Any], kinds: Sequence[ArrayType]
+) -> dict[int, tuple[tuple[int, ...], Place]]:
+    """Ids and places, by number, of leaves that are not on the servers yet and are put there for a save."""
+    mesh = Mesh.of({"x": 1})
+    places = {
+        number: Layout.replicated(kind.element_type, kind.shape, mesh)
+        for number, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
+        if not isinstance(leaf, RemoteArray)
+    }
+    values = [(host_value(leaves[number], _spec(leaves[number])), place) for number, place in places.items()]
+    made = session.upload(values)
+    return {number: (ids, place) for (number, place), ids in zip(places.items(), made, strict=True)}
+
+
+def _placed(session: Session, handle: RemoteArray) -> tuple[tuple[int, ...], Place]:
+    """Ids of its parts, and where they lie."""
+    ids, place = session.usable_ids(handle), handle._place
+    assert place is not None
+    return ids, place
+
+
+def _add_arguments(request: master_pb2.RunStepsRequest, kind: ArrayType, ids: Sequence[int], place: Place) -> None:
+    """Adds an array of the state to a save."""
     parts = parts_of(place)
     chunk = chunk_shape(kind.shape, parts)
     request.arguments.extend(ids)
     request.save.parts.extend(
-        master_pb2.SavedPart(name=name, shape=kind.shape, chunk=chunk, first_row=first_row) for _, first_row in parts
+        master_pb2.SavedPart(name=kind.name, shape=kind.shape, chunk=chunk, first_row=first_row)
+        for _, first_row in parts
     )
 
 

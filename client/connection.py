@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -19,6 +20,8 @@ from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+
+_log = logging.getLogger("shardwright")
 
 CALL_TIMEOUT_S = 30.0
 #: Planning, compiling and moving arrays may take long on big models; progress is streamed meanwhile.
@@ -82,11 +85,13 @@ class MasterConnection:
         self._metadata = dialer.metadata
         self._channel = dialer.dial(address)
         self._stub = master_pb2_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
+        self._client_version = self._server_version = ""
         self.info: SessionInfo
 
     def open(self, client_version: str) -> SessionInfo:
         """Raises ServerUnavailableError, at once where nothing listens."""
         _require_listener(self.address)
+        self._client_version = client_version
         try:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_TIMEOUT_S)
         except grpc.FutureTimeoutError:
@@ -100,6 +105,8 @@ class MasterConnection:
             reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
         except DeadlineError as error:
             raise self._incomplete() or error from None
+        self._server_version = reply.server_version
+        _compare_versions(client_version, reply.server_version, self.address)
         self.info = SessionInfo(
             session_id=reply.session_id,
             server_version=reply.server_version,
@@ -221,7 +228,17 @@ class MasterConnection:
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            wire.raise_from_rpc(error, where=self.address)
+            self._raise(error)
+
+    def _raise(self, error: grpc.RpcError) -> NoReturn:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            server = self._server_version or "of another version"
+            raise ServerUnavailableError(
+                f"the server is Shardwright {server} and does not know a call of this client, {self._client_version}",
+                where=self.address,
+                remedy="install the same version on both sides",
+            ) from None
+        wire.raise_from_rpc(error, where=self.address)
 
     def _stream(self, method: Callable[..., Any], request: Any) -> Generator[Any, None, None]:
         """Replies of a call; closing the generator cancels it."""
@@ -229,16 +246,23 @@ class MasterConnection:
         try:
             yield from call
         except grpc.RpcError as error:
-            wire.raise_from_rpc(error, where=self.address)
+            self._raise(error)
         finally:
             call.cancel()
 
 
+def _compare_versions(client: str, server: str, address: str) -> None:
+    """Tells of a server of another minor version: what one of the two does not know may fail."""
+    if client.split(".")[:2] != server.split(".")[:2]:
+        _log.warning(
+            "the client is Shardwright %s, the server at %s %s: install the same version on both sides if calls fail",
+            client, address, server,
+        )  # fmt: skip
+
+
 def _require_listener(address: str) -> None:
     """A plain connection first: it says at once, and why, that nobody is there."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit():
-        raise OptionError(f"{address!r} is no address", where="address", remedy='write "host:port"')
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:

@@ -50,13 +50,13 @@ class PendingInit:
         self._handles = [weakref.ref(handle) for handle in handles]
         return jax.tree.unflatten(tree, handles)
 
-    def materialize(self, wanted: Mapping[int, Place] | None = None) -> None:
+    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
         """Runs it; `wanted` are places by `id()` of a handle. One program for each mesh that they lie on."""
         with self._lock:
             if self._has_run:
                 return
             handles = {n: handle for n, handle in enumerate(ref() for ref in self._handles) if handle is not None}
-            places = {n: (wanted or {}).get(id(handle)) for n, handle in handles.items()}
+            places = {n: wanted.get(id(handle)) for n, handle in handles.items()}
             parts: dict[int, dict[tuple[int, int] | None, RemoteArray]] = {}
             for part in _parts_by_mesh(places, self._session):
                 for output, result in zip(part.outputs, self._run(part), strict=True):

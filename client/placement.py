@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def type_of(leaf: Any) -> ArraySpec:
     """Type of a leaf of a call: a handle's, or as `spec_of` says."""
-    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of(leaf)
+    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of(leaf)
 
 
 def type_of_value(leaf: Any) -> ArraySpec:
     """`type_of` a leaf that has contents."""
-    return spec_of_handle(leaf) if isinstance(leaf, RemoteArray) else spec_of_value(leaf)
+    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of_value(leaf)
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:
@@ -53,7 +53,7 @@ def place(session: Session, leaves: Sequence[Any], program: Program, donated: Se
     belong to another step and are not donated to this one.
     """
     places = program.leaf_places
-    _materialize(leaves, places)
+    materialize(leaves, places)
     placed = list(leaves)
     movers: dict[int, Place] = {
         number: wanted
@@ -95,13 +95,13 @@ def _lies_as(leaf: Any, wanted: Place | None) -> bool:
     return isinstance(leaf, RemoteArray) and leaf._place is wanted
 
 
-def _materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
-    wanted: dict[int, Place] = {}
+def materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
+    """Runs initializers and reads checkpoints that handles among `leaves` wait for, straight into these places."""
+    wanted: dict[int, Place | None] = {}
     waiting: dict[int, Pending] = {}
     for leaf, wish in zip(leaves, places, strict=True):
         if isinstance(leaf, RemoteArray) and leaf._pending is not None:
-            if wish is not None:
-                wanted.setdefault(id(leaf), wish)
+            wanted[id(leaf)] = wanted.get(id(leaf)) or wish
             waiting[id(leaf._pending)] = leaf._pending
     for pending in waiting.values():
         pending.materialize(wanted)
@@ -111,6 +111,7 @@ def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Pla
     """Copies of `handles` at `places`."""
     on_mesh: dict[tuple[Mesh, int], list[int]] = {}
     between: list[int] = []
+    through_client: list[int] = []
     copies: dict[int, RemoteArray] = {}
     for number, (handle, wanted) in enumerate(zip(handles, places, strict=True)):
         mesh = _common_mesh(handle._place, wanted)
@@ -118,9 +119,12 @@ def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Pla
             on_mesh.setdefault(mesh, []).append(number)
         elif handle._place is not None and can_be_moved(handle._place, wanted):
             between.append(number)
-        else:  # viewed in other dimensions: through the client
-            ids = session.upload_to(np.asarray(handle), wanted)
-            copies[number] = RemoteArray(session, handle.spec, ids=ids, place=wanted)
+        else:  # viewed in other dimensions
+            through_client.append(number)
+            handle.copy_to_host_async()
+    contents = [(np.asarray(handles[n]), places[n]) for n in through_client]
+    for number, ids in zip(through_client, session.upload(contents), strict=True):
+        copies[number] = RemoteArray(session, handles[number].spec, ids=ids, place=places[number])
     copies.update(zip(between, session.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
     for numbers in on_mesh.values():
         layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]

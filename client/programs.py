@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from shardwright.client.frontends.jax import LoweredProgram
+from shardwright.client.frontends.jax import ArrayType, LoweredProgram
 from shardwright.client.places import Entry, Place
 from shardwright.config import PlanOptions
 from shardwright.dtypes import to_dtype
@@ -19,6 +19,8 @@ from shardwright.proto.v1 import common_pb2, master_pb2
 READ_BACK_BYTES = 4 << 10
 #: … for at most so many outputs.
 READ_BACK_OUTPUTS = 16
+#: Arguments that a message lists, at most.
+_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,6 +78,25 @@ def leaf_numbers(lowered: LoweredProgram) -> tuple[int, ...]:
     """Flat argument number of each leaf of the call: all but the hoisted constants."""
     constants = range(lowered.constants_at, lowered.constants_at + len(lowered.constants))
     return tuple(number for number in range(len(lowered.arguments)) if number not in constants)
+
+
+def difference(first: LoweredProgram, other: LoweredProgram) -> str:
+    """Why a function has another program than its first, in words."""
+    before = {argument.name: argument for argument in first.arguments}
+    changed = [
+        f"{each.name} is {_type_words(each)}, was {_type_words(before[each.name])}"
+        for each in other.arguments
+        if each.name in before and before[each.name] != each
+    ]
+    if changed:
+        return "; ".join(changed[:_LISTED]) + (f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else "")
+    if first.argument_names != other.argument_names:
+        return "its arguments have other leaves"
+    return "a static argument, JAX's settings, weak types or how arrays lie differ"
+
+
+def _type_words(argument: ArrayType) -> str:
+    return f"{argument.element_type}[{','.join(map(str, argument.shape))}]"
 
 
 def outputs_to_read_back(lowered: LoweredProgram) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from shardwright.client.addresses import read_address, read_host, read_port
 from shardwright.client.connection import Dialer
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.workspace import Workspace
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shardwright")
 
 
-def connect(address: str | None = None, *, devices: int = 8, token: str | None = None) -> Session:
+def connect(address: str | int | None = None, *, devices: int = 8, token: str | None = None) -> Session:
     """Opens a session.
 
     Args:
-      address: "host:port" of a server. Without it `$SERVER_IP` and `$SERVER_PORT` name
+      address: "host:port" of a server ("[::1]:2222" for IPv6), or the port of one on this machine. Without it
+        `$SERVER_IP` and `$SERVER_PORT` name
         one; without those a server is started as a child process, which ends with
         the session.
       devices: CPU devices of the child, where one is started.
@@ -41,7 +43,7 @@ def connect(address: str | None = None, *, devices: int = 8, token: str | None =
     Raises ServerUnavailableError where nothing answers, AuthenticationError for a wrong token.
     """
     server = None
-    address = address or _address_from_environment()
+    address = _address_from_environment() if address is None else read_address(address)
     if address is None:
         server = EmbeddedServer(devices)
         address, token = server.address, server.token
@@ -64,7 +66,7 @@ def _address_from_environment() -> str | None:
     if not host or not port:
         missing = "SERVER_PORT" if host else "SERVER_IP"
         raise OptionError("half an address in the environment", where=missing, remedy=f"set {missing} as well")
-    return join_address(host, port)
+    return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))
 
 
 class Session(Workspace):
@@ -164,12 +166,17 @@ class Session(Workspace):
 
         Args:
           state: a pytree of handles; arrays and numbers in it are sent to the servers first.
-          directory: as every worker sees it: on a file system that they share, or what else Orbax takes
-            ("gs://…"). One session at a time saves in it. Orbax reads it, with or without Shardwright.
+          directory: as every worker sees it: an absolute path on a file system that they share, or a URL that Orbax
+            takes ("gs://…"). A relative path and "~" are resolved here where `connect` started the server, and refused
+            where it runs elsewhere. It is made, with its parents. One session at a time saves in it, from its first
+            save until it is closed. Orbax reads it, with or without Shardwright.
           step: default: one more than the latest in the directory.
-          max_to_keep: remove older checkpoints beyond so many, once this one is complete.
+          max_to_keep: remove older checkpoints beyond so many, once this one is complete. Only what Shardwright
+            wrote is counted and removed; one into which you have put something stays.
 
-        Raises CheckpointError for a state that cannot be written, OptionError for a wrong number.
+        Raises CheckpointError for a state that cannot be written and a directory that is none, OptionError for a wrong
+        number. `Save.wait` raises CheckpointError where another session saves in the directory, and where `step` does
+        not come after its checkpoints or names something else.
         """
         from shardwright.client import checkpoints
 
@@ -202,7 +209,10 @@ class Session(Workspace):
         return checkpoints.restore(self, directory, step=step, like=like)
 
     def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
-        """Numbers of the complete checkpoints in a directory of the workers, ascending; waits for a save under way."""
+        """Numbers of the checkpoints in a directory that Orbax completed, ascending; waits for a save under way.
+
+        The directory is named as for `save`. Raises CheckpointError where it is none, or cannot be listed.
+        """
         from shardwright.client import checkpoints
 
         self.require_open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from shardwright.client.frontends.modules import write_back
 from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import fits, place, settled, type_of, type_of_value
 from shardwright.client.places import Place
-from shardwright.client.programs import Program, leaf_numbers
+from shardwright.client.programs import Program, difference, leaf_numbers
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.layouts import Layout
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from shardwright.client.measured import MeasuredStep
     from shardwright.client.session import Session
     from shardwright.proto.v1 import master_pb2
+
+_log = logging.getLogger("shardwright")
 
 #: Programs of one signature that differ in the layout of the arrays they take; then arrays are moved instead.
 PROGRAMS_OF_A_SIGNATURE = 2
@@ -231,6 +234,8 @@ class Step:
         self._function.require_unshared(dynamic)
         donated = self._function.donated_leaves(dynamic)
         lowered = self._lower(signature)
+        if self._main is not None:
+            _log.info("%s: another program: %s", self._function.name, difference(self._main.lowered, lowered))
         program = self._planned(lowered, leaves, donated)
         self._donated[signature] = tuple(sorted(donated))
         programs.append(program)

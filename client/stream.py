@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -21,6 +22,9 @@ from shardwright import wire
 from shardwright.dtypes import to_dtype
 from shardwright.errors import SessionError, ShardwrightError, WorkerLostError
 from shardwright.proto.v1 import master_pb2
+
+if TYPE_CHECKING:
+    from shardwright.client.arrays import RemoteArray
 
 #: Steps that may be under way before `submit` waits for the oldest.
 STEPS_AHEAD = 4
@@ -38,6 +42,7 @@ class StepResult:
     __slots__ = (
         "_done",
         "error",
+        "handles",
         "is_followed",
         "is_seen",
         "name",
@@ -55,6 +60,7 @@ class StepResult:
         self.error: ShardwrightError | None = None
         self.is_seen = False  # whether the error was raised somewhere
         self.values: dict[int, np.ndarray] = {}
+        self.handles: dict[int, weakref.ref[RemoteArray]] = {}  # by the first id of each; ids ascend with the results
         self.run_s = 0.0
         self.traces: tuple[master_pb2.StageTrace, ...] = ()  # where the request asked for them
         self.not_finite: tuple[master_pb2.NotFinite, ...] = ()  # likewise

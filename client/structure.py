@@ -10,7 +10,7 @@ from jax.tree_util import tree_flatten_with_path
 
 from shardwright import trees
 from shardwright.client.frontends.jax import ArraySpec, key_impl_name
-from shardwright.errors import CheckpointError
+from shardwright.errors import ArrayError, CheckpointError, ShardwrightError
 
 
 def structure_of(state: Any, spec_of: Callable[[Any], ArraySpec]) -> tuple[trees.Tree, list[Any]]:
@@ -28,7 +28,7 @@ def _describe(value: Any, path: tuple[str, ...], spec_of: Callable[[Any], ArrayS
     entries, _ = tree_flatten_with_path(value, is_leaf=lambda inner: inner is not value)
     if len(entries) == 1 and not entries[0][0]:
         leaves.append(value)
-        spec = spec_of(value)
+        spec = _typed(value, path, spec_of)
         impl = key_impl_name(spec) if spec.is_key else ""
         return trees.Leaf(name=".".join(path), key_impl=impl, is_weak=spec.weak_type)
     children = []
@@ -39,6 +39,16 @@ def _describe(value: Any, path: tuple[str, ...], spec_of: Callable[[Any], ArrayS
     cls = type(value)
     type_name = f"{cls.__module__}:{cls.__qualname__}" if kind in ("namedtuple", "object") else ""
     return trees.Node(kind=kind, children=tuple(children), type_name=type_name)
+
+
+def _typed(value: Any, path: tuple[str, ...], spec_of: Callable[[Any], ArraySpec]) -> ArraySpec:
+    try:
+        return spec_of(value)
+    except ShardwrightError as error:
+        remedy = error.remedy if isinstance(error, ArrayError) else "keep arrays and numbers in the state, nothing else"
+        raise type(error)(
+            f"the state holds what cannot be saved: {error.message}", where=".".join(path), remedy=remedy
+        ) from None
 
 
 def _kind_of(value: Any) -> str:

@@ -1,14 +1,16 @@
 """Contents of arrays, straight to and from the nodes that hold them.
 
 Only distinct shards travel: a node gets each part it holds once, whatever the
-number of its devices that keep a copy, and a fetch reads each part of the
-array from one holder.
+number of its devices that keep a copy, and a fetch reads each part of an array
+from one holder. Many arrays go in one call to each node, as one run of bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -16,22 +18,46 @@ import numpy as np
 
 from shardwright import wire
 from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
-from shardwright.errors import InternalError
-from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, pad_to_stored
+from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
+from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, stored_part
+from shardwright.parcels import ARRAY_TRANSFER, Parcel, cut, reader, to_wire
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 
 #: Reading a directory and the description of a checkpoint may take long on a remote file system.
 LISTING_TIMEOUT_S = 300.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Upload:
+    """A logical array that is to be on the servers."""
+
+    array_id: int
+    value: np.ndarray
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Wanted:
+    """An array that is being read, and which of its shards one node sends. number: in the fetch."""
+
+    number: int
+    array_id: int
+    stored: np.ndarray
+    shards: list[Shard]
+
+
+#: (a node whose data port does not answer, what the call says of it) → the error that the user meets.
+Explain = Callable[[NodeInfo, ShardwrightError], ShardwrightError]
+
+
 class ArrayTransfer:
     """Reads and writes arrays of one session; channels are opened when they are first used."""
 
-    def __init__(self, info: SessionInfo, dialer: Dialer) -> None:
+    def __init__(self, info: SessionInfo, dialer: Dialer, explain_silence: Explain) -> None:
         self._info = info
         self._dialer = dialer
+        self._explain_silence = explain_silence
         self._channels: dict[int, grpc.Channel] = {}
-        self._stubs: dict[int, Any] = {}
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(16, len(info.nodes))), thread_name_prefix="transfer")
 
     def close(self) -> None:
@@ -39,18 +65,37 @@ class ArrayTransfer:
         for channel in self._channels.values():
             channel.close()
 
-    def put(self, array_id: int, value: np.ndarray, layout: Layout) -> None:
-        """Writes a logical array to every node that holds some of it, each its shards; returns when all have them."""
-        stored = pad_to_stored(value, layout)
-        nodes = [node for node in self._info.nodes if distinct_shards(layout, node.devices)]
-        self._each(nodes, lambda node: self._put_on(node, array_id, stored, layout))
+    def put(self, uploads: Sequence[Upload]) -> None:
+        """Writes arrays to every node that holds some of them, each its shards; returns when all have them."""
+        layouts = {id(upload.layout): upload.layout for upload in uploads}
+        held = {
+            node.index: {
+                key: shards for key, layout in layouts.items() if (shards := distinct_shards(layout, node.devices))
+            }
+            for node in self._info.nodes
+        }
+        self._each(
+            [node for node in self._info.nodes if held[node.index]],
+            lambda node: self._put_on(node, uploads, held[node.index]),
+        )
 
-    def fetch(self, array_id: int, layout: Layout) -> np.ndarray:
-        """The logical array, put together from its shards."""
-        wanted = self._holders(layout)
-        stored = np.empty(layout.stored_shape, layout.dtype)
-        self._each(list(wanted), lambda node: self._fetch_from(node, wanted[node], array_id, layout, stored))
-        return logical_part(stored, layout)
+    def fetch(self, wanted: Sequence[tuple[int, Layout]]) -> list[np.ndarray | ShardwrightError]:
+        """The logical arrays of these ids, put together from their shards, or for each why it could not be read."""
+        arrays = [np.empty(layout.stored_shape, layout.dtype) for _, layout in wanted]
+        by_node: dict[int, list[_Wanted]] = {}
+        for number, holders in enumerate(self._holders([layout for _, layout in wanted])):
+            for index, shards in holders.items():
+                each = _Wanted(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
+                by_node.setdefault(index, []).append(each)
+        failed: dict[int, ShardwrightError] = {}
+        self._each(
+            [node for node in self._info.nodes if node.index in by_node],
+            lambda node: failed.update(self._fetch_from(node, by_node[node.index])),
+        )
+        return [
+            failed.get(number) or logical_part(array, layout)
+            for number, (array, (_, layout)) in enumerate(zip(arrays, wanted, strict=True))
+        ]
 
     def ask_first_node(self, method: str, request: Any) -> Any:
         """The reply to a call of the Checkpoints service."""
@@ -63,79 +108,157 @@ class ArrayTransfer:
 
     # ---- one node --------------------------------------------------------------
 
-    def _put_on(self, node: NodeInfo, array_id: int, stored: np.ndarray, layout: Layout) -> None:
-        shards = distinct_shards(layout, node.devices)
-        header = master_pb2.PutArrayHeader(
-            session_id=self._info.session_id,
-            array_id=array_id,
-            layout=wire.layout_to_proto(layout),
-            devices=[shard.holders[0] for shard in shards],
+    def _put_on(self, node: NodeInfo, uploads: Iterable[Upload], held: dict[int, tuple[Shard, ...]]) -> None:
+        here = (upload for upload in uploads if id(upload.layout) in held)
+
+        def requests() -> Iterator[Parcel[master_pb2.PutArraysRequest]]:
+            announced = master_pb2.PutArraysRequest(session_id=self._info.session_id)
+            for pieces in cut(_contents(here, held, announced), self._info.chunk_bytes):
+                yield Parcel(message=announced, pieces=pieces)  # which gRPC writes at once
+                announced.Clear()
+            yield Parcel(message=announced)
+
+        put = self._channel(node).stream_unary(
+            f"/{ARRAY_TRANSFER}/PutArrays",
+            request_serializer=to_wire,
+            response_deserializer=master_pb2.PutArraysReply.FromString,
         )
-
-        def requests() -> Iterator[master_pb2.PutArrayRequest]:
-            yield master_pb2.PutArrayRequest(header=header)
-            for shard in shards:
-                for chunk in wire.chunks(as_bytes(stored[shard.slices]), self._info.chunk_bytes):
-                    yield master_pb2.PutArrayRequest(chunk=chunk)
-
         try:
-            self._stub(node).PutArray(requests(), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
+            put(requests(), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
         except grpc.RpcError as error:
-            wire.raise_from_rpc(error, where=node.data_address)
+            raise self._error(node, error) from None
 
-    def _fetch_from(
-        self, node: NodeInfo, shards: Sequence[Shard], array_id: int, layout: Layout, stored: np.ndarray
-    ) -> None:
-        request = master_pb2.FetchArrayRequest(
-            session_id=self._info.session_id,
-            array_id=array_id,
-            devices=[next(position for position in shard.holders if position in node.devices) for shard in shards],
+    def _error(self, node: NodeInfo, error: grpc.RpcError) -> ShardwrightError:
+        ours = wire.error_from_rpc(error, where=node.data_address)
+        return self._explain_silence(node, ours) if isinstance(ours, ServerUnavailableError) else ours
+
+    def _fetch_from(self, node: NodeInfo, wanted: Sequence[_Wanted]) -> dict[int, ShardwrightError]:
+        """Fills arrays with the shards that the node sends; what it does not send, by number, and why."""
+        request = master_pb2.FetchArraysRequest(session_id=self._info.session_id)
+        for each in wanted:
+            request.arrays.add(array_id=each.array_id, devices=[_holder(node, shard) for shard in each.shards])
+        inflow = _Inflow(wanted)
+        fetch = self._channel(node).unary_stream(
+            f"/{ARRAY_TRANSFER}/FetchArrays",
+            request_serializer=master_pb2.FetchArraysRequest.SerializeToString,
+            response_deserializer=reader(master_pb2.FetchArraysReply),
         )
-        size_bytes = layout.shard_bytes * len(shards)
-        data = bytearray(size_bytes)
-        received = 0
         try:
-            for reply in self._stub(node).FetchArray(
-                request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata
-            ):
-                data[received : received + len(reply.chunk)] = reply.chunk
-                received += len(reply.chunk)
+            for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata):
+                for unread in reply.message.unread:
+                    inflow.fail(wanted[unread.number].number, wire.error_from_proto(unread.error))
+                for piece in reply.pieces:
+                    inflow.take(piece)
         except grpc.RpcError as error:
-            wire.raise_from_rpc(error, where=node.data_address)
-        if received != size_bytes:
-            raise InternalError(
-                f"array {array_id}: {received} bytes came, {size_bytes} expected", where=node.data_address
-            )
-        parts = np.frombuffer(data, np.uint8).view(layout.dtype).reshape(len(shards), *layout.shard_shape)
-        for part, shard in zip(parts, shards, strict=True):
-            stored[shard.slices] = part
+            inflow.end(self._error(node, error))
+        else:
+            inflow.end(InternalError("its contents ended early", where=node.data_address))
+        return inflow.failed
 
-    def _holders(self, layout: Layout) -> dict[NodeInfo, list[Shard]]:
-        """One node for each distinct shard, the load spread evenly."""
-        wanted: dict[NodeInfo, list[Shard]] = {}
-        for shard in distinct_shards(layout, layout.devices):
-            nodes = [node for node in self._info.nodes if any(p in node.devices for p in shard.holders)]
-            node = min(nodes, key=lambda candidate: len(wanted.get(candidate, ())))
-            wanted.setdefault(node, []).append(shard)
-        return wanted
-
-    def _stub(self, node: NodeInfo) -> Any:
-        if node.index not in self._stubs:
-            self._stubs[node.index] = master_pb2_grpc.ArrayTransferStub(self._channel(node))  # type: ignore[no-untyped-call]
-        return self._stubs[node.index]
+    def _holders(self, layouts: Sequence[Layout]) -> Iterator[dict[int, list[Shard]]]:
+        """For each array, by node, the distinct shards that this one is to send; the load is spread evenly."""
+        load = dict.fromkeys((node.index for node in self._info.nodes), 0)
+        choices: dict[int, list[tuple[Shard, list[int]]]] = {}
+        for layout in layouts:
+            if id(layout) not in choices:
+                choices[id(layout)] = [
+                    (shard, [node.index for node in self._info.nodes if _holds(node, shard)])
+                    for shard in distinct_shards(layout, layout.devices)
+                ]
+            wanted: dict[int, list[Shard]] = {}
+            for shard, nodes in choices[id(layout)]:
+                index = nodes[0] if len(nodes) == 1 else min(nodes, key=load.__getitem__)
+                load[index] += layout.shard_bytes
+                wanted.setdefault(index, []).append(shard)
+            yield wanted
 
     def _channel(self, node: NodeInfo) -> grpc.Channel:
         if node.index not in self._channels:
             self._channels[node.index] = self._dialer.dial(node.data_address)
         return self._channels[node.index]
 
-    def _each(self, nodes: Sequence[NodeInfo], act: Any) -> None:
+    def _each(self, nodes: Sequence[NodeInfo], act: Callable[[NodeInfo], None]) -> None:
         """`act(node)` for all nodes at the same time; the first failure is raised."""
         if len(nodes) == 1:
             act(nodes[0])
             return
         for future in [self._pool.submit(act, node) for node in nodes]:
             future.result()
+
+
+class _Inflow:
+    """Puts one run of bytes where it belongs: the shards of arrays, one after another."""
+
+    def __init__(self, wanted: Iterable[_Wanted]) -> None:
+        self.failed: dict[int, ShardwrightError] = {}
+        self._targets = deque((each.number, each.stored, shard) for each in wanted for shard in each.shards)
+        self._left: np.ndarray | None = None  # what has yet to come of the first target, once some has
+        self._staged: np.ndarray | None = None  # that target, or in its place what does not lie there in one run
+
+    def fail(self, number: int, error: ShardwrightError) -> None:
+        """None of an array's bytes will come."""
+        self.failed.setdefault(number, error)
+
+    def end(self, error: ShardwrightError) -> None:
+        """Nothing more will come: arrays that lack something fail of `error`."""
+        self.take(memoryview(b""))
+        for number, _, _ in self._targets:
+            self.fail(number, error)
+
+    def take(self, chunk: memoryview) -> None:
+        """Raises InternalError for more bytes than were asked for."""
+        data = np.frombuffer(chunk, np.uint8)
+        while self._targets:
+            number, stored, shard = self._targets[0]
+            if number not in self.failed:
+                index: tuple[Any, ...] = (..., *shard.slices)  # an array, also of a scalar
+                data = self._fill(stored[index], data)
+                if self._left is not None:
+                    return
+            self._targets.popleft()
+        if data.size:
+            raise InternalError(f"{data.size} bytes more than were asked for")
+
+    def _fill(self, region: np.ndarray, data: np.ndarray) -> np.ndarray:
+        """Puts bytes into the first target; returns what is left of them. Afterwards `_left` is None if it is full."""
+        if self._left is None:
+            self._staged = region if region.flags.c_contiguous else np.empty(region.shape, region.dtype)
+            self._left = self._staged.reshape(-1).view(np.uint8)
+        count = min(self._left.size, data.size)
+        self._left[:count] = data[:count]
+        self._left = self._left[count:]
+        if not self._left.size:
+            self._left = None
+            if self._staged is not None and not region.flags.c_contiguous:
+                region[...] = self._staged
+            self._staged = None
+        return data[count:]
+
+
+def _contents(
+    uploads: Iterable[Upload],
+    held: dict[int, tuple[Shard, ...]],
+    announced: master_pb2.PutArraysRequest,
+) -> Iterator[memoryview]:
+    """Shards one after another; each array is added to `announced` before its first one."""
+    numbers: dict[int, int] = {}
+    for upload in uploads:
+        key, shards = id(upload.layout), held[id(upload.layout)]
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            announced.layouts.append(wire.layout_to_proto(upload.layout))
+        devices = [shard.holders[0] for shard in shards]
+        announced.arrays.add(array_id=upload.array_id, layout=numbers[key], devices=devices)
+        for shard in shards:
+            yield as_bytes(stored_part(upload.value, upload.layout, shard.slices))
+
+
+def _holds(node: NodeInfo, shard: Shard) -> bool:
+    return any(position in node.devices for position in shard.holders)
+
+
+def _holder(node: NodeInfo, shard: Shard) -> int:
+    return next(position for position in shard.holders if position in node.devices)
 
 
 def as_bytes(array: np.ndarray) -> memoryview:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from shardwright import __version__, wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import NO_CHECKS, Checks
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
+from shardwright.client.losses import silence_of_node
 from shardwright.client.places import Place, Rows, can_be_moved, parts_of, place_of
+from shardwright.client.reading import Reader
 from shardwright.client.stream import StepResult, StepStream
-from shardwright.client.transfer import ArrayTransfer, as_bytes
+from shardwright.client.transfer import ArrayTransfer, Upload, as_bytes
 from shardwright.config import PlanOptions
-from shardwright.errors import ArrayError, ServerUnavailableError, SessionError, ShardwrightError
+from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError
 from shardwright.layouts import Layout
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
@@ -51,7 +54,8 @@ class Workspace:
         self.master = MasterConnection(address, dialer)
         self.info: SessionInfo = self.master.open(__version__)
         self.lock = threading.RLock()
-        self._transfer = ArrayTransfer(self.info, dialer)
+        self._transfer = ArrayTransfer(self.info, dialer, partial(silence_of_node, self.master))
+        self._reader = Reader(self._transfer)
         self._stream = StepStream(self.master.run_steps, self.info.session_id)
         self._array_ids = itertools.count(1)
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
@@ -137,12 +141,14 @@ class Workspace:
         from shardwright.client.places import part_of
 
         ids: list[int] = []
+        uploads: list[Upload] = []
         inline_bytes = 0
         specs = program.lowered.leaf_specs
         copies = self._copies(program, leaves)
+        constants = self._constants(program)
         for number, source in enumerate(program.sources):
             if source.constant is not None:
-                ids.append(self._constant_id(source, source.constant))
+                ids.append(constants[source])
                 continue
             leaf = leaves[source.leaf]
             if isinstance(leaf, RemoteArray):
@@ -161,19 +167,23 @@ class Workspace:
                 inline_bytes += value.nbytes
                 request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
             else:
-                self._transfer.put(array_id, value, source.entry.layout)
+                uploads.append(Upload(array_id=array_id, value=value, layout=source.entry.layout))
+        self._transfer.put(uploads)
         return ids
 
-    def _constant_id(self, source: Source, value: np.ndarray) -> int:
-        """Of a hoisted constant, which is put on the servers once, and again after workers were lost."""
-        losses, array_id = self._constant_ids.get(source, (-1, 0))
-        if losses != self._stream.losses:
-            if array_id:
-                self.release_later(array_id)
-                self._await_workers()
-            array_id = self.upload(value, source.entry.layout)
-            self._constant_ids[source] = (self._stream.losses, array_id)
-        return array_id
+    def _constants(self, program: Program) -> dict[Source, int]:
+        """Ids of hoisted constants, which are put on the servers once, and again after workers were lost."""
+        sources = [source for source in program.sources if source.constant is not None]
+        losses = self._stream.losses
+        missing = [source for source in sources if self._constant_ids.get(source, (-1, 0))[0] != losses]
+        lost = [self._constant_ids[source][1] for source in missing if source in self._constant_ids]
+        if lost:
+            self.release_later(*lost)
+            self._await_workers()
+        values = [(source.constant, source.entry.layout) for source in missing if source.constant is not None]
+        for source, (array_id,) in zip(missing, self.upload(values), strict=True):
+            self._constant_ids[source] = (losses, array_id)
+        return {source: self._constant_ids[source][1] for source in sources}
 
     def _copies(self, program: Program, leaves: Sequence[Any]) -> dict[int, int]:
         """Arrays, by source, of handles that another stage reads than keeps them; workers hand them over."""
@@ -250,29 +260,35 @@ class Workspace:
         """The devices of a layout, or None where they are the whole cluster."""
         return None if len(layout.devices) == self.info.device_count else layout.devices
 
-    def upload_to(self, value: np.ndarray, place: Place) -> tuple[int, ...]:
-        """Ids of new arrays with these contents, one for each part of the place."""
-        if isinstance(place, Rows):
-            parts = zip(place.layouts, place.bounds, strict=True)
-            return tuple(self.upload(value[start:stop], layout) for layout, (start, stop) in parts)
-        return (self.upload(value, place),)
+    def upload(self, values: Sequence[tuple[np.ndarray, Place]]) -> list[tuple[int, ...]]:
+        """Ids of new arrays with these contents, one for each part of its place."""
+        made, uploads = [], []
+        for value, place in values:
+            parts = [
+                Upload(array_id=self.new_id(), value=part, layout=layout)
+                for part, layout in zip(_parts_at(value, place), (layout for layout, _ in parts_of(place)), strict=True)
+            ]
+            made.append(tuple(part.array_id for part in parts))
+            uploads += parts
+        try:
+            self._transfer.put(uploads)
+        except ShardwrightError:
+            self.release_later(*(upload.array_id for upload in uploads))
+            raise
+        return made
 
-    def upload(self, value: np.ndarray, layout: Layout) -> int:
-        """Id of a new array with these contents."""
-        array_id = next(self._array_ids)
-        self._transfer.put(array_id, value, layout)
-        return array_id
+    def announce(self, handle: RemoteArray) -> None:
+        """It will be read; see `Reader`."""
+        self._reader.announce(handle)
+
+    def wanted_with(self, handle: RemoteArray) -> dict[int, Place | None]:
+        """A handle that has yet to be made, and those announced with it, as `Pending.materialize` takes them."""
+        return {id(each): None for each in (handle, *self._reader.announced()) if each._pending is not None}
 
     def fetch(self, handle: RemoteArray) -> np.ndarray:
         """Contents of a computed array."""
         self.require_open()
-        place = handle._place
-        if place is None:
-            raise ArrayError("this array has not been placed yet")
-        if not isinstance(place, Rows):
-            return self._transfer.fetch(handle._ids[0], place)
-        parts = [self._transfer.fetch(*part) for part in zip(handle._ids, place.layouts, strict=True)]
-        return np.concatenate(parts)
+        return self._reader.read(handle)
 
     def ask_first_node(self, method: str, request: Any) -> Any:
         """The reply to a call of the Checkpoints service; waits where the workers are being started anew."""
@@ -327,6 +343,10 @@ class Workspace:
     def require_open(self) -> None:
         if self._is_closed:
             raise SessionError("the session is closed", remedy="open a new one with connect()")
+
+
+def _parts_at(value: np.ndarray, place: Place) -> list[np.ndarray]:
+    return [value[start:stop] for start, stop in place.bounds] if isinstance(place, Rows) else [value]
 
 
 def _moved_parts(place: Place) -> list[master_pb2.MovedPart]:

@@ -4,3 +4,7 @@
 `runtime/` is what an executor child does with its devices. Start one with
 `launch_worker.sh CLUSTER_JSON TASK_INDEX` or `python -m shardwright.server`.
 """
+
+from shardwright.processes import quiet_forks
+
+quiet_forks()

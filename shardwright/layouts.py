@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -172,6 +173,14 @@ def pad_to_stored(array: np.ndarray, layout: Layout) -> np.ndarray:
         return array
     widths = [(0, stored - size) for size, stored in zip(layout.shape, layout.stored_shape, strict=True)]
     return np.pad(array, widths)
+
+
+def stored_part(array: np.ndarray, layout: Layout, slices: Slices) -> np.ndarray:
+    """`pad_to_stored(array, layout)[slices]`, without padding the rest; nothing is copied where there is no padding."""
+    index: tuple[Any, ...] = (..., *slices)  # an array, also of a scalar
+    part = array.reshape(layout.shape)[index]
+    widths = [(0, each.stop - each.start - size) for each, size in zip(slices, part.shape, strict=True)]
+    return np.pad(part, widths) if any(added for _, added in widths) else part
 
 
 def logical_part(array: np.ndarray, layout: Layout) -> np.ndarray:

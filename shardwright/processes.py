@@ -32,3 +32,12 @@ def exit_at_end_of(stream: BinaryIO) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
+
+
+def quiet_forks() -> None:
+    """gRPC, when it is loaded after this, installs no handlers of fork().
+
+    They print a line for each fork() beside a running call, and serve only children that go on with their parent's
+    channels: ours do not. A value that the user has set is kept.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -408,8 +408,16 @@ def status_of(error: ShardwrightError) -> grpc.StatusCode:
     return STATUS_BY_CODE.get(error.code, grpc.StatusCode.INTERNAL)
 
 
-def error_from_rpc(error: grpc.RpcError) -> ShardwrightError:
-    """Our error behind a failed call: the one the server sent, else one by its status."""
+def error_from_rpc(error: grpc.RpcError, *, where: str = "") -> ShardwrightError:
+    """Our error behind a failed call: the one the server sent, else one by its status.
+
+    `where` (an address, a tensor) is added if it names none.
+    """
+    ours = _error_behind(error)
+    return ours if ours.where or not where else type(ours)(ours.message, where=where, remedy=ours.remedy)
+
+
+def _error_behind(error: grpc.RpcError) -> ShardwrightError:
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():  # the same pairs in grpc and grpc.aio, other types
         if key == ERROR_METADATA_KEY:
@@ -421,9 +429,8 @@ def error_from_rpc(error: grpc.RpcError) -> ShardwrightError:
 
 
 def raise_from_rpc(error: grpc.RpcError, *, where: str = "") -> NoReturn:
-    """Raises `error_from_rpc(error)`; `where` (an address, a tensor) is added if it names none."""
-    ours = error_from_rpc(error)
-    raise (ours if ours.where or not where else type(ours)(ours.message, where=where, remedy=ours.remedy)) from None
+    """Raises `error_from_rpc(error, where=where)`."""
+    raise error_from_rpc(error, where=where) from None
 
 
 def trailing_error(error: ShardwrightError) -> tuple[tuple[str, bytes], ...]:

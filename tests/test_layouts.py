@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
-from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices
+from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices, stored_part
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla.layouts import jax_mesh, named_sharding
 from tests.layout_strategies import MESHES, layouts_of, shapes
@@ -46,6 +46,7 @@ def test_distinct_shards_put_the_array_together(layout: Layout) -> None:
         assert stored[shard.slices].shape == layout.shard_shape
         assert stored[shard.slices].nbytes == layout.shard_bytes
         rebuilt[shard.slices] = stored[shard.slices]
+        np.testing.assert_array_equal(stored_part(array, layout, shard.slices), stored[shard.slices])
     assert sorted(at for shard in shards for at in shard.holders) == list(range(layout.mesh.device_count))
     np.testing.assert_array_equal(logical_part(rebuilt, layout), array)
 

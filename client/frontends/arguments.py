@@ -26,7 +26,7 @@ _EQUINOX = (
 
 def is_too_wide(dtype: Any) -> bool:
     """Whether an array has 64 bits where JAX computes with 32: traced, its type would be another than the array's."""
-    return isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
+    return dtype.itemsize >= 8 and isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
 def flattened(dynamic: Any, name: str) -> tuple[list[Any], Any]:
@@ -193,7 +193,10 @@ def _too_large(leaf: Any) -> tuple[str, str] | None:
 def _foreign_array(leaf: Any) -> tuple[str, str] | None:
     what = f"an array of another library ({type(leaf).__module__.partition('.')[0]}: {type(leaf).__name__})"
     if hasattr(leaf, "__jax_array__"):
-        return f"a {type(leaf).__name__} with __jax_array__", "pass jnp.asarray(x), or register its class as a pytree"
+        return (
+            f"a value of type {type(leaf).__name__}, with __jax_array__,",
+            "pass jnp.asarray(x), or register its class as a pytree",
+        )
     if isinstance(leaf, type) or not (hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__")):
         return None
     if type(leaf).__module__.partition(".")[0] == "torch":

@@ -3,7 +3,7 @@
 A step such as `def step(model, optimizer, x): …; optimizer.update(model, gradients); return loss` returns nothing
 but the loss. Its modules are pytrees, so they travel as arguments like any other; traced, the step changes the
 Variables of copies. New values that it does not return are outputs besides the results, and are put into the
-caller's Variables. The Variables of an `nnx.State` are values, and stay as they are.
+caller's Variables. What `nnx.split` and `nnx.state` return are values, and stay as they are.
 """
 
 from __future__ import annotations
@@ -69,14 +69,20 @@ def write_back(arguments: Any, changed: Sequence[int], values: Sequence[Any]) ->
 
 
 def _variables(arguments: Any) -> list[tuple[int, Any]]:
-    """(number of its first leaf, Variable) of each Variable of a module in a pytree."""
+    """(number of its first leaf, Variable) of each Variable in a pytree; not of an `nnx.State` outside modules."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return []
     found: list[tuple[int, Any]] = []
     start = 0
-    for node in jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, nnx.Variable | nnx.State)):
-        if isinstance(node, nnx.Variable):
-            found.append((start, node))
-        start += len(jax.tree.leaves(node))
+    for node in jax.tree.leaves(arguments, is_leaf=_is(nnx.Pytree | nnx.Variable | nnx.State)):
+        parts = [node] if isinstance(node, nnx.State) else jax.tree.leaves(node, is_leaf=_is(nnx.Variable))
+        for part in parts:
+            if isinstance(part, nnx.Variable):
+                found.append((start, part))
+            start += len(jax.tree.leaves(part))
     return found
+
+
+def _is(kind: Any) -> Callable[[Any], bool]:
+    return lambda node: isinstance(node, kind)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from shardwright.errors import MicroBatchError
-from shardwright.hlo import Instruction, Module, SourceLocation
+from shardwright.hlo import ArrayShape, Instruction, Module, SourceLocation
 from shardwright.planner.microbatch.labels import Labeller, Labels, cause
+
+if TYPE_CHECKING:
+    from shardwright.planner.microbatch.split import StepSplit
+
+#: Arguments and divisors that an error lists, at most.
+_LISTED = 8
 
 
 def refusal(module: Module, labeller: Labeller, labels: Labels) -> MicroBatchError:
@@ -17,6 +26,37 @@ def refusal(module: Module, labeller: Labeller, labels: Labels) -> MicroBatchErr
     return MicroBatchError(
         f"{found.opcode} {found.name} needs the whole batch{reads}", where=where, remedy=_remedy(found)
     )
+
+
+def indivisible(split: StepSplit, micro_batches: int) -> MicroBatchError:
+    """The error for a batch that does not split into so many equal parts: the last one of an epoch, as a rule."""
+    size = split.divisor
+    carriers = [argument_words(split.module, split.names, number) for number in split.batch]
+    of = "" if split.tightest in carriers else f" (the batch: {_listed(carriers)})"
+    divisors = [str(number) for number in range(1, size + 1) if size % number == 0]
+    return MicroBatchError(
+        f"{micro_batches} micro-batches do not divide the batch: {split.tightest} splits into {size} equal parts{of}",
+        where="micro_batches",
+        remedy="drop a last, smaller batch (drop_remainder), or pad it to the full size and mask the loss, or take "
+        f"micro_batches that divide {size}: {_listed(divisors)}",
+    )
+
+
+def argument_leaves(module: Module) -> list[ArrayShape]:
+    """Shapes of the flat arguments."""
+    ordered = sorted(module.entry.parameters, key=lambda parameter: parameter.index)
+    return [leaf for parameter in ordered for leaf in parameter.shape.leaves]
+
+
+def argument_words(module: Module, names: Sequence[str], number: int) -> str:
+    """`batch['x'] f32[30,16]`, of a flat argument."""
+    shape = argument_leaves(module)[number]
+    name = names[number] if number < len(names) else f"argument {number}"
+    return f"{name} {shape.element_type}[{','.join(map(str, shape.dimensions))}]"
+
+
+def _listed(items: Sequence[str]) -> str:
+    return ", ".join(items if len(items) <= _LISTED else [*items[: _LISTED - 1], "…", items[-1]])
 
 
 def taken_apart(module: Module, instruction: Instruction) -> str:

@@ -16,7 +16,7 @@ from shardwright.planner.microbatch.batch import candidates
 from shardwright.planner.microbatch.demand import Demand, How, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
 from shardwright.planner.microbatch.labels import Labeller, Labels
-from shardwright.planner.microbatch.refusal import refusal, taken_apart
+from shardwright.planner.microbatch.refusal import argument_leaves, argument_words, indivisible, refusal, taken_apart
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.strategies.known_rules import KnownRules
 
@@ -52,7 +52,8 @@ class StepSplit:
     parts: per instruction of the entry, by name, `micro`, `once`, both (whole values that both read), or nothing.
     batch: per flat argument that carries the batch, the dimension that is cut.
     accumulators / collected: what micro-batches hand to the once part.
-    divisor: the number of micro-batches must divide it; tightest: the instruction that says so.
+    divisor: the number of micro-batches must divide it; tightest: the argument or instruction that says so.
+    names: of the flat arguments, where the caller gave them.
     """
 
     module: Module
@@ -64,6 +65,7 @@ class StepSplit:
     divisor: int
     tightest: str
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     micro: Demand = field(repr=False)
     once: Demand = field(repr=False)
 
@@ -74,12 +76,7 @@ class StepSplit:
     def check(self, micro_batches: int) -> None:
         """MicroBatchError where the batch does not split into so many equal parts."""
         if micro_batches < 1 or self.divisor % micro_batches:
-            raise MicroBatchError(
-                f"{micro_batches} micro-batches do not divide the batch: {self.tightest} splits into "
-                f"{self.divisor} equal parts",
-                where="micro_batches",
-                remedy=f"take a divisor of {self.divisor}",
-            )
+            raise indivisible(self, micro_batches)
 
 
 def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
@@ -108,7 +105,7 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
                 rank = (is_usual, order[labels.conflicts[0]])
                 refused.append((rank, batch, refusal(module, labeller, labels)))
                 continue
-            found = cut(module, batch, labeller, labels)
+            found = cut(module, batch, labeller, labels, options.argument_names)
             if any(MICRO in parts for parts in found.parts.values()):
                 return found
         if not refused:
@@ -121,7 +118,7 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
         if options.micro_batch_inexact:
             labeller, labels = labelled(module, batch, inexact=True)
             if not labels.conflicts:
-                return cut(module, batch, labeller, labels)
+                return cut(module, batch, labeller, labels, options.argument_names)
             error = refusal(module, labeller, labels)
         raise error
 
@@ -153,8 +150,13 @@ def labelled(
     return labeller, labeller.entry(module.entry, kinds)
 
 
-def cut(module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: Labels) -> StepSplit:
-    """The step cut as labelled. `labels` are changed: what costs nothing to finish early becomes done."""
+def cut(
+    module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: Labels, names: tuple[str, ...] = ()
+) -> StepSplit:
+    """The step cut as labelled; `names` of its flat arguments.
+
+    `labels` are changed: what costs nothing to finish early becomes done.
+    """
     _finish_early(labels)
     root = module.entry.root
     once = Demand(labels, labeller, tuple((root, leaf, DONE) for leaf in range(len(root.shape.leaves))))
@@ -165,7 +167,7 @@ def cut(module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: 
     micro = Demand(
         labels, labeller, tuple((by_name[each.name], each.leaf, each.kind) for each in (*accumulators, *collected))
     )
-    divisor, tightest = _divisor(micro, batch, module)
+    divisor, tightest = _divisor(micro, batch, module, names)
     return StepSplit(
         module=module,
         kinds={instruction.name: kinds for instruction, kinds in labels.kinds.items()},
@@ -176,6 +178,7 @@ def cut(module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: 
         divisor=divisor,
         tightest=tightest,
         notes=tuple(taken_apart(module, each) for each in labeller.taken),
+        names=names,
         micro=micro,
         once=once,
     )
@@ -191,9 +194,9 @@ def _shared(labels: Labels, version: Version) -> Shared:
     return Shared(name=instruction.name, leaf=leaf, kind=kind, shape=shape)
 
 
-def _divisor(micro: Demand, batch: Mapping[int, Along], module: Module) -> tuple[int, str]:
-    leaves = [leaf for parameter in module.entry.parameters for leaf in parameter.shape.leaves]
-    found = [(leaves[number].dimensions[along.dim], f"argument {number}") for number, along in batch.items()]
+def _divisor(micro: Demand, batch: Mapping[int, Along], module: Module, names: tuple[str, ...]) -> tuple[int, str]:
+    leaves = argument_leaves(module)
+    found = [(leaves[n].dimensions[along.dim], argument_words(module, names, n)) for n, along in batch.items()]
     found += [(size, f"{i.opcode} {i.name}") for size, i in micro.divisors()]
     divisor = gcd(*(size for size, _ in found))
     return divisor, min(found, key=lambda each: each[0])[1]

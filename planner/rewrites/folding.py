@@ -182,7 +182,7 @@ def _source(instruction: Instruction) -> Instruction | None:
         return operands[0].operands[instruction.index] if operands[0].opcode == "tuple" else None
     if len(operands) != 1 or not _is_same(instruction.shape, operands[0].shape):
         return None
-    if opcode in ("transpose", "broadcast"):
+    if opcode == "transpose":  # broadcasts stay: emission knows those that HLO spells in three instructions
         dims = instruction.get("dimensions", ())
         return operands[0] if list(dims) == list(range(len(dims))) else None
     return operands[0] if opcode in _IDENTITIES else None

@@ -7,8 +7,8 @@ turn to the backward pass where it is, or reads, a gradient. Gradients are known
 - by JAX's name stack, where the text has it: `transpose(jvp(..))` outermost, so that a derivative inside the loss
   (a force, a penalty on gradients) belongs to the forward pass;
 - else by what reverse mode makes of each product y = a · b of two values: products dy · b and a · dy with one more
-  value dy, that depends on y. A loop that goes back over rows which a loop wrote on its way forth, and what computes
-  again behind an optimization barrier what there is already, are behind as well.
+  value dy, that depends on y. A loop that goes back over rows which a loop wrote on its way forth is behind as well;
+- by an optimization barrier behind which something is computed that there is already.
 
 The forward pass then is what leads to the single numbers among the results that are not behind (loss, accuracy,
 perplexity, not the norm of the gradients), and to products with parameters of which gradients are made. Where every
@@ -183,10 +183,11 @@ def _gradients(flow: Dataflow, both: Sequence[bool]) -> set[int]:
     """Nodes that are known to be of the backward pass."""
     arguments = set(flow.parameters)
     inner = [node for node in flow.nodes if both[node.index] and node.index not in arguments]
+    again = {i for i in _computed_again(flow) if both[i]}
     named = {node.index for node in inner if _TRANSPOSED.search(node.instruction.op_name)}
     if named:
-        return named
-    return {i for i in (*_back_over_rows(flow), *_cotangents(flow), *_computed_again(flow)) if both[i]}
+        return named | again  # copies of the forward pass keep its names
+    return {i for i in (*_back_over_rows(flow), *_cotangents(flow)) if both[i]} | again
 
 
 def _back_over_rows(flow: Dataflow) -> set[int]:

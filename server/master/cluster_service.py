@@ -77,15 +77,15 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 )
             case "arrived":
                 arrived = event.arrived
-                self._master.happened(
-                    ev.ArrayArrived(
-                        connection=number,
-                        session_id=arrived.session_id,
-                        array_id=arrived.array_id,
-                        size_bytes=arrived.logical_bytes,
-                        devices=range(arrived.first_device, arrived.first_device + arrived.device_count),
+                arrays = tuple(
+                    ev.ArrivedArray(
+                        array_id=array.array_id,
+                        size_bytes=array.logical_bytes,
+                        devices=range(array.first_device, array.first_device + array.device_count),
                     )
+                    for array in arrived.arrays
                 )
+                self._master.happened(ev.ArraysArrived(connection=number, session_id=arrived.session_id, arrays=arrays))
             case "hello":
                 hello = event.hello
                 self._master.happened(

@@ -83,14 +83,21 @@ class CommandDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayArrived:
-    """A client put all shards of an array that belong on one node; it lies on `devices` of the cluster."""
+class ArrivedArray:
+    """An array of which all shards that belong on one node are there; it lies on `devices` of the cluster."""
 
-    connection: int
-    session_id: str
     array_id: int
     size_bytes: int
     devices: range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraysArrived:
+    """A client put such arrays on the node of this connection."""
+
+    connection: int
+    session_id: str
+    arrays: tuple[ArrivedArray, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +225,7 @@ class Tick:
 
 
 Event = (
-    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArrayArrived
+    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArraysArrived
     | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
     | StepsOpened | StepsClosed | StepRequested | SaveWaited | ReleaseRequested | Tick
 )  # fmt: skip

@@ -242,15 +242,18 @@ class MasterState:
             self.sessions[event.session_id].last_seen_s = self._now_s
         return []
 
-    def _array_arrived(self, event: ev.ArrayArrived) -> Commands:
+    def _arrays_arrived(self, event: ev.ArraysArrived) -> Commands:
         node = self.formation.connections.get(event.connection)
         session = self.sessions.get(event.session_id)
         if node is None or session is None:
             return []
         session.last_seen_s = self._now_s
-        session.arrived(event.array_id, event.size_bytes, node, self.formation.nodes_of(event.devices))
-        excess = session.excess(0, 0)
-        return [*(self._reject_array(session, event.array_id, excess) if excess else []), *self._advance(session)]
+        commands: Commands = []
+        for array in event.arrays:
+            session.arrived(array.array_id, array.size_bytes, node, self.formation.nodes_of(array.devices))
+            excess = session.excess(0, 0)
+            commands += self._reject_array(session, array.array_id, excess) if excess else []
+        return [*commands, *self._advance(session)]
 
     def _reject_array(self, session: Session, array_id: int, error: ShardwrightError) -> Commands:
         """Free an array that was put although the session is full; whoever asks for it is told."""
@@ -504,7 +507,7 @@ _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Comm
 }
 _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.CommandDone: MasterState._command_done,
-    ev.ArrayArrived: MasterState._array_arrived,
+    ev.ArraysArrived: MasterState._arrays_arrived,
     ev.SessionRequested: MasterState._session_requested,
     ev.SessionClosed: MasterState._session_closed,
     ev.SessionTouched: MasterState._session_touched,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import jax
 import numpy as np
 
 from shardwright.errors import ArrayError, DeadlineError, SessionError, ShardwrightError
-from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices
+from shardwright.layouts import Layout, Slices, distinct_shards, logical_part, pad_to_stored
 from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding
 
 #: How many ids that are gone are remembered, to say why.
@@ -154,45 +153,29 @@ def from_host(data: bytes, layout: Layout) -> StoredArray:
     if len(data) != layout.size_bytes:
         raise ArrayError(f"{len(data)} bytes for an array of {layout.size_bytes}")
     host = pad_to_stored(np.frombuffer(data, dtype=layout.dtype).reshape(layout.shape), layout)
-    sharding = sharding_of(layout)
-    if jax.process_count() == 1:
-        return StoredArray(value=jax.device_put(host, sharding), layout=layout)
-    here = {at: device for at, device in local_positions().items() if at in layout.devices}
-    pieces = [host[shard_slices(layout, position)] for position in here]
-    return assemble(pieces, list(here.values()), layout)
-
-
-def from_shards(data: memoryview, header_devices: Iterable[int], layout: Layout) -> StoredArray:
-    """Put distinct shards, one after another in the order of `header_devices`, on this node's devices.
-
-    Each shard goes to every device of this node that holds it. Raises ArrayError
-    where bytes or devices do not fit the layout.
-    """
-    named = tuple(header_devices)
-    positions = local_positions()
-    shards = distinct_shards(layout, positions)
-    data_at = {number: at for at, number in enumerate(named)}
-    size = layout.shard_bytes
-    if not shards:
-        raise ArrayError(f"devices {layout.devices} are not on this node", remedy="send shards to nodes that hold them")
-    if len(data) != size * len(named):
-        raise ArrayError(f"{len(data)} bytes for {len(named)} shards of {size}")
-    pieces, devices = [], []
-    for shard in shards:
-        sent = next((data_at[position] for position in shard.holders if position in data_at), None)
-        if sent is None:
-            raise ArrayError(f"the shard of device {shard.holders[0]} is missing", remedy="send each distinct shard")
-        piece = np.frombuffer(data[sent * size : (sent + 1) * size], dtype=layout.dtype).reshape(layout.shard_shape)
-        pieces += [piece] * len(shard.holders)
-        devices += [positions[position] for position in shard.holders]
-    return assemble(pieces, devices, layout)
-
-
-def assemble(pieces: list[np.ndarray], devices: list[jax.Device], layout: Layout) -> StoredArray:
-    """The array of which `pieces` are the shards on `devices`, the devices of this node."""
-    placed = [jax.device_put(piece, device) for piece, device in zip(pieces, devices, strict=True)]
-    value = jax.make_array_from_single_device_arrays(layout.stored_shape, sharding_of(layout), placed)
+    value = jax.make_array_from_callback(layout.stored_shape, sharding_of(layout), host.__getitem__)
     return StoredArray(value=value, layout=layout)
+
+
+def from_pieces(pieces: Sequence[np.ndarray], layout: Layout) -> StoredArray:
+    """Put an array on this node's devices; `pieces` are its shards in the order of `distinct_shards`."""
+    shards = distinct_shards(layout, local_positions())
+    piece_at = {_bounds(shard.slices, layout): piece for shard, piece in zip(shards, pieces, strict=True)}
+    value = jax.make_array_from_callback(
+        layout.stored_shape, sharding_of(layout), lambda index: piece_at[_bounds(index or (), layout)]
+    )
+    return StoredArray(value=value, layout=layout)
+
+
+def _bounds(index: Slices, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """First element and end along each dimension of the stored array."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, layout.stored_shape, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _shard_numbers(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[jax.Device, int]:
+    """Of each device of this process, which of an array's addressable shards it holds."""
+    return {device: number for number, device in enumerate(sharding.addressable_devices_indices_map(shape))}
 
 
 def shard_to_host(stored: StoredArray, position: int) -> np.ndarray:
@@ -200,8 +183,8 @@ def shard_to_host(stored: StoredArray, position: int) -> np.ndarray:
     device = local_positions().get(position)
     if device is None:
         raise ArrayError(f"device {position} is not on this node", remedy="ask the node that owns it")
-    shard: Any = next(shard for shard in stored.value.addressable_shards if shard.device == device)
-    return np.ascontiguousarray(shard.data)
+    value = stored.value
+    return np.ascontiguousarray(value.addressable_data(_shard_numbers(value.sharding, value.shape)[device]))
 
 
 def whole_to_host(stored: StoredArray) -> np.ndarray | None:

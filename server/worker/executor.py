@@ -72,13 +72,18 @@ def _serve(config: dict[str, Any]) -> None:
     events: queue.SimpleQueue[worker_pb2.ExecutorEvent] = queue.SimpleQueue()
     store = ArrayStore()
 
-    def arrived(session_id: str, array_id: int, layout: Layout) -> None:
-        message = worker_pb2.ArrayArrived(
+    def arrived(session_id: str, arrays: list[tuple[int, Layout]]) -> None:
+        message = worker_pb2.ArraysArrived(
             session_id=session_id,
-            array_id=array_id,
-            logical_bytes=layout.size_bytes,
-            first_device=layout.first_device,
-            device_count=layout.mesh.device_count,
+            arrays=[
+                worker_pb2.ArrayArrived(
+                    array_id=array_id,
+                    logical_bytes=layout.size_bytes,
+                    first_device=layout.first_device,
+                    device_count=layout.mesh.device_count,
+                )
+                for array_id, layout in arrays
+            ],
         )
         events.put(worker_pb2.ExecutorEvent(arrived=message))
 
@@ -88,7 +93,7 @@ def _serve(config: dict[str, Any]) -> None:
         options=wire.CHANNEL_OPTIONS,
     )
     transfer = ArrayTransfer(store, arrived, put_limit_bytes=config["put_limit_bytes"])
-    master_pb2_grpc.add_ArrayTransferServicer_to_server(transfer, server)  # type: ignore[no-untyped-call]
+    transfer.add_to(server)
     checkpoints = CheckpointService(store)
     master_pb2_grpc.add_CheckpointsServicer_to_server(checkpoints, server)  # type: ignore[no-untyped-call]
     port = protection.bind(server, config["host"], config["data_port"])

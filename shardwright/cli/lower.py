@@ -43,7 +43,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--args", metavar="TYPES", help="argument types, e.g. 'f32[8,16] s32[]'; '' for none")
     how.add_argument("--example", metavar="PKG.MODULE:FUNCTION", help="returns a tuple of example arguments")
-    parser.add_argument("--donate", metavar="I,J", default="", help="argument numbers whose buffers may be reused")
+    parser.add_argument("--donate", metavar="I,J", default="", help="numbers or names of arguments to update in place")
+    parser.add_argument("--static", metavar="I,J", default="", help="numbers or names of those that are no arrays")
     where = parser.add_mutually_exclusive_group()
     add_cluster_option(where, required=False)  # type: ignore[arg-type]  # a group adds arguments as a parser does
     where.add_argument("--platform", choices=PLATFORMS, help="lower for this platform (default: cpu)")
@@ -62,12 +63,21 @@ def run(arguments: argparse.Namespace) -> int:
     function = load_function(arguments.function, "FUNCTION")
     with _raised_as_message(arguments.example, is_debug=arguments.debug):
         example = example_of(arguments.args, arguments.example)
-    donated = numbers_of(arguments.donate)
+    donated = arguments_of(arguments.donate, "--donate")
+    static = arguments_of(arguments.static, "--static")
 
     from shardwright.client.lowering import lower
 
     with _raised_as_message(arguments.function, is_debug=arguments.debug):
-        program = lower(function, *example, donate_argnums=donated, platform=platform)
+        program = lower(
+            function,
+            *example,
+            donate_argnums=donated[0],
+            donate_argnames=donated[1],
+            static_argnums=static[0],
+            static_argnames=static[1],
+            platform=platform,
+        )
     if arguments.json:
         print_json(_summary(program, arguments.function, platform))
         return EXIT_OK
@@ -177,8 +187,12 @@ def _abstract_array(text: str) -> Any:
     return ShapeDtypeStruct(tuple(int(size) for size in match[2].split(",") if size), dtype)  # type: ignore[no-untyped-call]
 
 
-def numbers_of(text: str) -> tuple[int, ...]:
-    """`0,1` → (0, 1). Raises OptionError."""
-    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
-        raise OptionError(f"{text!r} is not a list of numbers", where="--donate", remedy="write 0,1")
-    return tuple(int(number) for number in text.split(",") if number)
+def arguments_of(text: str, where: str) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None]:
+    """`0,params` → ((0,), ("params",)); None for neither kind. Raises OptionError."""
+    items = [item.strip() for item in text.split(",")] if text.strip() else []
+    if not all(re.fullmatch(r"[0-9]{1,9}", item) or item.isidentifier() for item in items):
+        remedy = "write numbers or names: 0,1 or params"
+        raise OptionError(f"{text!r} is no list of arguments", where=where, remedy=remedy)
+    numbers = tuple(int(item) for item in items if item.isdigit())
+    names = tuple(item for item in items if not item.isdigit())
+    return numbers or None, names or None

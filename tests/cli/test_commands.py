@@ -31,6 +31,12 @@ def arguments():
 
 def not_a_tuple():
     return [1]
+
+def moved(x, mode):
+    return x - 1 if mode == "down" else x + 1
+
+def downward():
+    return jax.ShapeDtypeStruct((4,), "float32"), "down"
 """
 
 
@@ -54,6 +60,14 @@ def step_hlo(project: Path) -> Path:
 
 def output(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
+
+
+def test_lower_takes_names_of_arguments(project: Path) -> None:
+    example = ["--example", "usermodel:downward", "--static", "mode", "--donate", "x", "--out", "moved.hlo"]
+    assert main(["lower", "usermodel:moved", *example]) == 0
+    text = Path("moved.hlo").read_text()
+    assert "subtract" in text
+    assert "input_output_alias" in text.splitlines()[0]
 
 
 def test_lower_writes_hlo_that_xla_reads(step_hlo: Path) -> None:

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from shardwright.cli.lower import example_of, load_function, numbers_of
+from shardwright.cli.lower import arguments_of, example_of, load_function
 from shardwright.cli.options import add_planning_options, cluster_of, force_of, planning_options
 from shardwright.config import PlanOptions
 from shardwright.errors import ClusterConfigError, OptionError
@@ -102,8 +102,10 @@ def test_functions_that_cannot_be_loaded(name: str, message: str) -> None:
         load_function(name, "FUNCTION")
 
 
-def test_numbers() -> None:
-    assert numbers_of("") == ()
-    assert numbers_of("0,12") == (0, 12)
-    with pytest.raises(OptionError, match="not a list of numbers"):
-        numbers_of("0;1")
+def test_numbers_and_names_of_arguments() -> None:
+    assert arguments_of("", "--donate") == (None, None)
+    assert arguments_of("0, 12", "--donate") == ((0, 12), None)
+    assert arguments_of("params,1", "--static") == ((1,), ("params",))
+    for text in ("0;1", "0,,1", "-1", "a b", "²"):
+        with pytest.raises(OptionError, match="no list of arguments"):
+            arguments_of(text, "--donate")

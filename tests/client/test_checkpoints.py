@@ -214,6 +214,65 @@ def test_the_numbers_go_up_and_only_the_latest_are_kept(session: sw.Session, tmp
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["2", "20", "3"]
 
 
+def test_only_our_own_checkpoints_are_pruned(session: sw.Session, tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"w": np.ones(3)}))
+    (tmp_path / "2024").mkdir()
+    (tmp_path / "2024" / "results.csv").write_text("1,2")
+    (tmp_path / "7.orbax-checkpoint-tmp-123").mkdir()
+    for number in (2, 3, 4):
+        session.save({"n": number}, tmp_path, step=number, max_to_keep=1).wait()
+    assert session.checkpoints(tmp_path) == (1, 4)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"1", "4", "2024", "7.orbax-checkpoint-tmp-123"}
+    assert (tmp_path / "2024" / "results.csv").read_text() == "1,2"
+    assert session.checkpoints("/proc") == ()
+    with pytest.raises(sw.CheckpointError, match="2024 is there already, and is no checkpoint"):
+        session.save({"n": 0}, tmp_path, step=2024).wait()
+
+
+def test_one_session_at_a_time_saves_in_a_directory(session: sw.Session, tmp_path: Path) -> None:
+    assert session._server is not None
+    held = f"session {session.info.session_id} saves in this directory"
+    session.save({"n": 1}, tmp_path, step=1)
+    neighbour = sw.connect(session.master.address, token=session._server.token)
+    with neighbour, sw.connect(devices=1) as stranger:
+        for other in (neighbour, stranger):
+            with pytest.raises(sw.CheckpointError, match=held):
+                other.save({"n": 2}, tmp_path, step=2).wait()
+            assert other.restore(tmp_path, step=1)["n"].item() == 1
+        session.save({"n": 2}, tmp_path, step=2).wait()
+        assert session.checkpoints(tmp_path) == (1, 2)
+
+        killed = sw.connect(devices=1)
+        assert killed._server is not None
+        killed.save({"n": 1}, tmp_path / "run", step=1).wait()
+        with pytest.raises(sw.CheckpointError, match=f"session {killed.info.session_id} saves"):
+            stranger.save({"n": 2}, tmp_path / "run", step=2).wait()
+        killed._server._process.kill()
+        killed._server._process.wait()
+        stranger.save({"n": 2}, tmp_path / "run", step=2).wait()
+        neighbour.save({"n": 1}, tmp_path / "other", step=1).wait()
+    session.save({"n": 2}, tmp_path / "other", step=2).wait()  # they are closed
+    session.save({"n": 3}, tmp_path / "run", step=3).wait()
+    assert session.checkpoints(tmp_path / "run") == (1, 2, 3)
+
+
+def test_directories_mean_what_they_do_in_a_shell_or_are_refused(
+    session: sw.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert session._server is not None
+    monkeypatch.chdir(tmp_path)
+    session.save({"n": 1}, "runs/relative").wait()
+    assert session.checkpoints(tmp_path / "runs" / "relative") == (0,)
+    with sw.connect(session.master.address, token=session._server.token) as remote:
+        for directory in ("", "runs/relative", "~/runs"):
+            for act in (remote.checkpoints, remote.restore, lambda name: remote.save({"n": 1}, name)):
+                with pytest.raises(sw.CheckpointError, match="the checkpoint directory"):
+                    act(directory)
+        assert remote.checkpoints(tmp_path / "runs" / "relative") == (0,)
+
+
 # ---- pipelines ----------------------------------------------------------------------------
 
 
@@ -343,3 +402,9 @@ def test_closing_waits_for_the_save_and_says_what_went_wrong(tmp_path: Path) -> 
     )
     assert done.stdout.strip() == "/proc/nowhere"
     assert json.loads((tmp_path / "1" / "_CHECKPOINT_METADATA").read_text())["item_handlers"]
+
+
+def test_what_no_checkpoint_holds_is_named(session: sw.Session, tmp_path: Path) -> None:
+    state = {"w": np.ones(3, np.float32), "meta": {"name": "first"}}
+    with pytest.raises(sw.UnsupportedProgramError, match=r"^meta\.name: the state holds what cannot be saved: a str"):
+        session.save(state, tmp_path)

@@ -164,7 +164,12 @@ def test_settings_that_forbid_promotion_hold_for_a_function_traced_before(sessio
     step(a)
 
 
-def test_what_has_no_effect_is_told_of_once(session: sw.Session) -> None:
+def test_what_has_no_effect_is_told_of_once() -> None:
+    with sw.connect(devices=1) as session:  # of its own: others may have been told already
+        _check_that_each_is_told_of_once(session)
+
+
+def _check_that_each_is_told_of_once(session: sw.Session) -> None:
     step = session.parallelize(lambda x: jax.lax.scan(lambda c, r: (c + r, c), 0.0, x)[0])
     x = np.ones(4, np.float32)
     settings = {

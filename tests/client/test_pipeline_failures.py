@@ -56,7 +56,7 @@ def test_a_task_that_raises_ends_the_step_on_all_workers_and_is_named(session: s
         layout = source.entry.layout
         if layout.view_of is not None and layout.first_device:  # what stage 1 takes of the batch: of another type
             layout = replace(layout, element_type="s32")
-        request.arguments.append(session.upload(np.zeros(layout.user_shape, layout.dtype), layout))
+        request.arguments.extend(*session.upload([(np.zeros(layout.user_shape, layout.dtype), layout)]))
     request.outputs.extend(session.new_id() for _ in program.results)
     with pytest.raises(sw.ExecutionError, match=r"takes float32.*not int32") as caught:
         session.submit(request, "broken", is_followed=True).wait()
@@ -96,7 +96,8 @@ def test_a_loss_that_is_no_number_is_a_result(step: sw.Step) -> None:
 
 def test_batches_that_do_not_fit_are_refused(session: sw.Session, step: sw.Step) -> None:
     params, state, x, y = ARGUMENTS
-    with pytest.raises(sw.MicroBatchError, match=r"4 micro-batches do not divide the batch.*15 equal parts"):
+    what = r"4 micro-batches do not divide the batch: batch\[0\] f32\[15,8\] splits into 15 equal parts"
+    with pytest.raises(sw.MicroBatchError, match=rf"{what}\n.*drop_remainder.*: 1, 3, 5, 15$"):
         step(params, state, x[:15], y[:15])
     with pytest.raises(sw.MicroBatchError, match="32 micro-batches"):
         session.parallelize(FUNCTION, stages=2, micro_batches=32)(*ARGUMENTS)

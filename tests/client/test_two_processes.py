@@ -133,7 +133,7 @@ def test_arrays_on_parts_of_the_cluster_are_saved_and_restored_elsewhere(cluster
     value, spec = np.arange(72, dtype=np.float32).reshape(12, 6), array_spec((12, 6), np.dtype("float32"))
     places: list[Place] = [on(0, 12), on(4, 12), on(2, 12), apart(0, 4), apart(4, 8)]
     for here, there in zip(places, [*places[1:], places[0]], strict=True):
-        handle = RemoteArray(cluster, spec, ids=cluster.upload_to(value, here), place=here)
+        handle = RemoteArray(cluster, spec, ids=cluster.upload([(value, here)])[0], place=here)
         cluster.save({"stage": handle}, tmp_path).wait()
         restored = cluster.restore(tmp_path)["stage"]
         restored._pending.materialize({id(restored): there})
@@ -148,3 +148,31 @@ def test_large_arrays_go_straight_to_both_nodes_and_back(cluster: sw.Session) ->
     shifted, turned = step(x)
     np.testing.assert_array_equal(np.asarray(shifted), x + 1)
     np.testing.assert_array_equal(np.asarray(turned), x.T)
+
+
+def test_many_leaves_come_from_both_nodes_together(cluster: sw.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"leaf{number:03}": np.full((8, 3), number, np.float32) for number in range(100)}
+    layouts = [
+        Layout(
+            element_type="f32", shape=(8, 3), stored_shape=(8, 3), mesh=Mesh.of({"x": size}),
+            sharding=TensorSharding((axes, ())), first_device=first,
+        )
+        for size, axes, first in ((8, ("x",), 0), (8, (), 0), (4, ("x",), 0), (4, ("x",), 4), (2, (), 6))
+    ]  # fmt: skip
+    places: list[Place] = [*layouts, Rows((layouts_of_rows(3, 0), layouts_of_rows(5, 4)), ((0, 3), (3, 8)))]
+    values = [(value, places[number % len(places)]) for number, value in enumerate(state.values())]
+    spec = array_spec((8, 3), np.dtype("float32"))
+    handles = {
+        name: RemoteArray(cluster, spec, ids=ids, place=place)
+        for name, ids, (_, place) in zip(state, cluster.upload(values), values, strict=True)
+    }
+    fetches: list[int] = []
+    fetch = cluster._transfer.fetch
+    monkeypatch.setattr(cluster._transfer, "fetch", lambda wanted: (fetches.append(len(wanted)), fetch(wanted))[1])
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(handles), state)
+    assert len(fetches) == 1
+
+
+def layouts_of_rows(rows: int, first_device: int) -> Layout:
+    """That many rows, a copy on each of four devices."""
+    return Layout.replicated("f32", (rows, 3), Mesh.of({"x": 4}), first_device)

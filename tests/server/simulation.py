@@ -121,9 +121,8 @@ class World:
     def arrives(self, array_id: int, *nodes: int, devices: range = range(1 << 20)) -> None:
         for node in nodes or range(self.node_count):
             connection = self.executor_connection(node)
-            self.send(
-                ev.ArrayArrived(connection=connection, session_id="s", array_id=array_id, size_bytes=8, devices=devices)
-            )
+            array = ev.ArrivedArray(array_id=array_id, size_bytes=8, devices=devices)
+            self.send(ev.ArraysArrived(connection=connection, session_id="s", arrays=(array,)))
 
     def step(self, number: int, arguments: tuple[int, ...], outputs: tuple[int, ...], **more: object) -> None:
         step: dict[str, object] = {"stream": 1, "session_id": "s", "executable_id": "plan"} | more

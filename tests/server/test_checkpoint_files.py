@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import pytest
 
 from shardwright import trees
 from shardwright.errors import CheckpointError
-from shardwright.server.runtime.checkpoints import files
+from shardwright.server.runtime.checkpoints import claims, files
 
 TREE = trees.Node(kind="dict", children=(("w", trees.Leaf(name="w")),))
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -23,10 +28,10 @@ def halves() -> dict[str, files.Part]:
     return {"w": files.Part(shape=W.shape, chunk=(4, 3), blocks=blocks)}
 
 
-def save(directory: Path, step: int) -> None:
-    files.begin(str(directory), step, "token")
-    assert files.write(str(directory), step, "token", TREE, halves()) == W.nbytes
-    files.commit(str(directory), step, "token")
+def save(directory: Path, step: int, token: str = "token") -> None:
+    files.begin(str(directory), step, token)
+    assert files.write(str(directory), step, token, TREE, halves()) == W.nbytes
+    files.commit(str(directory), step, token)
 
 
 def test_it_is_a_checkpoint_once_it_is_committed_and_not_before(tmp_path: Path) -> None:
@@ -75,6 +80,185 @@ def test_a_worker_that_does_not_see_the_directory_says_so(tmp_path: Path, monkey
     files.begin(str(tmp_path), 1, "another save of another time")
     with pytest.raises(CheckpointError, match="does not see the directory"):
         files.write(str(tmp_path), 1, "token", TREE, halves())
+
+
+def snapshot(folder: Path) -> dict[str, bytes | str | None]:
+    """All that is under it, without following links."""
+    found: dict[str, bytes | str | None] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        found[name] = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+    return found
+
+
+def plain_orbax(directory: Path, step: int) -> None:
+    with ocp.CheckpointManager(directory) as manager:
+        manager.save(step, args=ocp.args.StandardSave({"w": W}))
+
+
+def test_nothing_that_is_no_checkpoint_of_ours_is_listed_or_touched(tmp_path: Path) -> None:
+    save(tmp_path / "elsewhere", 1)
+    run, others = tmp_path / "run", ("5", "0007", "2024", "1.orbax-checkpoint-tmp-123", "2.orbax-checkpoint-tmp")
+    plain_orbax(run, 1)
+    save(run, 2)
+    shutil.copytree(run / "2", run / "3")
+    (run / "3" / "_CHECKPOINT_METADATA").unlink()  # Orbax's metadata is gone
+    shutil.copytree(run / "2", run / "4")
+    (run / "4" / "commit_success.txt").unlink()  # and here every mark of the commit
+    (run / "4" / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {}, "commit_timestamp_nsecs": null}')
+    for name in others:
+        (run / name).mkdir()
+        (run / name / "results.csv").write_text("1,2")
+    (run / "6").write_text("a file")
+    (run / "7").symlink_to(tmp_path / "elsewhere")
+    (run / "8").symlink_to("nowhere")
+    (run / "8.orbax-checkpoint-tmp-shardwright-x").symlink_to(tmp_path / "elsewhere")
+    (run / "9").mkdir()
+    (run / "9" / "_CHECKPOINT_METADATA").write_text("[")
+    before = snapshot(tmp_path)
+    assert files.steps(str(run)) == (1, 2)
+    for step in (20, 30):
+        save(run, step)
+        files.keep_latest(str(run), 1)
+    assert files.steps(str(run)) == (1, 30)
+    after = snapshot(tmp_path)
+    own = [name for name in before if Path(name).parts[:2] == ("run", "2") or name.endswith(claims.FILE)]
+    assert {name: before[name] for name in before if name not in own} == {
+        name: after[name] for name in after if Path(name).parts[:2] != ("run", "30") and not name.endswith(claims.FILE)
+    }
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "dangling link", "half a checkpoint"])
+def test_a_number_that_names_something_else_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    save(tmp_path, 1)
+    place = tmp_path / "2024"
+    if kind == "file":
+        place.write_text("results")
+    elif "link" in kind:
+        place.symlink_to("1.x" if "dangling" in kind else tmp_path.parent)
+    else:
+        place.mkdir()
+    if kind == "half a checkpoint":
+        (place / "default").mkdir()
+    with pytest.raises(CheckpointError, match="2024 is there already, and is no checkpoint") as caught:
+        save(tmp_path, 2024)
+    assert "step=" in caught.value.remedy
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2024"]
+    save(tmp_path, 2025)
+
+
+def test_what_somebody_has_put_into_a_checkpoint_keeps_it(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    (tmp_path / "1" / "notes.txt").write_text("the best one")
+    files.keep_latest(str(tmp_path), 1)
+    assert files.steps(str(tmp_path)) == (1, 3)
+
+
+def test_a_folder_that_appears_while_a_save_is_written_stays(tmp_path: Path) -> None:
+    files.begin(str(tmp_path), 1, "token")
+    files.write(str(tmp_path), 1, "token", TREE, halves())
+    plain_orbax(tmp_path, 1)
+    before = snapshot(tmp_path / "1")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        files.commit(str(tmp_path), 1, "token")
+    files.abandon(str(tmp_path), 1, "token")
+    assert snapshot(tmp_path / "1") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_file_is_no_directory_of_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for act in (files.steps, lambda directory: files.begin(directory, 1, "token")):
+        with pytest.raises(CheckpointError, match="a file, not a directory"):
+            act(str(tmp_path / "file"))
+
+
+# ---- who saves ----------------------------------------------------------------------------
+
+
+def test_the_first_session_holds_the_directory_until_it_is_closed(tmp_path: Path) -> None:
+    save(tmp_path, 1, "first/1")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="session first saves in this directory") as caught:
+            files.begin(str(tmp_path), 2, "second/1")
+        assert "close that session" in caught.value.remedy
+        save(tmp_path, max(files.steps(str(tmp_path))) + 1, "first/2")
+    files.begin(str(tmp_path), 4, "second/1", lambda session_id: session_id != "first")
+    with pytest.raises(CheckpointError, match="session second saves"):
+        files.begin(str(tmp_path), 5, "third/1")
+    assert claims.read(tmp_path / "3") is None
+
+
+def test_a_save_that_is_under_way_holds_it_too_and_completes(tmp_path: Path) -> None:
+    files.begin(str(tmp_path), 1, "first/1")
+    for step in (1, 2):
+        with pytest.raises(CheckpointError, match="session first saves"):
+            files.begin(str(tmp_path), step, "second/1")
+    files.write(str(tmp_path), 1, "first/1", TREE, halves())
+    files.commit(str(tmp_path), 1, "first/1")
+    assert files.steps(str(tmp_path)) == (1,)
+
+
+def foreign_claim(folder: Path, *, age_s: float = 0, **changes: Any) -> None:
+    """As a session of another server has left it in the folder of a save."""
+    claim = claims.read(folder)
+    assert claim is not None
+    (folder / claims.FILE).write_text(json.dumps({**asdict(claim), **changes}))
+    renewed_s = time.time() - age_s
+    os.utime(folder / claims.FILE, (renewed_s, renewed_s))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_held"),
+    [
+        ({"pid": os.getpid(), "started": "another process of that number"}, False),
+        ({"pid": 2**22 + 1}, False),  # no process has that number
+        ({"machine": "another"}, True),
+        ({"machine": "another", "age_s": claims.LEASE_S + 2}, False),
+        ({"directory": "/from/which/it/was/copied"}, False),
+    ],
+    ids=["number used again", "killed", "another machine", "lapsed", "copy"],
+)
+def test_a_claim_that_nobody_stands_for_does_not_block(tmp_path: Path, changes: Any, is_held: bool) -> None:
+    save(tmp_path, 1, "first/1")
+    files.begin(str(tmp_path), 2, "first/2")
+    for folder in tmp_path.iterdir():
+        foreign_claim(folder, **changes)
+    if is_held:
+        with pytest.raises(CheckpointError, match="session first saves") as caught:
+            save(tmp_path, 3, "second/1")
+        assert "killed" in caught.value.remedy
+        assert len(list(tmp_path.iterdir())) == 2
+    else:
+        save(tmp_path, 3, "second/1")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3"]
+        assert claims.read(tmp_path / "1") is None
+
+
+def test_who_was_silent_for_too_long_does_not_complete_what_another_has_taken_over(tmp_path: Path) -> None:
+    files.begin(str(tmp_path), 1, "first/1")
+    files.write(str(tmp_path), 1, "first/1", TREE, halves())
+    save_of_second = (str(tmp_path), 1, "second/1")
+    files.begin(*save_of_second, lambda session_id: False)
+    with pytest.raises(CheckpointError, match="another session has taken the directory over"):
+        files.commit(str(tmp_path), 1, "first/1")
+    files.abandon(str(tmp_path), 1, "first/1")
+    files.write(*save_of_second, TREE, halves())
+    files.commit(*save_of_second)
+    assert files.steps(str(tmp_path)) == (1,)
+
+
+def test_a_temporary_of_an_earlier_version_goes_once_it_has_lapsed(tmp_path: Path) -> None:
+    left = tmp_path / "3.orbax-checkpoint-tmp"
+    left.mkdir()
+    (left / claims.FILE).write_text("session/4")
+    with pytest.raises(CheckpointError, match="session session saves"):
+        save(tmp_path, 5)
+    renewed_s = time.time() - claims.LEASE_S - 2
+    os.utime(left / claims.FILE, (renewed_s, renewed_s))
+    save(tmp_path, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["5"]
 
 
 @pytest.mark.parametrize(

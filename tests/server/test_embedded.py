@@ -26,7 +26,7 @@ from shardwright.errors import (
     SessionError,
     WorkerLostError,
 )
-from shardwright.layouts import Layout
+from shardwright.layouts import Layout, distinct_shards, pad_to_stored
 from shardwright.plans import Plan
 from shardwright.proto.v1 import master_pb2
 from shardwright.shardings import Mesh, TensorSharding
@@ -171,6 +171,67 @@ def test_arrays_far_over_a_message_travel_in_chunks(client: RawClient) -> None:
     array = np.random.default_rng(0).normal(size=(2048, 2048)).astype(np.float32)
     client.put(1, array, layout)
     np.testing.assert_array_equal(client.fetch(1, layout), array)
+
+
+def test_many_arrays_of_protobuf_s_own_messages(client: RawClient) -> None:
+    assert client.session is not None
+    node, split = client.session.nodes[0], Layout(
+        element_type="s32", shape=(6,), mesh=Mesh.of({"data": DEVICES}),
+        sharding=TensorSharding((("data",),)), stored_shape=(8,),
+    )  # fmt: skip
+    whole = Layout.replicated("s32", (6,), Mesh.of({"data": DEVICES}))
+    array, calls = np.arange(6, dtype=np.int32), client.data(node)
+    everywhere = [shard.holders[0] for shard in distinct_shards(split, range(DEVICES))]
+    announced = [
+        master_pb2.NodeShards(array_id=1, layout=0, devices=everywhere),
+        master_pb2.NodeShards(array_id=2, layout=1, devices=[0]),
+    ]
+    layouts_sent = [wire.layout_to_proto(split), wire.layout_to_proto(whole)]
+    contents = pad_to_stored(array, split).tobytes() + array.tobytes()
+    requests = [
+        master_pb2.PutArraysRequest(session_id=client.session_id, layouts=layouts_sent, arrays=announced),
+        *(master_pb2.PutArraysRequest(chunk=contents[at : at + 7]) for at in range(0, len(contents), 7)),
+    ]
+    calls.PutArrays(iter(requests), metadata=client.metadata, timeout=60)
+    client.put(77, array, whole)
+    client.call("ReleaseArrays", master_pb2.ReleaseArraysRequest(session_id=client.session_id, array_ids=[77]))
+
+    def is_gone() -> bool:
+        try:
+            client.fetch(77, whole)
+        except ArrayError:
+            return True
+        return False
+
+    wait_until(is_gone)
+    wanted = [master_pb2.NodeShards(array_id=77, devices=[0]), *announced]
+    asked = master_pb2.FetchArraysRequest(session_id=client.session_id, arrays=wanted)
+    replies = list(calls.FetchArrays(asked, metadata=client.metadata, timeout=60))
+    assert b"".join(reply.chunk for reply in replies) == contents
+    ((number, code),) = [(each.number, each.error.code) for reply in replies for each in reply.unread]
+    assert (number, code) == (0, "array")
+
+
+@pytest.mark.parametrize(
+    ("contents", "layout", "message"),
+    [(bytes(15), 0, "ended after 15 of 16"), (bytes(17), 0, "more than the 16"), (bytes(16), 1, "has layout 1 of 1")],
+)
+def test_uploads_of_many_that_do_not_fit_are_refused(
+    client: RawClient, contents: bytes, layout: int, message: str
+) -> None:
+    assert client.session is not None
+    whole = Layout.replicated("f32", (4,), Mesh.of({"data": DEVICES}))
+    request = master_pb2.PutArraysRequest(
+        session_id=client.session_id,
+        layouts=[wire.layout_to_proto(whole)],
+        arrays=[master_pb2.NodeShards(array_id=1, layout=layout, devices=[0])],
+        chunk=contents,
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        client.data(client.session.nodes[0]).PutArrays(iter([request]), metadata=client.metadata, timeout=60)
+    error = wire.error_from_rpc(caught.value)
+    assert isinstance(error, ArrayError)
+    assert message in error.message
 
 
 # ---- exactly once ----------------------------------------------------------------

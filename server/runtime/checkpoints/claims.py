@@ -81,16 +81,20 @@ def write(folder: Any, token: str) -> None:
 
 def read(folder: Any) -> Claim | None:
     """The claim in the folder of a save; None where there is none. What cannot be read is of nobody known."""
+    file = folder / FILE
     try:
-        text = (folder / FILE).read_text() if (folder / FILE).exists() else None
+        text = file.read_text() if file.exists() else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     if text is None:
         return None
     try:
-        return Claim(**json.loads(text))
+        claim = Claim(**json.loads(text))
     except (ValueError, TypeError):
-        return Claim(token=text or "unknown", directory="", machine="", host="another machine", pid=0, started="")
+        claim = None
+    if claim is not None and isinstance(claim.token, str):
+        return claim
+    return Claim(token=text or "unknown", directory="", machine="", host="another machine", pid=0, started="")
 
 
 def remove(folder: Any) -> None:

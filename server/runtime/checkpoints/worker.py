@@ -21,7 +21,7 @@ from shardwright.errors import CheckpointError, SessionError, ShardwrightError
 from shardwright.layouts import Layout, Shard, distinct_shards
 from shardwright.pieces import pieces, shifted
 from shardwright.proto.v1 import master_pb2, worker_pb2
-from shardwright.server.runtime.arrays import ArrayStore, StoredArray, assemble, local_positions
+from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions
 from shardwright.server.runtime.checkpoints import claims, files
 from shardwright.xla.layouts import mesh_devices
 
@@ -223,8 +223,7 @@ def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
 
 def _put(wanted: _Wanted, blocks: Iterator[np.ndarray]) -> StoredArray:
     """The array on this process' devices, from the blocks of its shards in order; padding is zeros."""
-    layout, data, devices = wanted.layout, [], []
-    positions = local_positions()
+    layout, data = wanted.layout, []
     for shard in _local_shards(layout):
         host = np.zeros(layout.shard_shape, layout.dtype)
         for piece in pieces(layout, shard.holders[0]):
@@ -232,6 +231,5 @@ def _put(wanted: _Wanted, blocks: Iterator[np.ndarray]) -> StoredArray:
             if block.dtype != layout.dtype:
                 raise CheckpointError(f"{wanted.name} is stored as {block.dtype}, not {layout.dtype}")
             host[piece.within] = block.reshape(host[piece.within].shape)
-        data += [host] * len(shard.holders)
-        devices += [positions[position] for position in shard.holders]
-    return assemble(data, devices, layout)
+        data.append(host)
+    return from_pieces(data, layout)

@@ -612,3 +612,53 @@ class FetchArrayReply(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     chunk: bytes
     def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+
+class NodeShards(_message.Message):
+    __slots__ = ("array_id", "devices", "layout")
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    array_id: int
+    devices: _containers.RepeatedScalarFieldContainer[int]
+    layout: int
+    def __init__(self, array_id: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ..., layout: _Optional[int] = ...) -> None: ...
+
+class PutArraysRequest(_message.Message):
+    __slots__ = ("session_id", "layouts", "arrays", "chunk")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layouts: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    arrays: _containers.RepeatedCompositeFieldContainer[NodeShards]
+    chunk: bytes
+    def __init__(self, session_id: _Optional[str] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., arrays: _Optional[_Iterable[_Union[NodeShards, _Mapping]]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class PutArraysReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchArraysRequest(_message.Message):
+    __slots__ = ("session_id", "arrays")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    arrays: _containers.RepeatedCompositeFieldContainer[NodeShards]
+    def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[NodeShards, _Mapping]]] = ...) -> None: ...
+
+class UnreadArray(_message.Message):
+    __slots__ = ("number", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: _common_pb2.Error
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class FetchArraysReply(_message.Message):
+    __slots__ = ("unread", "chunk")
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    unread: _containers.RepeatedCompositeFieldContainer[UnreadArray]
+    chunk: bytes
+    def __init__(self, unread: _Optional[_Iterable[_Union[UnreadArray, _Mapping]]] = ..., chunk: _Optional[bytes] = ...) -> None: ...

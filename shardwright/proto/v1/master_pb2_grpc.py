@@ -569,6 +569,16 @@ class ArrayTransferStub:
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayRequest.SerializeToString,
                 response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayReply.FromString,
                 _registered_method=True)
+        self.PutArrays = channel.stream_unary(
+                '/shardwright.proto.v1.ArrayTransfer/PutArrays',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.PutArraysRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.PutArraysReply.FromString,
+                _registered_method=True)
+        self.FetchArrays = channel.unary_stream(
+                '/shardwright.proto.v1.ArrayTransfer/FetchArrays',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArraysRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArraysReply.FromString,
+                _registered_method=True)
 
 
 class ArrayTransferServicer:
@@ -591,6 +601,20 @@ class ArrayTransferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutArrays(self, request_iterator, context):
+        """Writes shards of many arrays to this node, as PutArray does of one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchArrays(self, request, context):
+        """Reads shards of many arrays from this node. One that fails leaves the others as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ArrayTransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -603,6 +627,16 @@ def add_ArrayTransferServicer_to_server(servicer, server):
                     servicer.FetchArray,
                     request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayRequest.FromString,
                     response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayReply.SerializeToString,
+            ),
+            'PutArrays': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutArrays,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.PutArraysRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.PutArraysReply.SerializeToString,
+            ),
+            'FetchArrays': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchArrays,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArraysRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArraysReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -661,6 +695,60 @@ class ArrayTransfer:
             '/shardwright.proto.v1.ArrayTransfer/FetchArray',
             shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArrayReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutArrays(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/shardwright.proto.v1.ArrayTransfer/PutArrays',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.PutArraysRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.PutArraysReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchArrays(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shardwright.proto.v1.ArrayTransfer/FetchArrays',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArraysRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.FetchArraysReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -125,18 +125,24 @@ class CommandDone(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_master_pb2.ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., written_bytes: _Optional[int] = ..., traces: _Optional[_Iterable[_Union[_master_pb2.StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[_master_pb2.NotFinite, _Mapping]]] = ...) -> None: ...
 
 class ArrayArrived(_message.Message):
-    __slots__ = ("session_id", "array_id", "logical_bytes", "first_device", "device_count")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("array_id", "logical_bytes", "first_device", "device_count")
     ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
     LOGICAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
     array_id: int
     logical_bytes: int
     first_device: int
     device_count: int
-    def __init__(self, session_id: _Optional[str] = ..., array_id: _Optional[int] = ..., logical_bytes: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, array_id: _Optional[int] = ..., logical_bytes: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ...) -> None: ...
+
+class ArraysArrived(_message.Message):
+    __slots__ = ("session_id", "arrays")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayArrived]
+    def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayArrived, _Mapping]]] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
     __slots__ = ("hello", "done", "arrived")
@@ -145,8 +151,8 @@ class ExecutorEvent(_message.Message):
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     hello: ExecutorHello
     done: CommandDone
-    arrived: ArrayArrived
-    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., arrived: _Optional[_Union[ArrayArrived, _Mapping]] = ...) -> None: ...
+    arrived: ArraysArrived
+    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., arrived: _Optional[_Union[ArraysArrived, _Mapping]] = ...) -> None: ...
 
 class OpenWorkerSession(_message.Message):
     __slots__ = ("session_id",)

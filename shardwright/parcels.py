@@ -1,0 +1,103 @@
+"""Messages with contents of arrays, which are copied no more often than gRPC itself does.
+
+On the wire a parcel is the protobuf message that `protos/` describes, with its field `chunk` first. protobuf's own
+classes read and write it as well, but copy the contents three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from shardwright.proto.v1 import master_pb2
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+#: Full name of the service of the data port.
+ARRAY_TRANSFER = master_pb2.DESCRIPTOR.services_by_name["ArrayTransfer"].full_name
+
+_LENGTH_DELIMITED = 2  # protobuf's wire type of bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parcel(Generic[MessageT]):
+    """A message, its field `chunk` left out, and what this one holds: pieces, one after another."""
+
+    message: MessageT
+    pieces: Sequence[memoryview] = ()
+
+
+def cut(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryview]]:
+    """Pieces one after another, for parcels of `size_bytes` each; the last one may be smaller."""
+    parts: list[memoryview] = []
+    room = size_bytes
+    for piece in pieces:
+        at = 0
+        while at < piece.nbytes:
+            parts.append(piece[at : at + room])
+            at += parts[-1].nbytes
+            room -= parts[-1].nbytes
+            if not room:
+                yield parts
+                parts, room = [], size_bytes
+    if parts:
+        yield parts
+
+
+def to_wire(parcel: Parcel[Any]) -> bytes:
+    """A serializer for gRPC."""
+    message = parcel.message.SerializeToString()
+    if not parcel.pieces:
+        return bytes(message)
+    size_bytes = sum(piece.nbytes for piece in parcel.pieces)
+    return b"".join((_tag(type(parcel.message)), _varint(size_bytes), *parcel.pieces, message))
+
+
+def reader(kind: type[MessageT]) -> Callable[[bytes], Parcel[MessageT]]:
+    """A deserializer for gRPC; raises DecodeError as protobuf does. Contents are views of what was received."""
+    tag = _tag(kind)
+
+    def from_wire(data: bytes) -> Parcel[MessageT]:
+        pieces: list[memoryview] = []
+        if data.startswith(tag):
+            size_bytes, start = _read_varint(data, len(tag))
+            if start + size_bytes <= len(data):  # else protobuf says what is wrong
+                pieces.append(memoryview(data)[start : start + size_bytes])
+                data = data[start + size_bytes :]
+        message: Any = kind.FromString(data)
+        if message.chunk:  # written by protobuf itself: its last field of a name is what counts
+            pieces = [memoryview(message.chunk)]
+            message.ClearField("chunk")
+        return Parcel(message=message, pieces=pieces)
+
+    return from_wire
+
+
+def _tag(kind: type[Message]) -> bytes:
+    return _varint(kind.DESCRIPTOR.fields_by_name["chunk"].number << 3 | _LENGTH_DELIMITED)
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends: after the data, where that ends before."""
+    number = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    return number, at + 1
