@@ -46,6 +46,10 @@ TASKS_FILE = "tasks.dot"
 PIPELINE_FORMAT = "1.0"
 
 
+#: How the note begins that says why stages take unequal time.
+UNEVEN = "stages take unequal time"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
     """The devices [first_device, first_device + mesh.device_count) of the cluster, and what they do.

@@ -13,6 +13,7 @@ from shardwright.planner.rewrites.loop_parts import Rows
 from shardwright.planner.rewrites.split_loops import Parts, split_loops
 from shardwright.planner.stages.choice import PipelineChoice, StageGroup
 from shardwright.planner.stages.coarse import Coarse
+from shardwright.planner.stages.uneven import why_uneven
 
 if TYPE_CHECKING:
     from shardwright.planner.stages.choose import Pipeline
@@ -115,6 +116,8 @@ def _notes(best: Pipeline, whole_s: float | None, why_not: str) -> list[str]:
             f"no pipeline pays: the best one, of {best.groups.stages} stages, takes {1e3 * best.step_s:.3g} ms a step, "
             f"one program on all devices {1e3 * whole_s:.3g} ms; {bubble}"
         )
+    uneven = why_uneven(best.problem, best.cut)
+    notes += [uneven] if uneven else []
     used, there = best.groups.devices, best.groups.cluster.device_count
     if used < there:
         notes.append(f"{there - used} of {there} devices are not used")

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardwright.pipelines import PipelineCandidate, PipelinePlan, PipelineStage
+from shardwright.pipelines import UNEVEN, PipelineCandidate, PipelinePlan, PipelineStage
 from shardwright.report.schedule import schedule_picture
 from shardwright.report.tables import plain_table, plain_text, print_view, title
 from shardwright.report.units import format_bytes, format_seconds
@@ -64,8 +64,10 @@ def _stages(plan: PipelinePlan) -> list[RenderableType]:
     table = plain_table(columns, fold=("mesh",))
     for stage in plan.stages[:_SHOWN]:
         table.add_row(*_stage(stage))
-    more = [Padding(Text(f"and {len(plan.stages) - _SHOWN} more"), (0, 0, 0, 2))] if len(plan.stages) > _SHOWN else []
-    return [title("Stages"), Padding(table, (0, 0, 0 if more else 1, 2)), *more]
+    below = [f"and {len(plan.stages) - _SHOWN} more"] if len(plan.stages) > _SHOWN else []
+    below += [note for note in plan.notes if note.startswith(UNEVEN)]
+    lines = [Padding(Text(line), (0, 0, 0, 2)) for line in below]
+    return [title("Stages"), Padding(table, (0, 0, 0 if lines else 1, 2)), *lines, *([Text()] if lines else [])]
 
 
 def _stage(stage: PipelineStage) -> tuple[RenderableType, ...]:
@@ -149,6 +151,7 @@ def _candidate(candidate: PipelineCandidate) -> tuple[RenderableType, ...]:
 
 
 def _notes(plan: PipelinePlan) -> list[RenderableType]:
-    if not plan.notes:
+    notes = [note for note in plan.notes if not note.startswith(UNEVEN)]
+    if not notes:
         return []
-    return [title("Notes"), *(Padding(Text(f"- {note}"), (0, 0, 0, 2)) for note in plan.notes)]
+    return [title("Notes"), *(Padding(Text(f"- {note}"), (0, 0, 0, 2)) for note in notes)]

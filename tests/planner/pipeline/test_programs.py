@@ -115,6 +115,13 @@ def test_explained(plan):
         assert part in text
 
 
+def test_why_stages_are_uneven_stands_below_them(plan):
+    reason = "stages take unequal time: 5 equal layers do not divide over 2 stages"
+    text = dataclasses.replace(plan, notes=(reason, "another note")).explain(width=110)
+    assert text.count(reason) == 1
+    assert text.index("Stages") < text.index(reason) < text.index("Schedule") < text.index("- another note")
+
+
 def _with_program(plan: PipelinePlan, which: str, /, **changes) -> PipelinePlan:
     programs = tuple(dataclasses.replace(p, **changes) if p.name == which else p for p in plan.programs)
     return dataclasses.replace(plan, programs=programs)
