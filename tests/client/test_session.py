@@ -220,6 +220,20 @@ print(os.waitpid(child, 0)[1], session.status().state)
     assert _run(code).stdout == "0 ready\n"
 
 
+def test_a_forked_child_opens_a_session_of_its_own() -> None:
+    code = """
+import os, sys
+import shardwright as sw
+session = sw.connect(devices=1)
+child = os.fork()
+if not child:
+    with sw.connect(devices=1) as own:
+        sys.exit(own.status().state != "ready")
+print(os.waitpid(child, 0)[1], session.status().state)
+"""
+    assert _run(code).stdout == "0 ready\n"
+
+
 def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(sw.ServerUnavailableError, match="did not start"):
