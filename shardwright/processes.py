@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent."""
+"""Child processes: that they never outlive their parent, how they ended, and what they do not print."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def exit_at_end_of(stream: BinaryIO) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
+
+
+def describe_exit(code: int) -> str:
+    """How a child ended, of its return code: `SIGKILL`, `exit code 1`."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def quiet_forks() -> None:

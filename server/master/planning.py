@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 from shardwright import wire
 from shardwright.cluster import Cluster
 from shardwright.errors import InternalError, PlanError
+from shardwright.processes import describe_exit
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.xla.messages import read_message, write_message
 
@@ -63,8 +64,9 @@ class _PlannerChild:
                 remedy="free memory on the master's machine (its kernel's log names what was killed), or give it more; "
                 'effort="fast" or a deadline takes less',
             )
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise InternalError(f"the planner ended with {how}", remedy="please report this with the server's log")
+        raise InternalError(
+            f"the planner ended with {describe_exit(code)}", remedy="please report this with the server's log"
+        )
 
     def kill(self) -> None:
         self._process.kill()

@@ -14,6 +14,7 @@ import time
 from typing import IO, Any, BinaryIO, cast
 
 from shardwright.errors import CompilationAbortedError, DeadlineError, PlatformError
+from shardwright.processes import describe_exit
 from shardwright.xla.messages import Header, read_message, write_message
 
 _START_TIMEOUT_S = 120.0
@@ -105,7 +106,6 @@ class CompileChild:
 
     def _died(self) -> CompilationAbortedError:
         code = self._process.wait()
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         if code == -signal.SIGKILL and not self._is_ended:
             return ChildKilledError(
                 "the process that compiles was killed (SIGKILL), most likely by the kernel for want of memory",
@@ -113,7 +113,7 @@ class CompileChild:
                 "more; programs of fewer unrolled layers take less to compile",
             )
         return CompilationAbortedError(
-            f"XLA ended its process ({how}) while compiling:\n{self._last_lines()}",
+            f"XLA ended its process ({describe_exit(code)}) while compiling:\n{self._last_lines()}",
             remedy="report the program and its plan; the server goes on",
         )
 
