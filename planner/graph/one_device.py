@@ -17,21 +17,8 @@ from collections.abc import Iterator
 
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import Computation, Instruction, Module
+from shardwright.hlo.opcodes import COLLECTIVES, DEVICE_NUMBERS
 
-COLLECTIVES = frozenset(
-    {
-        "all-gather",
-        "all-reduce",
-        "all-to-all",
-        "collective-broadcast",
-        "collective-permute",
-        "collective-reduce",
-        "ragged-all-to-all",
-        "reduce-scatter",
-    }
-)
-
-_DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
 _TRANSFERS = frozenset({"send", "recv"})
 #: The partitioner writes `_spmd` behind a name and its number (`main.4_spmd`); a user's `f_spmd` has the number last.
 _PARTITIONED = re.compile(r"\.[0-9]+_spmd(?![A-Za-z0-9_])", re.ASCII)
@@ -98,7 +85,7 @@ def _of_devices(instruction: Instruction) -> str | None:
         size = max((len(group) for group in instruction.get("replica_groups") or ()), default=0)
         over = f"over {size} devices" if size > 1 else "between devices"
         return f"{'an' if opcode.startswith('a') else 'a'} {instruction.opcode} {over}"
-    if opcode in _DEVICE_NUMBERS:
+    if opcode in DEVICE_NUMBERS:
         return f"the number of the device ({opcode})"
     if opcode in _TRANSFERS and not instruction.get("is_host_transfer", False):
         return f"a {instruction.opcode} between devices"

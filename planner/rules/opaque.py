@@ -5,14 +5,14 @@ That XLA gathers is held by tests/planner/rules/test_whole.py, which fails once 
 
 from __future__ import annotations
 
+from shardwright.hlo.opcodes import COLLECTIVES, DEVICE_NUMBERS
 from shardwright.planner.rules.base import only_replicated
 
 only_replicated(
     "a collective: the program is already partitioned",
-    "all-gather", "all-gather-done", "all-gather-start", "all-reduce", "all-reduce-done", "all-reduce-start",
-    "all-to-all", "collective-broadcast", "collective-permute", "collective-permute-done",
-    "collective-permute-start", "collective-reduce", "partition-id", "ragged-all-to-all",
-    "reduce-scatter", "replica-id",
+    *sorted(COLLECTIVES), *sorted(DEVICE_NUMBERS),
+    "all-gather-done", "all-gather-start", "all-reduce-done", "all-reduce-start", "collective-permute-done",
+    "collective-permute-start",
 )  # fmt: skip
 only_replicated(
     "talks to the host or to another program, once and in order",

@@ -7,6 +7,18 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+#: What devices do together, each named by its synchronous form.
+COLLECTIVES = frozenset(
+    _words("""
+    all-gather all-reduce all-to-all collective-broadcast collective-permute collective-reduce ragged-all-to-all
+    reduce-scatter
+""")
+)
+
+#: What says which device runs the program.
+DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
+
+
 _UNARY = _words("""
     abs acos acosh all-gather-done all-reduce-done asin asinh async-done async-update atanh bitcast bitcast-convert
     broadcast cbrt ceil cholesky collective-permute-done convert copy copy-done copy-start cosine cosh
