@@ -50,7 +50,8 @@ def forward_nodes(
     """
     of_state, of_batch = _origins(flow, state)
     both = [a and b for a, b in zip(of_state, of_batch, strict=True)]
-    gradients, readers = _gradients(flow, both), _readers(flow)
+    readers = _readers(flow)
+    gradients = _gradients(flow, both, readers)
     behind = _dependents(readers, gradients)
     ends = _results(flow, readers, state, behind, once)
     needed = ancestors(flow, [*ends, *_trained(flow, of_state, of_batch, behind, gradients)])
@@ -179,11 +180,11 @@ def _trained(
 # ---- gradients ------------------------------------------------------------------
 
 
-def _gradients(flow: Dataflow, both: Sequence[bool]) -> set[int]:
+def _gradients(flow: Dataflow, both: Sequence[bool], readers: Sequence[Sequence[int]]) -> set[int]:
     """Nodes that are known to be of the backward pass."""
     arguments = set(flow.parameters)
     inner = [node for node in flow.nodes if both[node.index] and node.index not in arguments]
-    again = {i for i in _computed_again(flow) if both[i]}
+    again = {i for i in _computed_again(flow, readers) if both[i]}
     named = {node.index for node in inner if _TRANSPOSED.search(node.instruction.op_name)}
     if named:
         return named | again  # copies of the forward pass keep its names
@@ -209,12 +210,12 @@ def _back_over_rows(flow: Dataflow) -> set[int]:
     return found
 
 
-def _computed_again(flow: Dataflow) -> set[int]:
+def _computed_again(flow: Dataflow, readers: Sequence[Sequence[int]]) -> set[int]:
     """Nodes behind an optimization barrier that compute what another does that is behind none."""
     barriers = {node.index for node in flow.nodes if node.is_value and node.instruction.opcode in BARRIERS}
     if not barriers:
         return set()
-    held, meaning = _dependents(_readers(flow), barriers), meanings(flow)
+    held, meaning = _dependents(readers, barriers), meanings(flow)
     first = {meaning[i][:1] for i, is_held in enumerate(held) if not is_held}
     return {i for i, is_held in enumerate(held) if is_held and i not in barriers and meaning[i][:1] in first}
 
