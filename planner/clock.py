@@ -79,7 +79,7 @@ class Clock:
         """When a plan must be known, for it to be written down in time."""
         if self.deadline_s is None:
             return math.inf
-        return self.deadline_s + max(GRACE_PART * self.deadline_s, GRACE_S) - WRITING * self.making_s
+        return promised_s(self.deadline_s) - WRITING * self.making_s
 
     def within(self, limit_s: float) -> float:
         """Of so many seconds those that are left; some, however late it is."""
@@ -90,6 +90,11 @@ class Clock:
         many seconds is done."""
         if self.elapsed_s + ahead_s > self._end_s:
             raise OutOfTimeError("not searched to the end: the deadline came first")
+
+
+def promised_s(deadline_s: float) -> float:
+    """Seconds after which a deadline promises an answer: itself and its grace."""
+    return deadline_s + max(GRACE_PART * deadline_s, GRACE_S)
 
 
 def too_short(clock: Clock) -> OutOfTimeError:

@@ -65,7 +65,7 @@ def child() -> None:
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
     from shardwright.errors import PlanError
-    from shardwright.planner.clock import GRACE_PART, GRACE_S
+    from shardwright.planner.clock import promised_s
     from shardwright.planner.planning import plan_step
     from shardwright.plans import Plan
 
@@ -82,7 +82,7 @@ def child() -> None:
         answer = f"{type(error).__name__}: {error.message[:90]}"
     said = {
         "deadline_s": deadline_s,
-        "promised_s": deadline_s + max(GRACE_PART * deadline_s, GRACE_S),
+        "promised_s": promised_s(deadline_s),
         "wall_s": time.perf_counter() - begun_s,
         "cpu_s": time.process_time() - cpu_s,
         "answer": answer,
