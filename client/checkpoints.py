@@ -21,7 +21,7 @@ from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, h
 from shardwright.client.placement import materialize
 from shardwright.client.places import Place, parts_of
 from shardwright.client.structure import rebuilt, structure_of
-from shardwright.directories import resolve_directory
+from shardwright.directories import MAX_STEP, resolve_directory
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout
 from shardwright.pieces import chunk_shape
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 #: Seconds during which a lost connection is tried again while a save is waited for.
 RECONNECT_S = 30.0
-#: The largest number of a checkpoint, and the most that `max_to_keep` may ask for.
-MAX_STEP = (1 << 63) - 1
+#: The most that `max_to_keep` may ask for.
 MAX_KEPT = (1 << 31) - 1
 
 

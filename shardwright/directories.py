@@ -8,6 +8,9 @@ from typing import Any
 
 from shardwright.errors import CheckpointError
 
+#: The largest number of a checkpoint.
+MAX_STEP = (1 << 63) - 1
+
 #: Stores that Orbax reads and writes, by the scheme of their URLs.
 STORES = ("gs", "s3", "az", "hf")
 

@@ -21,6 +21,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
+from shardwright.directories import MAX_STEP
 from shardwright.errors import CheckpointError
 from shardwright.server.runtime.checkpoints import claims
 
@@ -31,8 +32,6 @@ STRUCTURE = "shardwright_tree"
 #: Metadata of an item, and of a checkpoint.
 METADATA = "_METADATA"
 STEP_METADATA = "_CHECKPOINT_METADATA"
-#: The largest number of a checkpoint.
-MAX_STEP = (1 << 63) - 1
 
 _TEMPORARY = ocp.path.atomicity.TMP_DIR_SUFFIX
 _OWN_TEMPORARY = f"{_TEMPORARY}-shardwright-"
