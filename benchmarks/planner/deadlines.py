@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner.children import plan_in_child
 from benchmarks.planner.planned import lower
-from benchmarks.planner.suite import Entry, cluster_json
-
-_ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.planner.suite import Entry
 
 
 def main() -> None:
@@ -44,20 +42,13 @@ def main() -> None:
                 for deadline_s in arguments.deadlines:
                     limit = None if budget == "none" else round(float(budget) * 2**30)
                     asked = {**arguments.options, "memory_budget": limit, "deadline_s": deadline_s}
-                    print(f"{entry.name:14} {budget:>5} GiB  {_line(_in_a_child(entry, source, asked))}", flush=True)
+                    answer = plan_in_child("benchmarks.planner.deadlines", entry, source, options=asked)
+                    print(f"{entry.name:14} {budget:>5} GiB  {_line(answer)}", flush=True)
 
 
 def _line(said: dict[str, Any]) -> str:
     times = f"deadline {said['deadline_s']:4.1f} s, promised {said['promised_s']:4.1f} s"
     return f"{times}, answered after {said['wall_s']:5.2f} s ({said['cpu_s']:5.2f} s CPU): {said['answer']}"
-
-
-def _in_a_child(entry: Entry, source: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    job = {"hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine), "options": asked}
-    command = [sys.executable, "-c", "from benchmarks.planner.deadlines import child; child()"]
-    made = subprocess.run(command, cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, check=True)
-    answer: dict[str, Any] = json.loads(made.stdout)
-    return answer
 
 
 def child() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,11 +19,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.planner import frozen
+from benchmarks.planner.children import plan_in_child
 from benchmarks.planner.plan_child import _predict_memory_for
 from benchmarks.planner.planned import lower
-from benchmarks.planner.suite import Entry, cluster_json, entries
-
-_ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.planner.suite import Entry, entries
 
 
 def main() -> None:
@@ -42,17 +40,13 @@ def main() -> None:
             source = Path(folder) / "step.hlo"
             source.write_text(lower(entry).hlo_text)
             for budget in arguments.budgets:
-                said = _in_a_child(entry, source, None if budget == "none" else float(budget))
+                limit = _limit_bytes(entry, budget)
+                said = plan_in_child("benchmarks.planner.first", entry, source, memory_budget=limit)
                 print(f"{name:16} {budget:>5}  {said['first_s']:6.2f} s  {said['step_s'] * 1e3:9.2f} ms", flush=True)
 
 
-def _in_a_child(entry: Entry, source: Path, budget: float | None) -> dict[str, float]:
-    limit = None if budget is None else round(budget * frozen.read(entry)["data"]["memory_bytes"])
-    job = {"hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine), "memory_budget": limit}
-    command = [sys.executable, "-c", "from benchmarks.planner.first import child; child()"]
-    made = subprocess.run(command, cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, check=True)
-    answer: dict[str, float] = json.loads(made.stdout)
-    return answer
+def _limit_bytes(entry: Entry, budget: str) -> int | None:
+    return None if budget == "none" else round(float(budget) * frozen.read(entry)["data"]["memory_bytes"])
 
 
 def child() -> None:
