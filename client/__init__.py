@@ -5,6 +5,6 @@ frontends (function → HLO text) → programs (planned and loaded) → stream
 (numbered steps) → arrays and transfer (handles and their contents).
 """
 
-from shardwright.processes import quiet_forks
+from shardwright.processes import silence_grpc
 
-quiet_forks()
+silence_grpc()

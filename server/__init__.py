@@ -5,6 +5,6 @@
 `launch_worker.sh CLUSTER_JSON TASK_INDEX` or `python -m shardwright.server`.
 """
 
-from shardwright.processes import quiet_forks
+from shardwright.processes import silence_grpc
 
-quiet_forks()
+silence_grpc()

@@ -39,7 +39,7 @@ def describe_exit(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def quiet_forks() -> None:
+def silence_grpc() -> None:
     """gRPC, when it is loaded after this, prints nothing: what fails is an error of ours.
 
     Its handlers of fork() stay. They print a line for each fork() beside a running call, but without them a forked
