@@ -8,7 +8,7 @@ from math import ceil
 from shardwright.pipelines import UNEVEN
 from shardwright.planner.stages.intervals import Intervals
 from shardwright.planner.stages.work import CutProblem, StageCut
-from shardwright.report.units import format_bytes
+from shardwright.report.units import format_bytes, format_percent
 
 #: Part of the slowest stage's time that every stage takes where nothing needs to be said.
 EVEN = 0.8
@@ -47,10 +47,11 @@ def _indivisible(problem: CutProblem, cut: StageCut, slowest: int) -> str:
     if taken < EVEN * cut.chunk_s[slowest] or taken <= problem.average_s:
         return ""
     name, stage = problem.graph.nodes[node].name, slowest % len(problem.places)
+    part = format_percent(taken / cut.chunk_s[slowest])
     return (
-        f"{name} is one part that cannot be cut, and takes {taken / cut.chunk_s[slowest]:.0%} of the slowest stage, "
+        f"{name} is one part that cannot be cut, and takes {part} of the slowest stage, "
         f"{stage}, {taken / problem.average_s:.1f} times what a stage would take if all took the same"
-    ).replace("%", " %")
+    )
 
 
 def _layers(problem: CutProblem, cut: StageCut, slowest: int) -> str:
@@ -82,8 +83,8 @@ def _memory(problem: CutProblem, cut: StageCut) -> str:
     return (
         f"memory: stage {fullest} has {format_bytes(int(cut.memory_bytes[fullest]))} of the "
         f"{format_bytes(int(problem.places[fullest].memory_bytes))} that it may fill; with more, the slowest "
-        f"stage would take {shorter:.0%} less"
-    ).replace("%", " %")
+        f"stage would take {format_percent(shorter)} less"
+    )
 
 
 def _otherwise(problem: CutProblem, cut: StageCut, slowest: int) -> str:
@@ -93,5 +94,5 @@ def _otherwise(problem: CutProblem, cut: StageCut, slowest: int) -> str:
     share = _seconds(problem, _longest(problem, cut, slowest), slowest) / problem.average_s
     return (
         f"the model is cut between {len(problem.graph.nodes)} parts, the longest of stage "
-        f"{slowest % len(problem.places)} taking {share:.0%} of an average stage; no better cut was found"
-    ).replace("%", " %")
+        f"{slowest % len(problem.places)} taking {format_percent(share)} of an average stage; no better cut was found"
+    )

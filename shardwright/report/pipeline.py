@@ -11,7 +11,7 @@ from rich.text import Text
 from shardwright.pipelines import UNEVEN, PipelineCandidate, PipelinePlan, PipelineStage
 from shardwright.report.schedule import schedule_picture
 from shardwright.report.tables import plain_table, plain_text, print_view, title
-from shardwright.report.units import format_bytes, format_seconds
+from shardwright.report.units import format_bytes, format_percent, format_seconds
 from shardwright.report.wrapping import Wrapped
 from shardwright.tasks import simulate
 
@@ -44,7 +44,7 @@ def render_pipeline(plan: PipelinePlan, width: int) -> Group:
 
 def _header(plan: PipelinePlan) -> list[RenderableType]:
     count = f"{len(plan.stages)} stages on {plan.device_count} devices, {plan.micro_batches} micro-batches"
-    idle = f"{plan.bubble_fraction:.1%} of the stages' time is idle".replace("%", " %")
+    idle = f"{format_percent(plan.bubble_fraction, '.1%')} of the stages' time is idle"
     rows = [
         ("pipeline", f"{count}, {plan.schedule}"),
         ("step", f"{format_seconds(plan.step_s)} predicted; {idle}"),
@@ -145,7 +145,7 @@ def _candidate(candidate: PipelineCandidate) -> tuple[RenderableType, ...]:
         Text(str(candidate.micro_batches)),
         Text(candidate.schedule),
         Text(format_seconds(candidate.step_s) if candidate.step_s is not None else "left out"),
-        Text(f"{candidate.bubble_fraction:.0%}".replace("%", " %") if is_simulated else ""),
+        Text(format_percent(candidate.bubble_fraction) if is_simulated else ""),
         Wrapped(candidate.note),
     )
 

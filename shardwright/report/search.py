@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardwright.plans import Candidate, CostSummary, Plan, SegmentPlan
 from shardwright.report.tables import plain_table, title
-from shardwright.report.units import format_bytes, format_seconds
+from shardwright.report.units import format_bytes, format_percent, format_seconds
 from shardwright.report.wrapping import Wrapped
 
 #: Candidates, kinds of segments and values at a boundary that are shown before the rest is counted.
@@ -83,7 +83,7 @@ def _price(candidate: Candidate, plan: Plan) -> tuple[str, str]:
     if candidate.step_s is None:
         return "left out", ""
     slower = candidate.step_s / plan.cost.step_s - 1 if plan.cost.step_s > 0 else 0.0
-    return format_seconds(candidate.step_s), "" if abs(slower) < 5e-5 else f"{slower:+.1%}".replace("%", " %")
+    return format_seconds(candidate.step_s), "" if abs(slower) < 5e-5 else format_percent(slower, "+.1%")
 
 
 # ---- memory for time ------------------------------------------------------------

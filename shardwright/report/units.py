@@ -1,4 +1,4 @@
-"""Numbers for people: the only place where bytes and seconds get prefixes."""
+"""Numbers for people: the only place where bytes and seconds get prefixes, and parts their per cent sign."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def format_seconds(time_s: float) -> str:
         if abs(time_s) >= scale:
             return f"{_three_digits(time_s / scale)} {unit}"
     return f"{_three_digits(time_s * 1e9)} ns"
+
+
+def format_percent(part: float, form: str = ".0%") -> str:
+    """`12 %`, of a part of one; `form` is Python's, ending in %."""
+    return f"{part:{form}}".replace("%", " %")
 
 
 def _three_digits(value: float) -> str:
