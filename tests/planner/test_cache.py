@@ -133,6 +133,7 @@ def test_plans_of_other_planners_are_not_found(searches: list[str], monkeypatch:
     assert len(searches) == 2
 
 
+@pytest.mark.usefixtures("just_late")
 def test_what_a_deadline_cut_short_is_searched_again(searches: list[str]) -> None:
     store = MemoryStore()
     for _ in range(2):

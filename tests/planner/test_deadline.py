@@ -66,6 +66,7 @@ def unhurried() -> Plan:
     return plan(STEP, CLUSTER)
 
 
+@pytest.mark.usefixtures("just_late")
 def test_no_time_at_all_gives_the_plan_that_is_known_at_once(
     data_parallel: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_the_first_plan_is_told_before_any_mesh_is_searched(deadline_s: float | 
     assert found.cost.step_s < told[first]
 
 
+@pytest.mark.usefixtures("just_late")
 def test_the_first_plan_fits_the_memory() -> None:
     wide, profile = lower(mlp(batch=8, width=128, hidden=512)), hardware_profile(CLUSTER.hardware)
     limit = required_bytes(plan(wide, CLUSTER, PlanOptions(force="fsdp")).memory, profile)
@@ -120,6 +122,7 @@ def test_the_first_plan_fits_the_memory() -> None:
     assert "'fully sharded (ZeRO-3)'" in found.cost.bound_scope
 
 
+@pytest.mark.usefixtures("just_late")
 def test_where_no_expert_fits_the_first_plan_takes_little_whatever_else_it_takes() -> None:
     step, few, profile = (
         lower(gpt2(layers=2, batch=32, length=32)),
@@ -146,6 +149,7 @@ def test_it_is_no_worse_than_the_first_plan_where_memory_binds(looks: Looks, dat
     assert found.cost.step_s <= first.cost.step_s * (1 + 1e-3)
 
 
+@pytest.mark.usefixtures("just_late")
 @pytest.mark.parametrize(("spare", "name"), [(1.0, "fully sharded (ZeRO-3)"), (1.5, "data parallel")])
 def test_where_data_parallelism_hardly_fits_the_fully_sharded_plan_comes_first(
     data_parallel: Plan, spare: float, name: str
@@ -255,6 +259,7 @@ def test_whatever_is_asked_for_it_ends(hard_end: Looks, asked: dict[str, Any], c
     assert next(looks) <= count + 1000, "hardly looked at any more"
 
 
+@pytest.mark.usefixtures("just_late")
 def test_what_is_forced_is_searched_to_the_end_however_late_it_is() -> None:
     found = plan(STEP, CLUSTER, PlanOptions(force="tensor", deadline_s=1e-9))
     assert found.origin == "forced: tensor"

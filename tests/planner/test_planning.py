@@ -120,6 +120,7 @@ def test_fewer_devices_than_the_next_power_of_two_are_named_where_they_do(of_thr
     assert sw.plan(of_threes, 3, **options).memory.peak_bytes <= 2_500_000
 
 
+@pytest.mark.usefixtures("just_late")
 def test_a_deadline_leaves_no_time_to_say_how_many_devices_would_do(of_threes: str) -> None:
     with pytest.raises(MemoryBudgetError, match=r"or use more devices$"):
         sw.plan(of_threes, 1, memory_budget=2_500_000, remat="none", micro_batches=1, deadline=1e-6, cache=False)

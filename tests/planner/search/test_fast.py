@@ -92,6 +92,7 @@ def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
         assert len(made.mesh.axes) == 2
 
 
+@pytest.mark.usefixtures("just_late")
 def test_with_a_deadline_it_is_no_slower_than_what_is_known_at_once() -> None:
     text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
     known, _ = planned(text, cluster, effort="fast", deadline_s=1e-9)

@@ -127,6 +127,7 @@ def text_of(made: Made) -> str:
     return jax.jit(run).lower(*arguments).as_text("hlo", debug_info=True)
 
 
+@pytest.mark.usefixtures("just_late")
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_no_plan_is_slower_than_the_program_on_every_device(structure: str, trains: bool) -> None:
@@ -138,6 +139,7 @@ def test_no_plan_is_slower_than_the_program_on_every_device(structure: str, trai
             assert plan(text, cluster, options).cost.step_s <= whole * (1 + 1e-3), (name, options)
 
 
+@pytest.mark.usefixtures("just_late")
 def test_it_says_what_it_is() -> None:
     made = plan(text_of(recurrence()), CLUSTERS["8 A100"], PlanOptions(deadline_s=1e-9))
     assert not made.collectives
@@ -153,6 +155,7 @@ def test_its_price_is_a_sum_over_instructions(cluster: Cluster) -> None:
     assert replicated_s(tried.chain.graph) == pytest.approx(whole.step_s, rel=1e-9)
 
 
+@pytest.mark.usefixtures("just_late")
 def test_where_it_does_not_fit_the_memory_it_is_not_taken() -> None:
     text, cluster = text_of(training(recurrence())), CLUSTERS["8 A100"]
     profile = hardware_profile(cluster.hardware)
@@ -163,6 +166,7 @@ def test_where_it_does_not_fit_the_memory_it_is_not_taken() -> None:
     assert required_bytes(made.memory, profile) <= needed[0]
 
 
+@pytest.mark.usefixtures("just_late")
 def test_what_is_pinned_stays_so_where_the_whole_program_would_be_faster() -> None:
     def pinned(w: jax.Array, xs: jax.Array) -> jax.Array:
         return recurrence()[0](sw.annotate(w, {0: True}), xs)
