@@ -393,14 +393,17 @@ CORPUS = sorted((Path(__file__).parents[1] / "hlo" / "corpus").glob("*.hlo"))
 
 
 #: Programs whose own sharding constraints put arrays on single devices, or split them over more than there are.
-PINNED = {"shardings", "tokens"}
+PINNED = {"shardings"}
+
+#: Programs of one device, after partitioning.
+PARTITIONED = {"async", "compiled_collectives", "compiled_sharded", "tokens"}
 
 #: Programs with computations written for one device.
 MANUAL = {"jax_collectives", "jax_ragged_exchange", "torch_xla_style"}
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in CORPUS if path.stem not in PINNED | MANUAL], ids=lambda path: path.stem
+    "path", [path for path in CORPUS if path.stem not in PINNED | MANUAL | PARTITIONED], ids=lambda path: path.stem
 )
 def test_no_program_breaks_the_planner(path: Path) -> None:
     """Every opcode that jaxlib prints is planned, and the plan passes the checker."""
@@ -411,6 +414,13 @@ def test_no_program_breaks_the_planner(path: Path) -> None:
 def test_programs_written_for_one_device_are_refused(path: Path) -> None:
     with pytest.raises(UnsupportedProgramError, match="shard_map"):
         plan(path.read_text(), EIGHT)
+
+
+@pytest.mark.parametrize("path", [path for path in CORPUS if path.stem in PARTITIONED], ids=lambda path: path.stem)
+def test_programs_of_one_device_are_refused_by_the_line(path: Path) -> None:
+    with pytest.raises(UnsupportedProgramError, match="the text is the program of one device") as refusal:
+        plan(path.read_text(), EIGHT)
+    assert refusal.value.where.startswith("line ")
 
 
 @pytest.mark.parametrize("path", [path for path in CORPUS if path.stem in PINNED], ids=lambda path: path.stem)
