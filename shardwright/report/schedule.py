@@ -24,6 +24,9 @@ _IDLE = "·"
 _BUSY = "─"
 _CUT = " ⋯ "
 
+#: Columns that are drawn of a step at most, before those that have no room are cut out.
+_MOST_COLUMNS = 1_000_000
+
 #: Stages shown; of more than that the first and the last ones.
 _MOST_ROWS = 16
 
@@ -81,7 +84,7 @@ def _column_s(blocks: Sequence[_Block], step_s: float, room: int) -> float:
         sorted((block.end_s - block.begin_s) / (len(block.label) + gap) for block in cells)[len(cells) // 10]
         for gap in (0, 1)
     )
-    return whole_s if whole_s <= close else apart
+    return whole_s if whole_s <= close else max(apart, step_s / _MOST_COLUMNS)
 
 
 def _drawn(row: Sequence[_Block], column_s: float, step_s: float) -> str:
