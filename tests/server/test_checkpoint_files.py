@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,31 @@ def test_an_abandoned_save_leaves_nothing_and_touches_nothing_complete(tmp_path:
     files.abandon(str(tmp_path), 2, "token")
     files.abandon(str(tmp_path), 1, "token")
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory with room for hardly more than one small checkpoint."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system is not permitted")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_called_one_and_what_was_complete_stays(full_disk: Path) -> None:
+    save(full_disk, 1)
+    files.begin(str(full_disk), 2, "token")
+    (full_disk / "other").write_bytes(b"x" * (64 << 10))
+    large = np.random.default_rng(0).normal(size=(256, 256))
+    parts = {"w": files.Part(shape=large.shape, chunk=large.shape, blocks=(((slice(0, 256), slice(0, 256)), large),))}
+    with pytest.raises(CheckpointError, match="cannot be written: its disk is full") as refusal:
+        files.write(str(full_disk), 2, "token", TREE, parts)
+    assert "free space" in refusal.value.remedy
+    files.abandon(str(full_disk), 2, "token")
+    assert files.steps(str(full_disk)) == (1,)
 
 
 def test_only_the_latest_are_kept(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ another here: the master orders the phases begin → write → commit (or abando
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import time
@@ -339,6 +340,17 @@ def _checked(directory: str, what: str, act: Callable[[], T]) -> T:
     except CheckpointError:
         raise
     except Exception as error:
-        text = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-        raise CheckpointError(f"the checkpoint directory {what}: {reason}", where=directory) from error
+        reason, remedy = _reason(error)
+        raise CheckpointError(f"the checkpoint directory {what}: {reason}", where=directory, remedy=remedy) from error
+
+
+def _reason(error: Exception) -> tuple[str, str]:
+    """Why files could not be read or written, and what to do; tensorstore says of a full disk RESOURCE_EXHAUSTED."""
+    number, text = getattr(error, "errno", None), str(error)
+    if number in (errno.ENOSPC, errno.EDQUOT) or "RESOURCE_EXHAUSTED" in text:
+        return "its disk is full", "free space there, or save in another directory; what was complete is still there"
+    if isinstance(error, PermissionError) or "PERMISSION_DENIED" in text:
+        reason = "permission denied"
+        return reason, "let the user that the servers run as write there, or name another directory"
+    lines = text.strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, ""
