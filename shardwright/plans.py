@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.5"
+PLAN_FORMAT = "1.6"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,8 @@ class PlannedCollective:
     count: executions a step (trip counts of loops multiplied in).
     time_s: seconds a step, all executions, with the launch of a kernel that ends here to write what it moves.
     groups: devices (in mesh order) of each group, where XLA moves along parts of the axes; else empty.
+    combined: a number, from 1, that all those have which a compiler combines; they share a latency. 0: it runs by
+        itself.
     """
 
     kind: str
@@ -164,6 +166,7 @@ class PlannedCollective:
     count: int
     time_s: float
     groups: tuple[tuple[int, ...], ...] = ()
+    combined: int = 0
 
     @property
     def over(self) -> str:
@@ -289,6 +292,12 @@ class Plan:
     planning_s: float = 0.0
     original_sha256: str = ""
     hlo_text: str | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def combined_count(self) -> int:
+        """Collectives a step that are left once the compiler has combined them."""
+        combined = {each.combined: each.count for each in self.collectives if each.combined}
+        return sum(each.count for each in self.collectives if not each.combined) + sum(combined.values())
 
     @property
     def portable(self) -> bool:

@@ -71,6 +71,7 @@ class LeastPrices(Prices):
         self._counted: dict[Hashable, FloatArray] = {}
         self._even_of: dict[tuple[tuple[int, ...], bytes], NDArray[np.bool_]] = {}
         self._lines = _Lines(self)
+        self._combined_lines = _Lines(self, with_latency=False) if self.topology.combiner_limits else self._lines
 
     def following(self, rank: int) -> LeastPrices:
         """The same shardings by the same integers, with moves followed of arrays of up to so many dimensions."""
@@ -78,21 +79,25 @@ class LeastPrices(Prices):
         made.even_rank, made.uneven_rank, made._least, made._counted = rank, rank, {}, {}
         return made
 
-    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
+    def reshard_matrix(
+        self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, combinable_bytes: int = 0
+    ) -> FloatArray:
         """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), or less."""
         even_sources, even_targets = self._even_ids(shape, sources), self._even_ids(shape, targets)
         is_even = bool(even_sources.all() and even_targets.all())
         is_exact = shape.rank <= self.even_rank
         if shape.rank <= self.uneven_rank or (is_exact and is_even):
-            return super().reshard_matrix(shape, sources, targets, count)
+            return super().reshard_matrix(shape, sources, targets, count, combinable_bytes)
         what = shape.rank if is_even and not is_exact else shape.dimensions
-        key = (what, shape.size_bytes, is_even, *map(bytes, (sources, targets)))
+        lines = self._combined_lines if combinable_bytes else self._lines
+        key = (what, shape.size_bytes, combinable_bytes, is_even, *map(bytes, (sources, targets)))
         found = self._least.get(key)
         if found is None:
-            found = self._least_s(shape, sources, targets, is_even=is_even)
+            found = self._least_s(shape, sources, targets, lines, is_even=is_even)
             if is_exact:  # as many moves as arrays have that every axis divides: they are followed for those anyway
                 pairs = np.ix_(even_sources, even_targets)
-                found[pairs] = super().reshard_matrix(shape, sources[even_sources], targets[even_targets], 1.0)
+                evenly = sources[even_sources], targets[even_targets]
+                found[pairs] = super().reshard_matrix(shape, *evenly, 1.0, combinable_bytes)
             self._least[key] = found
         counted = self._counted.get((key, count))
         if counted is None:
@@ -108,17 +113,19 @@ class LeastPrices(Prices):
             found = self._even_of[key] = np.array(even, np.bool_)
         return found
 
-    def _least_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, *, is_even: bool) -> FloatArray:
+    def _least_s(
+        self, shape: ArrayShape, sources: IntArray, targets: IntArray, lines: _Lines, *, is_even: bool
+    ) -> FloatArray:
         have, want = self._roles(sources)[:, None, :], self._roles(targets)[None, :, :]
         summed, split, kept, wanted = _bits(have == _SUM), _bits(have >= 0), _bits(want == _SUM), _bits(want >= 0)
         reduced = summed & ~kept
         split_by = [(_bits(have == dim), _bits(want == dim)) for dim in range(shape.rank)]
         landing = reduced & wanted
         for size, (before, after) in zip(shape.dimensions, split_by, strict=True):  # what is padded is never scattered
-            is_padded = (self._lines.parts[before] != self._lines.parts[after]) & (size % self._lines.parts[after] != 0)
+            is_padded = (lines.parts[before] != lines.parts[after]) & (size % lines.parts[after] != 0)
             landing = np.where(is_padded, 0, landing)
         size_bytes = max(0, shape.size_bytes - 2 * self.mesh.device_count)  # prices round to bytes, more than once
-        lines, out_of_order = self._lines, (self._turned(sources)[:, None], self._turned(targets)[None, :])
+        out_of_order = self._turned(sources)[:, None], self._turned(targets)[None, :]
         seconds = lines.reduced_s(size_bytes)[split, reduced, landing]
         overlap = np.ones(seconds.shape)
         for before, after in split_by:
@@ -158,10 +165,12 @@ class _Lines:
 
     Sets of axes are bits. parts: devices of each. overlap: of a dimension that one set splits before and another one
     after, the part of a device's new shard that every device holds; by whether each is turned (`axis_order`), first.
+    with_latency: without, of what a compiler combines with so much else that no latency is left.
     """
 
-    def __init__(self, prices: Prices) -> None:
+    def __init__(self, prices: Prices, *, with_latency: bool = True) -> None:
         self._prices = prices
+        self._with_latency = with_latency
         self._sets = 1 << len(prices.mesh.axes)
         self.parts = np.array([prod(axis.size for axis in self._axes(bits)) for bits in range(self._sets)])
         orders = [self._axes, self._turned_axes]
@@ -211,7 +220,8 @@ class _Lines:
         mesh, topology = self._prices.mesh, self._prices.topology
         first, second = (collective_time_s(kind, size, names, mesh, topology) for size in _LARGE)
         per_byte = (second - first) / (_LARGE[1] - _LARGE[0])
-        return max(0.0, first - per_byte * _LARGE[0] * (1 + _ROUNDING)), per_byte
+        latency_s = first - per_byte * _LARGE[0] * (1 + _ROUNDING)
+        return max(0.0, latency_s) if self._with_latency else 0.0, per_byte
 
     def _fastest_link(self, bits: int) -> tuple[float, float]:
         """The latency of the fastest link between devices that differ along some axes, and its seconds per byte."""
@@ -223,7 +233,8 @@ class _Lines:
         bandwidth = inside.bandwidth_bytes_per_s
         if not is_inside:
             bandwidth = min(bandwidth, between.bandwidth_bytes_per_s)
-        return (inside if is_inside else between).latency_s, 1 / (bandwidth * topology.efficiency)
+        latency_s = (inside if is_inside else between).latency_s if self._with_latency else 0.0
+        return latency_s, 1 / (bandwidth * topology.efficiency)
 
 
 def _bits(chosen: np.ndarray) -> IntArray:

@@ -23,6 +23,7 @@ from shardwright.cost import (
     collective_time_s,
     compute_time_s,
     group_time_s,
+    latency_share,
     reshard_time_s,
 )
 from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
@@ -66,8 +67,8 @@ class Prices:
         self._tables: dict[Kind, IntArray] = {}
         self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
         self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
-        self._priced: dict[int, FloatArray] = {}
-        self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
+        self._priced: dict[tuple[int, int], FloatArray] = {}
+        self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float, int], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
         self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
 
@@ -169,16 +170,19 @@ class Prices:
             return np.inf
         return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
 
-    def reshard_matrix(self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float) -> FloatArray:
+    def reshard_matrix(
+        self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, combinable_bytes: int = 0
+    ) -> FloatArray:
         """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
 
-        Infinity where the target is a partial sum over an axis that splits the source.
+        Infinity where the target is a partial sum over an axis that splits the source. combinable_bytes: of all that a
+        compiler may combine with a move (see `latency_share`).
         """
-        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count)
+        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count, combinable_bytes)
         matrix = self._matrices.get(key)
         if matrix is None:
             moves = self._moves_between(shape, sources, targets)
-            matrix = self._matrices[key] = times(self._seconds(shape)[moves], count)
+            matrix = self._matrices[key] = times(self._seconds(shape, combinable_bytes)[moves], count)
         return matrix
 
     def launching(self, matrix: FloatArray, count: float) -> FloatArray:
@@ -254,18 +258,22 @@ class Prices:
         """Interns moves; None: what cannot be."""
         return _NUMBER_OF_IMPOSSIBLE if moves is None else self._numbers.setdefault(moves, len(self._numbers))
 
-    def _seconds(self, shape: ArrayShape) -> FloatArray:
+    def _seconds(self, shape: ArrayShape, combinable_bytes: int) -> FloatArray:
         """Seconds of every known list of moves for an array of this size."""
-        seconds = self._priced.get(shape.size_bytes, _FREE_AND_IMPOSSIBLE)
+        key = shape.size_bytes, combinable_bytes
+        seconds = self._priced.get(key, _FREE_AND_IMPOSSIBLE)
         if len(seconds) < len(self._numbers):
-            fresh = [self._price(moves, shape.size_bytes) for moves in list(self._numbers)[len(seconds) :]]
-            seconds = self._priced[shape.size_bytes] = np.concatenate([seconds, fresh])
+            fresh = [self._price(moves, *key) for moves in list(self._numbers)[len(seconds) :]]
+            seconds = self._priced[key] = np.concatenate([seconds, fresh])
         return seconds
 
-    def _price(self, moves: Moves, size_bytes: int) -> float:
-        return sum(
-            group_time_s(kind, round(part * size_bytes), atoms, self.mesh, self.topology) for kind, atoms, part in moves
-        )
+    def _price(self, moves: Moves, size_bytes: int, combinable_bytes: int) -> float:
+        total_s = 0.0
+        for kind, atoms, part in moves:
+            payload_bytes = round(part * size_bytes)
+            share = latency_share(kind, payload_bytes, atoms, self.topology, combinable_bytes)
+            total_s += group_time_s(kind, payload_bytes, atoms, self.mesh, self.topology, share)
+        return total_s
 
 
 class _Column:

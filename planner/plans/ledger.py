@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from shardwright.cost.moves.device_groups import groups_along
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
+from shardwright.planner.plans.combining import Combinable, combine
 from shardwright.planner.segments.exposed import hidden_s
 from shardwright.planner.strategies.expansion import Exchange, local_results, stages_of_sum
 from shardwright.plans import PlannedCollective
@@ -22,13 +24,15 @@ from shardwright.shardings import TensorSharding
 class _Ledger:
     """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
 
-    beside: seconds a step of each move that may run beside compute. carried: computations that run inside the loop, by
+    beside: the values that move beside compute, by the places of their collectives. combinable: what a combiner sees of
+    each collective that a compiler may combine, by its place. carried: computations that run inside the loop, by
     what it carries. moved: values brought from one layout to another, inside their loop or not.
     """
 
     decisions: Decisions
     found: list[PlannedCollective] = field(default_factory=list)
-    beside: list[tuple[Leaf, float]] = field(default_factory=list)
+    beside: dict[int, Leaf] = field(default_factory=dict)
+    combinable: dict[int, Combinable] = field(default_factory=dict)
     carried: dict[Leaf, frozenset[str]] = field(default_factory=dict)
     moved: set[tuple[Leaf, bool, TensorSharding, TensorSharding]] = field(default_factory=set)
 
@@ -112,7 +116,9 @@ class _Ledger:
             once_s = move.time_s(graph.prices.mesh, graph.prices.topology) + (0.0 if place else launch_s)
             count = max(1, runs)
             if leaf in graph.beside:
-                self.beside.append((leaf, once_s * weight))
+                self.beside[len(self.found)] = leaf
+            if graph.prices.topology.most_combined_bytes(move.kind, move.group_size):
+                self.combinable[len(self.found)] = Combinable(leaf=leaf, move=move, weight=weight)
             self.found.append(
                 PlannedCollective(
                     kind=move.kind,
@@ -126,6 +132,21 @@ class _Ledger:
                     groups=self._groups(move),
                 )
             )
+
+    def combine(self) -> None:
+        """Have those that a compiler combines share one latency."""
+        graph = self.decisions.graph
+        mesh, topology = graph.prices.mesh, graph.prices.topology
+        numbers = combine(tuple(self.combinable.values()), graph.flow, topology)
+        members = Counter(numbers)
+        names: dict[int, int] = {}
+        for (place, each), number in zip(self.combinable.items(), numbers, strict=True):
+            if members[number] == 1:
+                continue
+            alone, move = self.found[place], each.move
+            saved_s = each.weight * (move.time_s(mesh, topology) - move.time_s(mesh, topology, 1 / members[number]))
+            combined = names.setdefault(number, len(names) + 1)
+            self.found[place] = replace(alone, time_s=alone.time_s - saved_s, combined=combined)
 
     def _groups(self, move: Move) -> tuple[tuple[int, ...], ...]:
         """The devices of each group where they are not all along the axes."""
@@ -166,7 +187,7 @@ def communication(decisions: Decisions) -> Communication:
     """What all collectives take, and the arguments that the client sends."""
     ledger, overlap = _ledger(decisions, None), decisions.graph.prices.topology.overlap
     whole_s = sum(collective.time_s for collective in ledger.found) + arrival_time_s(decisions)
-    beside = [(leaf, overlap * seconds) for leaf, seconds in ledger.beside]
+    beside = [(leaf, overlap * ledger.found[place].time_s) for place, leaf in ledger.beside.items()]
     hidden = hidden_s(decisions.graph.flow, beside, node_times_s(decisions))
     return Communication(whole_s - hidden, hidden, sum(seconds for _, seconds in beside))
 
@@ -188,6 +209,7 @@ def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
         for i, stages in enumerate(zip(*stages_of_sum(strategy), decisions.lies[node.index], strict=True)):
             if stages[0] != stages[-1]:
                 ledger.add_reduction(node, i, stages, causes.reduction(node) if causes else "")
+    ledger.combine()
     return ledger
 
 

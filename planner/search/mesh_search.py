@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.cluster import Cluster
@@ -30,6 +30,7 @@ from shardwright.planner.search.program import Program
 from shardwright.planner.search.rule_mode import propagated
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.choices import Graph
+from shardwright.planner.segments.combinable import combinable_at
 from shardwright.planner.segments.exposed import nodes_at, nodes_behind
 from shardwright.planner.segments.layout import with_views
 from shardwright.planner.segments.neighbourhoods import Neighbourhoods
@@ -277,6 +278,9 @@ class MeshSearch:
             confinement = force.confinement(self.flow, self.program.ties(requirements))
         in_place = with_views(self.flow, in_place)
         extra: dict[int, tuple[Hashable, ...]] = dict.fromkeys(in_place, ("in place",))
+        combinable: Mapping[Leaf, int] = self.program.combinable if prices.topology.combiner_limits else {}
+        if combinable:
+            extra |= {node: (*extra.get(node, ()), each) for node, each in combinable_at(self.flow, combinable)}
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
         if overlap:
             beside = self.program.gradients
@@ -297,6 +301,7 @@ class MeshSearch:
             in_place=in_place,
             arriving=self.program.arriving,
             confinement=confinement,
+            combinable=combinable,
             beside=beside,
             exposed=1.0 - self.hidden_share * overlap,
             behind=behind,

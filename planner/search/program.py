@@ -41,6 +41,7 @@ from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.search.batch_dims import batch_dims
 from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
+from shardwright.planner.segments.combinable import combinable
 from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.layout import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.segments.remade import dear_nodes
@@ -139,6 +140,7 @@ class Program:
         self._structures: dict[Hashable, Structure] = {}
         self._numbers: dict[Hashable, int] = {}  # of what `structure` is told of nodes
         self._gradients: frozenset[Leaf] | None = None
+        self._combinable: Mapping[Leaf, int] | None = None
         self._batch_dims: Mapping[int, int] | None = None
         self._ties: dict[tuple[bool, ...], Ties] = {}
 
@@ -166,6 +168,13 @@ class Program:
         if self._gradients is None:
             self._gradients = gradients(self.flow)
         return self._gradients
+
+    @property
+    def combinable(self) -> Mapping[Leaf, int]:
+        """Values whose moves a compiler may combine, and the bytes of all that they may be combined with."""
+        if self._combinable is None:
+            self._combinable = combinable(self.flow)
+        return self._combinable
 
     @property
     def kernels(self) -> Kernels:

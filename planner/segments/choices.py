@@ -29,7 +29,8 @@ class Graph:
 
     sets: strategies per node, made when asked for. in_place: nodes whose value is used as it lies or split further,
     never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
-    variable, where only the neighbourhood of one plan is searched. beside: values that are moved beside compute, of
+    variable, where only the neighbourhood of one plan is searched. combinable: bytes of all values whose moves a compiler
+    may combine with a value's. beside: values that are moved beside compute, of
     whose moves the part `exposed` is priced. behind: nodes of whose computing only the part `counted` is.
     alike: of variables in segments that equal another one, that one's, which have the same states.
     clock: ends the making of problems. neighbourhoods: what those of plans on this mesh have in common.
@@ -44,6 +45,7 @@ class Graph:
     confinement: Confinement | None = None
     preference: Preference | None = None
     near: Mapping[Variable, Near] = field(default_factory=dict)
+    combinable: Mapping[Leaf, int] = field(default_factory=dict)
     beside: frozenset[Leaf] = frozenset()
     exposed: float = 1.0
     behind: frozenset[int] = frozenset()
@@ -200,7 +202,8 @@ class Graph:
     def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
         index, leaf = source
         weight = weight * self.exposed if source in self.beside else weight
-        matrix = self.prices.reshard_matrix(self.flow.nodes[index].shapes[leaf], made, wanted, weight)
+        shape, combinable_bytes = self.flow.nodes[index].shapes[leaf], self.combinable.get(source, 0)
+        matrix = self.prices.reshard_matrix(shape, made, wanted, weight, combinable_bytes)
         if self.layout.kernels.is_fused[index]:
             matrix = self.prices.launching(matrix, weight)
         return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix

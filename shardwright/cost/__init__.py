@@ -1,7 +1,7 @@
 """What a plan costs: seconds of compute and communication, bytes of memory, from hardware data."""
 
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
-from shardwright.cost.moves.collectives import Topology, collective_time_s, group_time_s, wire_bytes
+from shardwright.cost.moves.collectives import Topology, collective_time_s, group_time_s, latency_share, wire_bytes
 from shardwright.cost.moves.paths import Move
 from shardwright.cost.moves.reshard import reshard, reshard_time_s
 from shardwright.cost.peak.liveness import Liveness, liveness
@@ -18,6 +18,7 @@ __all__ = [
     "compute_time_s",
     "flops",
     "group_time_s",
+    "latency_share",
     "hardware_profile",
     "is_free",
     "known_profiles",

@@ -130,6 +130,8 @@ class HardwareProfile:
         all-reduce's where devices run one and keep a slice (what is stored then: `Compiler.creates_reduce_scatters`).
     latency_counts: what a collective pays a link's latency for: each of its `ring-steps`, or each
         of the `members` of a group, where devices are threads that wait for one another.
+    combiner_limits: kinds of collectives that a compiler combines where none waits for another, and up to how many bytes
+        of their results.
     overlap: part of the time of gradient synchronisation that runs beside compute and costs no step time,
         as long as there is as much compute left to run beside.
     compiler: what its XLA does with buffers.
@@ -151,6 +153,7 @@ class HardwareProfile:
     collective_efficiency: float
     reduce_scatter_runs_as: str
     latency_counts: str
+    combiner_limits: tuple[tuple[str, int], ...]
     overlap: float
     compiler: Compiler
     sources: Mapping[str, str]
@@ -275,6 +278,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         collective_efficiency=number("collective_efficiency"),
         reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
         latency_counts=value("latency_counts"),
+        combiner_limits=tuple((kind, int(number("combiner_limits", kind))) for kind in data.get("combiner_limits", ())),
         overlap=number("overlap"),
         compiler=Compiler(**{field.name: value("compiler", field.name) for field in fields(Compiler)}),
         sources=sources,

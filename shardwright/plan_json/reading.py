@@ -296,6 +296,7 @@ def _read_collective(row: Reader, mesh: Mesh) -> PlannedCollective:
         count=row.integer("count"),
         time_s=row.number("time_s"),
         groups=_read_groups(row, mesh) if row.has("groups") else (),
+        combined=row.integer("combined") if row.has("combined") else 0,
     )
 
 

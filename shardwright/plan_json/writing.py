@@ -150,4 +150,5 @@ def _encode_collective(collective: PlannedCollective) -> dict[str, Any]:
         "count": collective.count,
         "time_s": collective.time_s,
         **({"groups": [list(group) for group in collective.groups]} if collective.groups else {}),
+        **({"combined": collective.combined} if collective.combined else {}),
     }

@@ -23,7 +23,6 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     """(label, text) per line."""
     cost, memory = plan.cost, plan.memory
     wire = sum(each.wire_bytes * each.count for each in plan.collectives)
-    count = sum(each.count for each in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
     arrival_s = _arrival_s(plan)
@@ -33,11 +32,17 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
         *_layouts(plan),
         ("step", f"{format_seconds(cost.step_s)} predicted = {parts}"),
-        ("on the wire", f"{format_bytes(wire)} a device and step, {count} collectives" if count else "nothing"),
+        ("on the wire", f"{format_bytes(wire)} a device and step, {_runs(plan)}" if plan.collectives else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
         ("bound", certificate(cost)),
         ("prices", f"hardware profile {plan.hardware!r}"),
     ]
+
+
+def _runs(plan: Plan) -> str:
+    """`12 collectives`, `646 collectives, 128 once combined` by the compiler."""
+    count, combined_count = sum(each.count for each in plan.collectives), plan.combined_count
+    return f"{count} collectives" + (f", {combined_count} once combined" if combined_count < count else "")
 
 
 def _arrival_s(plan: Plan) -> float:

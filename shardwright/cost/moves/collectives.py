@@ -42,6 +42,7 @@ class Topology:
     efficiency: part of a link's bandwidth that collectives attain.
     reduce_scatter_runs_as: the kind whose time a reduce-scatter takes (see `HardwareProfile`).
     latency_counts: what a collective pays latency for (see `HardwareProfile`).
+    combiner_limits: the most bytes that a compiler combines of each kind (see `HardwareProfile`).
     overlap: part of the time of gradient synchronisation that runs beside compute.
     """
 
@@ -51,6 +52,7 @@ class Topology:
     efficiency: float
     reduce_scatter_runs_as: str = "reduce-scatter"
     latency_counts: str = "ring-steps"
+    combiner_limits: tuple[tuple[str, int], ...] = ()
     overlap: float = 0.0
 
     @classmethod
@@ -63,8 +65,18 @@ class Topology:
             efficiency=profile.collective_efficiency,
             reduce_scatter_runs_as=profile.reduce_scatter_runs_as,
             latency_counts=profile.latency_counts,
+            combiner_limits=profile.combiner_limits,
             overlap=profile.overlap if cluster.overlap is None else cluster.overlap,
         )
+
+
+    def most_combined_bytes(self, kind: str, group_size: int) -> int:
+        """The payload up to which collectives of a kind over so many devices are combined; 0 where none are.
+
+        Compilers count the bytes of results; a reduce-scatter's is one part of its payload.
+        """
+        most_bytes = dict(self.combiner_limits).get(kind, 0)
+        return most_bytes * group_size if kind == "reduce-scatter" else most_bytes
 
 
 def _link(named: ClusterLink | None, default: Link) -> Link:
@@ -100,16 +112,33 @@ def collective_time_s(kind: str, payload_bytes: int, axes: tuple[str, ...], mesh
     return group_time_s(kind, payload_bytes, along(axes, mesh), mesh, topology)
 
 
-def group_time_s(kind: str, payload_bytes: int, atoms: Order, mesh: Mesh, topology: Topology) -> float:
-    """The same of a collective whose groups differ in `atoms`, which may be parts of axes."""
-    kind = topology.reduce_scatter_runs_as if kind == "reduce-scatter" else kind
+def group_time_s(
+    kind: str, payload_bytes: int, atoms: Order, mesh: Mesh, topology: Topology, share: float = 1.0
+) -> float:
+    """The same of a collective whose groups differ in `atoms`, which may be parts of axes.
+
+    share: of the latency, which collectives that a compiler combines pay together.
+    """
     n = count(atoms)
     if n <= 1:
         return 0.0
+    kind = topology.reduce_scatter_runs_as if kind == "reduce-scatter" else kind
     return max(
-        _latency_s(kind, n, spread, topology) + _transfer_s(kind, payload_bytes, n, spread, topology)
+        share * _latency_s(kind, n, spread, topology) + _transfer_s(kind, payload_bytes, n, spread, topology)
         for spread in spreads(atoms, mesh, topology.devices_per_node)
     )
+
+
+def latency_share(kind: str, payload_bytes: int, atoms: Order, topology: Topology, combinable_bytes: int) -> float:
+    """The part of one latency that a collective pays where a compiler combines it with others: its part of their bytes.
+
+    combinable_bytes: payload of all that may be combined with it, itself included; 0: nothing may. With a limit of L
+    bytes, P bytes take P / min(L, P) latencies at least, so shares of payload / min(L, P) are a lower bound.
+    """
+    most_bytes = topology.most_combined_bytes(kind, count(atoms))
+    if not (most_bytes and combinable_bytes):
+        return 1.0
+    return min(1.0, payload_bytes / min(most_bytes, combinable_bytes))
 
 
 def _latency_s(kind: str, n: int, spread: Spread, topology: Topology) -> float:

@@ -48,8 +48,9 @@ class Move:
     def wire_bytes(self) -> int:
         return wire_bytes(self.kind, self.payload_bytes, self.group_size)
 
-    def time_s(self, mesh: Mesh, topology: Topology) -> float:
-        return group_time_s(self.kind, self.payload_bytes, self.atoms, mesh, topology)
+    def time_s(self, mesh: Mesh, topology: Topology, share: float = 1.0) -> float:
+        """Seconds of it; share: of the latency, which collectives that a compiler combines pay together."""
+        return group_time_s(self.kind, self.payload_bytes, self.atoms, mesh, topology, share)
 
 
 def even_size(mesh: Mesh) -> int:
