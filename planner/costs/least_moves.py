@@ -175,7 +175,7 @@ class _Lines:
         self.parts = np.array([prod(axis.size for axis in self._axes(bits)) for bits in range(self._sets)])
         orders = [self._axes, self._turned_axes]
         self.overlap = np.array([[self._overlaps(before, after) for after in orders] for before in orders])
-        self._scatter = np.array([self._line("reduce-scatter", bits) for bits in range(self._sets)])
+        self._scatter = np.array([self._by_steps(bits) for bits in range(self._sets)])
         self._sum = np.array([self._line("all-reduce", bits) for bits in range(self._sets)])
         self._fastest = np.array([self._fastest_link(bits) for bits in range(self._sets)])
 
@@ -211,6 +211,16 @@ class _Lines:
         if after[: len(before)] == before:
             return 1.0
         return float(1.0 / self.parts[gone]) if before[: len(after)] == after else 0.0
+
+    def _by_steps(self, bits: int) -> tuple[float, float]:
+        """A line below the time of a reduce-scatter over some axes, or of one after the other over parts of them."""
+        latency_s, per_byte = self._line("reduce-scatter", bits)
+        for part in range(1, bits):
+            if part & ~bits == 0:
+                first, then = self._line("reduce-scatter", part), self._by_steps(bits & ~part)
+                latency_s = min(latency_s, first[0] + then[0])
+                per_byte = min(per_byte, first[1] + then[1] / float(self.parts[part]))
+        return latency_s, per_byte
 
     def _line(self, kind: str, bits: int) -> tuple[float, float]:
         """Seconds of no bytes, and per byte."""

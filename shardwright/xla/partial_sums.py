@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.cost.moves.reshard import landing
+from shardwright.cost.moves.reshard import scattered_by_steps
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
@@ -25,11 +25,12 @@ def steps_of_sum(
         return ()
     whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
     handed_on = {axis for used in _uses(entry) for axis in used.unreduced} & set(entry.partial)
-    rest = {axis for axis in entry.partial if axis not in (*lies.axes, *lies.unreduced)}
     is_even = whole.is_even(shape, mesh) and lies.is_even(shape, mesh)
-    if rest and whole.dims != lies.dims and is_even and not _reduces_at_once(operation, entry):
-        # Scattered over some axes first: XLA would reduce whole arrays over all.
-        return (_marked(whole, {*entry.partial, *lies.unreduced}, mesh), _marked(lies, {*rest, *lies.unreduced}, mesh))
+    if is_even and not _reduces_at_once(operation, entry):
+        summands = _marked(whole, {*entry.partial, *lies.unreduced}, mesh)
+        between = _scattered(summands, lies, set(summands.unreduced), shape, mesh)
+        if between:  # else XLA would reduce whole arrays over all axes
+            return (summands, *between)
     held = set(entry.partial) if is_even and _reduces_apart(operation, entry) else handed_on
     steps = [_marked(whole, {*held, *lies.unreduced}, mesh)] if held else []
     if whole != lies:
@@ -110,12 +111,18 @@ def steps_to(
     summed = set(lies.unreduced) - set(wanted.unreduced)
     if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
         return (_marked(lies, set(lies.unreduced) - summed, mesh),)
-    landed = landing(shape, lies, wanted, mesh)
-    rest = summed.difference(*landed)
-    if rest == summed or not rest:
-        return ()
-    held = TensorSharding(tuple(dim + axes for dim, axes in zip(lies.dims, landed, strict=True)))
-    return (_marked(held, {*rest, *wanted.unreduced}, mesh),)
+    return _scattered(lies, wanted, {*summed, *wanted.unreduced}, shape, mesh)
+
+
+def _scattered(
+    lies: TensorSharding, wanted: TensorSharding, unreduced: set[str], shape: tuple[int, ...], mesh: Mesh
+) -> tuple[TensorSharding, ...]:
+    """How a sum lies behind each of its reduce-scatters that leaves it a sum of summands over other axes still."""
+    steps = [
+        _marked(TensorSharding(dims), unreduced.difference(*dims), mesh)
+        for dims in scattered_by_steps(shape, lies, wanted, mesh)
+    ]
+    return tuple(step for step in steps if set(step.unreduced) > set(wanted.unreduced))
 
 
 def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, takewhile
+from itertools import groupby, pairwise, takewhile
 from math import prod
 
 from shardwright.cost.moves.collectives import Topology, group_time_s, wire_bytes
@@ -120,15 +120,31 @@ class Paths:
 
         landing: those of the axes that split a dimension then.
         """
-        scattered = [axis for axes in landing for axis in axes]
-        rest = [axis for axis in over if axis not in scattered]
-        held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
         moves = []
-        if scattered:
-            moves.append(self._reduction("reduce-scatter", scattered, bits, shape, have))
+        for before, after in pairwise((have, *self.scattered_by_steps(shape, have, landing))):
+            axes = [axis for old, new in zip(before, after, strict=True) for axis in new[len(old) :]]
+            moves.append(self._reduction("reduce-scatter", axes, bits, shape, before))
+        held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
+        rest = [axis for axis in over if not any(axis in axes for axes in landing)]
         if rest:
             moves.append(self._reduction("all-reduce", rest, bits, shape, held))
         return held, tuple(moves)
+
+    def scattered_by_steps(self, shape: tuple[int, ...], have: Dims, landing: Dims) -> tuple[Dims, ...]:
+        """How a sum that is scattered lies behind each reduce-scatter: one for each dimension, since no compiler joins an
+        all-reduce and a slice of two. The one over the innermost axes, which have the faster links, is first.
+
+        A sum of uneven shards cannot stay partial meanwhile: it is reduced at once.
+        """
+        held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
+        order = list(self.sizes)
+        dims = sorted((dim for dim, axes in enumerate(landing) if axes), key=lambda dim: -order.index(landing[dim][-1]))
+        if not dims or not (self.is_even(shape, have) and self.is_even(shape, held)):
+            return (held,) if dims else ()
+        steps = [have]
+        for dim in dims:
+            steps.append(tuple(held[i] if i == dim else axes for i, axes in enumerate(steps[-1])))
+        return tuple(steps[1:])
 
     def _reduction(self, kind: str, axes: Iterable[str], bits: int, shape: tuple[int, ...], dims: Dims) -> Move:
         """A reduction of an array that is split like `dims`."""

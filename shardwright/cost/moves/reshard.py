@@ -66,6 +66,14 @@ def landing(shape: tuple[int, ...], source: TensorSharding, target: TensorShardi
     return paths.landing(shape, paths.real(source.dims), paths.real(target.dims), _reduced_over(source, target, paths))
 
 
+def scattered_by_steps(
+    shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh
+) -> tuple[Dims, ...]:
+    """How a partial sum on its way from `source` to `target` lies behind each of its reduce-scatters."""
+    paths = paths_on(mesh)
+    return paths.scattered_by_steps(shape, paths.real(source.dims), landing(shape, source, target, mesh))
+
+
 def _reduced_over(source: TensorSharding, target: TensorSharding, paths: Paths) -> tuple[str, ...]:
     return tuple(axis for axis in paths.sizes if axis in source.unreduced and axis not in target.unreduced)
 
