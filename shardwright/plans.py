@@ -12,6 +12,7 @@ Units: bytes and seconds, in the names.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -175,6 +176,12 @@ class PlannedCollective:
         return f"{len(self.groups[0])} devices along {axes}" if self.groups else axes
 
 
+def combined_count(collectives: Iterable[PlannedCollective]) -> int:
+    """Collectives a step that are left once the compiler has combined them."""
+    counts = {each.combined or (number,): each.count for number, each in enumerate(collectives)}
+    return sum(counts.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSummary:
     """Predicted seconds of one step, and the certified lower bound of the search.
@@ -292,12 +299,6 @@ class Plan:
     planning_s: float = 0.0
     original_sha256: str = ""
     hlo_text: str | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def combined_count(self) -> int:
-        """Collectives a step that are left once the compiler has combined them."""
-        combined = {each.combined: each.count for each in self.collectives if each.combined}
-        return sum(each.count for each in self.collectives if not each.combined) + sum(combined.values())
 
     @property
     def portable(self) -> bool:

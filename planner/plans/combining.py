@@ -54,11 +54,7 @@ def combine(collectives: Sequence[Combinable], flow: Dataflow, topology: Topolog
             continue
         key = _key(each, flow)
         current = open_ones.get(key)
-        if (
-            current is None
-            or current.payload_bytes + payload_bytes > most_bytes
-            or waits_for[place] & current.members
-        ):
+        if current is None or current.payload_bytes + payload_bytes > most_bytes or waits_for[place] & current.members:
             current = open_ones[key] = _Open(count, 0, 0)
             count += 1
         current.payload_bytes += payload_bytes

@@ -35,6 +35,7 @@ EXPERTS = {
 #: How the plan is called that one of them is: before the search is at its end, and then.
 SO_FAR = "the search, as far as it came, found none faster"
 AT_THE_END = "it is faster than what the search found"
+SIMPLER = "what the search found is faster by less than 1 %, and less simple"
 
 _DATA_PARALLEL, _FULLY_SHARDED, REPLICATED = "data parallel", "fully sharded (ZeRO-3)", "replicated"
 
@@ -141,6 +142,17 @@ def faster_than(search: Search, step_s: float, names: Sequence[str] = tuple(EXPE
                 scope = _scope(name, AT_THE_END)
                 best, step_s = replace(found, cost=replace(found.cost, bound_scope=scope)), found.cost.step_s
     return best
+
+
+def nearly_as_fast(search: Search, limit_s: float) -> Iterator[Found]:
+    """Those that are known to take no longer than `limit_s`, and that fit the memory."""
+    for (name, mesh), candidate in list(search.expert_prices.items()):
+        if candidate.step_s is None or candidate.step_s > limit_s:
+            continue
+        for other, make in _meshes(search, EXPERTS[name]):
+            found = _that_fits(search, make()) if other == mesh else None
+            if found is not None and found.cost.step_s <= limit_s:
+                yield replace(found, cost=replace(found.cost, bound_scope=_scope(name, SIMPLER)))
 
 
 def _scope(name: str, why: str) -> str:

@@ -158,8 +158,10 @@ class MeshSearch:
         return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
 
     def kept_s(self, tried: Tried) -> float:
-        """Seconds a step of a plan that was tried, where no more runs beside compute than there is compute for."""
-        if not tried.chain.graph.prices.topology.overlap:
+        """Seconds a step of a plan that was tried, where no more runs beside compute than there is compute for, and
+        where each combined collective has a latency."""
+        topology = tried.chain.graph.prices.topology
+        if not (topology.overlap or topology.combiner_limits):
             return tried.step_s
         decisions = decide(tried.chain.graph, tried.solved.states)
         return compute_time_s(decisions) + communication(decisions).waited_s

@@ -42,6 +42,7 @@ from shardwright.planner.search.meshes import meshes_to_search, refines
 from shardwright.planner.search.other_meshes import further_meshes, with_other_mesh
 from shardwright.planner.search.relief import relieved
 from shardwright.planner.search.replicated import faster_replicated, first_that_fits
+from shardwright.planner.search.simplest import simplest
 from shardwright.planner.search.sparing import sparing_plan
 from shardwright.planner.search.state_floor import check_state_fits
 from shardwright.planner.segments.chain import Chain, SolvedChain
@@ -141,6 +142,9 @@ class Search(MeshSearch):
         self.clock.interrupts, self.clock.is_final = False, True
         if self.known.is_faster_than(outcome):
             outcome.search, outcome.found, is_whole = self.known.search or self, self.known.found, False
+        if outcome.found is not None:
+            outcome.found = simplest(outcome)
+            is_whole = is_whole and not outcome.found.cost.bound_scope  # an expert's plan leads nowhere
         made = outcome.search.finish(outcome)
         if is_whole:
             leave_trail(self, outcome)

@@ -38,7 +38,9 @@ def combinable(flow: Dataflow) -> Mapping[Leaf, int]:
             elif leaf not in waited_for:
                 tails[leaf] = where
                 handed[where] += 0 if late[node.index] else shape.size_bytes
-    return {leaf: given[where] for leaf, where in heads.items()} | {leaf: handed[where] for leaf, where in tails.items()}
+    return {leaf: given[where] for leaf, where in heads.items()} | {
+        leaf: handed[where] for leaf, where in tails.items()
+    }
 
 
 def _early_nodes(flow: Dataflow) -> list[bool]:

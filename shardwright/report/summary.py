@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans import Plan, VariablePlan
+from shardwright.plans import Plan, VariablePlan, combined_count
 from shardwright.report.groups import is_copy
 from shardwright.report.search import certificate
 from shardwright.report.units import format_bytes, format_seconds
@@ -41,8 +41,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 def _runs(plan: Plan) -> str:
     """`12 collectives`, `646 collectives, 128 once combined` by the compiler."""
-    count, combined_count = sum(each.count for each in plan.collectives), plan.combined_count
-    return f"{count} collectives" + (f", {combined_count} once combined" if combined_count < count else "")
+    count, left = sum(each.count for each in plan.collectives), combined_count(plan.collectives)
+    return f"{count} collectives" + (f", {left} once combined" if left < count else "")
 
 
 def _arrival_s(plan: Plan) -> float:

@@ -69,7 +69,6 @@ class Topology:
             overlap=profile.overlap if cluster.overlap is None else cluster.overlap,
         )
 
-
     def most_combined_bytes(self, kind: str, group_size: int) -> int:
         """The payload up to which collectives of a kind over so many devices are combined; 0 where none are.
 
