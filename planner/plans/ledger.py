@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shardwright.cost import Move, reshard, wire_bytes
 from shardwright.cost.moves.device_groups import groups_along
+from shardwright.cost.moves.relayout import LOOP, Ends, maker_of
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
@@ -22,13 +23,15 @@ from shardwright.shardings import TensorSharding
 class _Ledger:
     """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
 
-    beside: seconds a step of each move that may run beside compute. carried: computations that run inside the loop, by
+    beside: seconds a step of each move that may run beside compute. turned: of each node, seconds a step of bringing
+    elements into another order for the moves of what it reads or makes. carried: computations that run inside the loop, by
     what it carries. moved: values brought from one layout to another, inside their loop or not.
     """
 
     decisions: Decisions
     found: list[PlannedCollective] = field(default_factory=list)
     beside: list[tuple[Leaf, float]] = field(default_factory=list)
+    turned: list[tuple[Node, float]] = field(default_factory=list)
     carried: dict[Leaf, frozenset[str]] = field(default_factory=dict)
     moved: set[tuple[Leaf, bool, TensorSharding, TensorSharding]] = field(default_factory=set)
 
@@ -54,6 +57,7 @@ class _Ledger:
                 continue
             self.moved.add(done)
             cause = causes.move(node, use) if causes else ""
+            self._turn(node, use.source, before, after, use.weight, self._ends(node, use, after))
             self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs, is_read=True)
 
     def _used(self, node: Node, use: Use) -> TensorSharding:
@@ -71,6 +75,25 @@ class _Ledger:
             node.instruction.name, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs
         )
         self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
+        ends = Ends(maker_of(node.instruction), LOOP)
+        self._turn(node, whole, *stages[-2:], node.weight, ends)
+
+    def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:
+        """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""
+        layout = self.decisions.graph.layout
+        ends = layout.ends(node, use)
+        if layout.source(node, use) == use.source:
+            return layout.hub_ends[use.source] if after == self.decisions.hubs.get(use.source) else ends
+        is_reduced = self.decisions.strategies[use.source[0]].results[use.source[1]].unreduced
+        return Ends(LOOP, ends.reader) if is_reduced else ends
+
+    def _turn(
+        self, node: Node, leaf: Leaf, before: TensorSharding, after: TensorSharding, weight: float, ends: Ends
+    ) -> None:
+        shape = self.decisions.graph.flow.nodes[leaf[0]].shapes[leaf[1]]
+        seconds = self.decisions.graph.prices.turning_s(shape, before, after, ends)
+        if seconds:
+            self.turned.append((node, weight * seconds))
 
     def _moves(self, leaf: Leaf, source: TensorSharding, target: TensorSharding) -> tuple[Move, ...]:
         graph = self.decisions.graph
@@ -197,8 +220,11 @@ def compute_time_s(decisions: Decisions) -> float:
 
 
 def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
-    """Seconds a step that each instruction computes on one device."""
+    """Seconds a step that each instruction computes on one device, and that elements are brought into another order
+    for what it moves."""
     prices = decisions.graph.prices
+    if prices.turns:
+        yield from _ledger(decisions, None).turned
     once: dict[tuple[int, int, bool], float] = {}  # equal instructions share their strategies
     layout = decisions.graph.layout
     for node in decisions.graph.flow.nodes:

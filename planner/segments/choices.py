@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.cost.moves.relayout import Ends
 from shardwright.planner.clock import Clock
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
@@ -172,7 +173,7 @@ class Graph:
         index, leaf = hub
         made = self.set_of((index, -1)).result_ids[:, leaf]
         lies = self.set_of(hub).result_ids[:, 0]
-        return self._moves(hub, made, lies, self.layout.hubs[hub])
+        return self._moves(hub, made, lies, self.layout.hubs[hub], self.layout.hub_ends[hub])
 
     def use_matrix(self, node: Node, use: Use) -> FloatArray:
         """Seconds of bringing an operand from how it is made, or its hub lies (rows), to how the node uses it."""
@@ -182,7 +183,7 @@ class Graph:
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
-        matrix = self._moves(use.source, made, wanted, use.weight)
+        matrix = self._moves(use.source, made, wanted, use.weight, self.layout.ends(node, use))
         if not is_hub:
             return matrix
         return self._unless_becoming(matrix, made, wanted)  # a whole value may lie split as it is made
@@ -197,10 +198,12 @@ class Graph:
             self._partial[key] = found  # with the matrix: its number stays its own
         return found[1]
 
-    def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
+    def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: Ends) -> FloatArray:
         index, leaf = source
-        weight = weight * self.exposed if source in self.beside else weight
-        matrix = self.prices.reshard_matrix(self.flow.nodes[index].shapes[leaf], made, wanted, weight)
+        shape = self.flow.nodes[index].shapes[leaf]
+        waited = weight * self.exposed if source in self.beside else weight
+        matrix = self.prices.reshard_matrix(shape, made, wanted, waited)
         if self.layout.kernels.is_fused[index]:
-            matrix = self.prices.launching(matrix, weight)
+            matrix = self.prices.launching(matrix, waited)
+        matrix = self.prices.turning(matrix, shape, made, wanted, weight, ends)
         return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix
