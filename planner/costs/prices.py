@@ -25,6 +25,7 @@ from shardwright.cost import (
     group_time_s,
     reshard_time_s,
 )
+from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
 from shardwright.cost.moves.relayout import ANY_ORDER, Ends, passed, relayout_s
 from shardwright.cost.peak.memory import shard_bytes
@@ -132,10 +133,11 @@ class Prices:
         results: Sequence[TensorSharding],
         *,
         ends_kernel: bool,
+        traffic: Traffic | None = None,
     ) -> float:
         """Seconds of one execution; one sharding per array leaf of the operands and of the result.
 
-        ends_kernel: see `cost.compute_time_s`.
+        ends_kernel, traffic: see `cost.compute_time_s`.
         """
         inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
         return compute_time_s(
@@ -147,6 +149,7 @@ class Prices:
             ],
             self.profile,
             ends_kernel=ends_kernel,
+            traffic=traffic,
         )
 
     def arrival_s(self, shape: ArrayShape, sharding: TensorSharding) -> float:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.cost import Move, reshard, wire_bytes
+from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.device_groups import groups_along
 from shardwright.cost.moves.relayout import LOOP, Ends, maker_of
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
@@ -225,16 +226,19 @@ def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
     prices = decisions.graph.prices
     if prices.turns:
         yield from _ledger(decisions, None).turned
-    once: dict[tuple[int, int, bool], float] = {}  # equal instructions share their strategies
+    once: dict[tuple[int, int, bool, Traffic | None], float] = {}  # equal instructions share their strategies
     layout = decisions.graph.layout
     for node in decisions.graph.flow.nodes:
         if not node.is_value and node.weight:
             strategy = decisions.strategies[node.index]
             ends = layout.ends_kernel(node.index)
-            key = (layout.signatures[node.index], id(strategy), ends)
+            traffic = layout.kernels.traffic[node.index]
+            key = (layout.signatures[node.index], id(strategy), ends, traffic)
             if key not in once:
                 local = local_results(strategy)
-                once[key] = prices.compute_s(node.instruction, strategy.operands, local, ends_kernel=ends)
+                once[key] = prices.compute_s(
+                    node.instruction, strategy.operands, local, ends_kernel=ends, traffic=traffic
+                )
             yield node, node.weight * layout.kernels.parts[node.index] * once[key]
 
 

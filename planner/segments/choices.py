@@ -91,7 +91,10 @@ class Graph:
             found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
         else:
             ways, number, ends = layout.ways[index], layout.signatures[index], layout.ends_kernel(index)
-            found = self.builder.of_instruction(node.instruction, ways, number, near, ends_kernel=ends)
+            traffic = layout.kernels.traffic[index]
+            found = self.builder.of_instruction(
+                node.instruction, ways, number, near, ends_kernel=ends, traffic=traffic
+            )
         if self.confinement is None or layout.is_free[index]:
             return found
         return self.confinement.narrow(node, found)

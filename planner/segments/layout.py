@@ -103,6 +103,7 @@ class Layout:
             self.ends_kernel(index),
             self.kernels.is_fused[index],
             self.kernels.parts[index],
+            self.kernels.traffic[index],
             self.ways[index],
             tuple(uses),
             tuple(direct),
