@@ -130,8 +130,9 @@ class _Reading:
         joined: dict[tuple[Group, Leaf], tuple[Group, Leaf]] = {}
 
         def root(key: tuple[Group, Leaf]) -> tuple[Group, Leaf]:
-            while joined.get(key, key) != key:
-                key = joined[key] = joined.get(joined[key], joined[key])
+            while (above := joined.get(key, key)) != key:
+                joined[key] = joined.get(above, above)
+                key = above
             return key
 
         for node in self.flow.nodes:
