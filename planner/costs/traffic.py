@@ -110,8 +110,8 @@ class _Reading:
         if maker.instruction.opcode not in _REDUCTIONS and before.elements == self.elements((maker.index, 0)):
             return elements == before.elements
         size = self.elements((maker.index, 0))
-        is_short = self.by_rows[maker.index] and before.elements // max(size, 1) <= _LONGEST_ROW
-        return elements == size or (is_short and elements == before.elements)
+        is_short = before.elements // max(size, 1) <= _LONGEST_ROW
+        return self.by_rows[maker.index] and (elements == size or (is_short and elements == before.elements))
 
     def traffic(self, node: Node) -> Traffic:
         """What of a node's operands its kernels read, and of its results they write."""
