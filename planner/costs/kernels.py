@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwright.cost import HardwareProfile, compute_time_s, is_free
-from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, IDENTITIES, LOOPS, SLICES
-from shardwright.planner.graph.dataflow import Dataflow, Node
+from shardwright.cost.compute import Traffic
+from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, EXPENSIVE_ELEMENTWISE, IDENTITIES, LOOPS, SLICES
+from shardwright.planner.costs.traffic import find_traffic
+from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
 
 #: Take in what loops compute, and write their own results.
 _REDUCTIONS = frozenset({"reduce", "reduce-window"})
@@ -36,15 +38,20 @@ class Kernels:
     ends: nodes whose instruction ends a kernel, which takes a launch. is_fused: nodes whose values are part of the
     kernels that read them, and never written. The others run no kernel: values that are handed on, views.
     parts: of each node's elements those that are computed; less than 1 where kernels that take slices compute it.
+    traffic: of each node, what passes through memory; None where all pay a part of their bytes.
     """
 
     ends: tuple[bool, ...]
     is_fused: tuple[bool, ...]
     parts: tuple[float, ...]
+    traffic: tuple[Traffic | None, ...]
 
 
-def find_kernels(flow: Dataflow) -> Kernels:
-    """Decide what is fused, for a whole program."""
+def find_kernels(flow: Dataflow, *, merges: bool = False) -> Kernels:
+    """Decide what is fused, for a whole program.
+
+    merges: whether kernels that read the same run as one (`traffic.py`).
+    """
     readers: list[list[int]] = [[] for _ in flow.nodes]
     slices: dict[int, list[int]] = {}  # of a node, those among its readers
     for node in flow.nodes:
@@ -63,16 +70,36 @@ def find_kernels(flow: Dataflow) -> Kernels:
         if is_loop[i] and readers[i] and all(takes_in[reader] for reader in readers[i]):
             kernels = {kernel[reader] for reader in readers[i]}
             is_shared = len(kernels) > 1 or _SEVERAL in kernels
-            is_fused[i] = not (is_shared and opcode in EXPENSIVE)
+            is_fused[i] = not (is_shared and (_reads_much(node, flow) if merges else opcode in EXPENSIVE))
             if is_fused[i]:
                 parts[i] = _part(node, readers[i], slices.get(i, ()), flow, parts)
                 kernel[i] = _SEVERAL if is_shared else kernels.pop()
         takes_in[i] = is_fused[i] or (not is_view[i] and (is_loop[i] or (not node.is_value and opcode in _REDUCTIONS)))
+    if merges:
+        traffic, lasts = find_traffic(flow, is_view, is_fused, readers)
+        return Kernels(ends=lasts, is_fused=tuple(is_fused), parts=tuple(parts), traffic=traffic)
     ends = (
         not (node.is_value or is_view[node.index] or is_fused[node.index]) and bool(readers[node.index])
         for node in flow.nodes
     )
-    return Kernels(ends=tuple(ends), is_fused=tuple(is_fused), parts=tuple(parts))
+    return Kernels(ends=tuple(ends), is_fused=tuple(is_fused), parts=tuple(parts), traffic=(None,) * len(flow.nodes))
+
+
+def _reads_much(node: Node, flow: Dataflow) -> bool:
+    """Whether several kernels that compute a value read more than if it was written: more than one array of its size,
+    or what is looked up."""
+    if node.instruction.opcode in EXPENSIVE - EXPENSIVE_ELEMENTWISE:
+        return True
+    sources = {use.source for use in node.uses if flow.nodes[use.source[0]].shapes[use.source[1]].rank}
+    return sum(_is_whole(source, flow) for source in sources) > 1
+
+
+def _is_whole(leaf: Leaf, flow: Dataflow) -> bool:
+    """Whether a value is no smaller one, spread: a view of one at most."""
+    node = flow.nodes[leaf[0]]
+    if node.is_value or node.instruction.opcode not in ("broadcast", "iota", "constant"):
+        return True
+    return False
 
 
 def _part(node: Node, readers: list[int], slices: Sequence[int], flow: Dataflow, parts: Sequence[float]) -> float:
@@ -103,4 +130,5 @@ def whole_s(node: Node, kernels: Kernels, profile: HardwareProfile, *, ends_kern
     operands = [leaf.dimensions for operand in instruction.operands for leaf in operand.shape.leaves]
     results = [leaf.dimensions for leaf in instruction.shape.leaves]
     weight = node.weight * kernels.parts[node.index]
-    return weight * compute_time_s(instruction, operands, results, profile, ends_kernel=ends_kernel)
+    traffic = kernels.traffic[node.index]
+    return weight * compute_time_s(instruction, operands, results, profile, ends_kernel=ends_kernel, traffic=traffic)

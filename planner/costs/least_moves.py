@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, collective_time_s
 from shardwright.cost.moves.device_groups import device_groups
+from shardwright.cost.moves.relayout import Ends
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices, times
 from shardwright.shardings import Mesh, MeshAxis, is_turned
@@ -103,6 +104,15 @@ class LeastPrices(Prices):
         if counted is None:
             counted = self._counted[key, count] = times(found, count)
         return counted
+
+    def turning(
+        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends
+    ) -> FloatArray:
+        """As `Prices.turning`, where all moves are followed; else nothing is known of them."""
+        is_even = bool(self._even_ids(shape, sources).all() and self._even_ids(shape, targets).all())
+        if shape.rank <= self.uneven_rank or (shape.rank <= self.even_rank and is_even):
+            return super().turning(matrix, shape, sources, targets, count, ends)
+        return matrix
 
     def _even_ids(self, shape: ArrayShape, ids: IntArray) -> NDArray[np.bool_]:
         """Which shardings split an array into equal shards."""

@@ -26,7 +26,9 @@ from shardwright.cost import (
     latency_share,
     reshard_time_s,
 )
+from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
+from shardwright.cost.moves.relayout import ANY_ORDER, Ends, passed, relayout_s
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.shardings import Mesh, TensorSharding
@@ -37,7 +39,7 @@ IntArray = NDArray[np.int64]
 _UNKNOWN = -1
 _NO_TABLE: IntArray = np.empty((0, 0), np.int64)
 _NUMBER_OF_IMPOSSIBLE = 1
-_IMPOSSIBLE: Moves = (("impossible", (), 0.0),)
+_IMPOSSIBLE: Moves = (("impossible", (), 0.0, None, None),)
 
 #: Seconds of the first two lists of moves: none, and one that cannot be.
 _FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
@@ -67,9 +69,16 @@ class Prices:
         self._tables: dict[Kind, IntArray] = {}
         self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
         self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
+        self._lists: list[Moves] = list(self._numbers)
         self._priced: dict[tuple[int, int], FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float, int], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
+        self.turns = profile.compiler.turns_moved
+        self._transposed: dict[
+            tuple[str, tuple[int, ...], Ends], FloatArray
+        ] = {}  # by the number of the moves; NaN: unknown
+        self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, Ends], FloatArray | None] = {}
+        self._sums: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
 
     def identify(self, sharding: TensorSharding) -> int:
@@ -127,10 +136,11 @@ class Prices:
         results: Sequence[TensorSharding],
         *,
         ends_kernel: bool,
+        traffic: Traffic | None = None,
     ) -> float:
         """Seconds of one execution; one sharding per array leaf of the operands and of the result.
 
-        ends_kernel: see `cost.compute_time_s`.
+        ends_kernel, traffic: see `cost.compute_time_s`.
         """
         inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
         return compute_time_s(
@@ -142,6 +152,7 @@ class Prices:
             ],
             self.profile,
             ends_kernel=ends_kernel,
+            traffic=traffic,
         )
 
     def arrival_s(self, shape: ArrayShape, sharding: TensorSharding) -> float:
@@ -193,6 +204,53 @@ class Prices:
             moved = np.where(matrix > 0, matrix + count * self.profile.launch_s, matrix)
             found = self._launching[id(matrix), count] = matrix, moved  # with the matrix: its number stays its own
         return found[1]
+
+    def turning_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding, ends: Ends) -> float:
+        """Seconds of bringing elements into another order, as a move from one sharding to another needs it."""
+        if not self.turns or source == target or ends == ANY_ORDER:
+            return 0.0
+        ids = (np.array([self.identify(each)]) for each in (source, target))
+        return float(self._turned_s(shape, *ids, ends)[0, 0])
+
+    def turning(
+        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends
+    ) -> FloatArray:
+        """A matrix of moves (`reshard_matrix`), and `count` times what bringing elements into another order takes; the
+        same matrix for equal ones."""
+        if not self.turns or ends == ANY_ORDER:
+            return matrix
+        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count, ends)
+        if key not in self._turning:
+            turned = self._turned_s(shape, sources, targets, ends)
+            self._turning[key] = count * turned if turned.any() else None
+        turned_s = self._turning[key]
+        if turned_s is None:
+            return matrix
+        found = self._sums.get((id(matrix), id(turned_s)))
+        if found is None:  # with both matrices: their numbers stay their own
+            found = self._sums[id(matrix), id(turned_s)] = matrix, turned_s, matrix + turned_s
+        return found[2]
+
+    def _turned_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: Ends) -> FloatArray:
+        """Seconds of bringing elements into another order, once."""
+        numbers = self._moves_between(shape, sources, targets)
+        key = shape.element_type, shape.dimensions, ends
+        known = self._transposed.get(key)
+        if known is None or len(known) < len(self._numbers):
+            grown = np.full(2 * len(self._numbers), np.nan)
+            if known is not None:
+                grown[: len(known)] = known
+            known = self._transposed[key] = grown
+        found: FloatArray = known[numbers]
+        if np.isnan(found).any():
+            for number in np.unique(numbers[np.isnan(found)]).tolist():
+                moves = [
+                    passed(kind, round(part * shape.size_bytes), atoms, reads, writes)
+                    for kind, atoms, part, reads, writes in self._lists[number]
+                ]
+                known[number] = relayout_s(moves, shape.dimensions, ends, self.profile)
+            found = known[numbers]
+        return found
 
     def _layouts_of(self, rank: int) -> Layouts:
         """Kept here, for their numbers are in `_layout`."""
@@ -256,20 +314,27 @@ class Prices:
 
     def _number_of(self, moves: Moves | None) -> int:
         """Interns moves; None: what cannot be."""
-        return _NUMBER_OF_IMPOSSIBLE if moves is None else self._numbers.setdefault(moves, len(self._numbers))
+        if moves is None:
+            return _NUMBER_OF_IMPOSSIBLE
+        if not self.turns:
+            moves = tuple((kind, atoms, part, None, None) for kind, atoms, part, _, _ in moves)
+        number = self._numbers.setdefault(moves, len(self._numbers))
+        if number == len(self._lists):
+            self._lists.append(moves)
+        return number
 
     def _seconds(self, shape: ArrayShape, combinable_bytes: int) -> FloatArray:
         """Seconds of every known list of moves for an array of this size."""
         key = shape.size_bytes, combinable_bytes
         seconds = self._priced.get(key, _FREE_AND_IMPOSSIBLE)
         if len(seconds) < len(self._numbers):
-            fresh = [self._price(moves, *key) for moves in list(self._numbers)[len(seconds) :]]
+            fresh = [self._price(moves, *key) for moves in self._lists[len(seconds) :]]
             seconds = self._priced[key] = np.concatenate([seconds, fresh])
         return seconds
 
     def _price(self, moves: Moves, size_bytes: int, combinable_bytes: int) -> float:
         total_s = 0.0
-        for kind, atoms, part in moves:
+        for kind, atoms, part, _, _ in moves:
             payload_bytes = round(part * size_bytes)
             share = latency_share(kind, payload_bytes, atoms, self.topology, combinable_bytes)
             total_s += group_time_s(kind, payload_bytes, atoms, self.mesh, self.topology, share)

@@ -84,7 +84,8 @@ class Pricing:
         """The choices that the entries stand for."""
         free = free_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
-        layout = lay_out(flow, free, segments, {}, {}, find_kernels(flow), self._builder.rules)
+        kernels = find_kernels(flow, merges=self._profile.compiler.merges_loops)
+        layout = lay_out(flow, free, segments, {}, {}, kernels, self._builder.rules)
         graph = Graph(layout=layout, prices=self._prices, builder=self._builder, pinned={})
         entries = {entry.name: entry for entry in program.entries}
         parameters = {node: v.sharding for node, v in zip(flow.parameters, program.parameters, strict=True)}

@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.cost import Move, reshard, wire_bytes
+from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.device_groups import groups_along
+from shardwright.cost.moves.relayout import LOOP, Ends, maker_of
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
@@ -25,7 +27,8 @@ class _Ledger:
     """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
 
     beside: the values that move beside compute, by the places of their collectives. combinable: what a combiner sees of
-    each collective that a compiler may combine, by its place. carried: computations that run inside the loop, by
+    each collective that a compiler may combine, by its place. turned: of each node, seconds a step of bringing elements
+    into another order for the moves of what it reads or makes. carried: computations that run inside the loop, by
     what it carries. moved: values brought from one layout to another, inside their loop or not.
     """
 
@@ -33,6 +36,7 @@ class _Ledger:
     found: list[PlannedCollective] = field(default_factory=list)
     beside: dict[int, Leaf] = field(default_factory=dict)
     combinable: dict[int, Combinable] = field(default_factory=dict)
+    turned: list[tuple[Node, float]] = field(default_factory=list)
     carried: dict[Leaf, frozenset[str]] = field(default_factory=dict)
     moved: set[tuple[Leaf, bool, TensorSharding, TensorSharding]] = field(default_factory=set)
 
@@ -58,6 +62,7 @@ class _Ledger:
                 continue
             self.moved.add(done)
             cause = causes.move(node, use) if causes else ""
+            self._turn(node, use.source, before, after, use.weight, self._ends(node, use, after))
             self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs, is_read=True)
 
     def _used(self, node: Node, use: Use) -> TensorSharding:
@@ -75,6 +80,25 @@ class _Ledger:
             node.instruction.name, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs
         )
         self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
+        ends = Ends(maker_of(node.instruction), LOOP)
+        self._turn(node, whole, *stages[-2:], node.weight, ends)
+
+    def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:
+        """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""
+        layout = self.decisions.graph.layout
+        ends = layout.ends(node, use)
+        if layout.source(node, use) == use.source:
+            return layout.hub_ends[use.source] if after == self.decisions.hubs.get(use.source) else ends
+        is_reduced = self.decisions.strategies[use.source[0]].results[use.source[1]].unreduced
+        return Ends(LOOP, ends.reader) if is_reduced else ends
+
+    def _turn(
+        self, node: Node, leaf: Leaf, before: TensorSharding, after: TensorSharding, weight: float, ends: Ends
+    ) -> None:
+        shape = self.decisions.graph.flow.nodes[leaf[0]].shapes[leaf[1]]
+        seconds = self.decisions.graph.prices.turning_s(shape, before, after, ends)
+        if seconds:
+            self.turned.append((node, weight * seconds))
 
     def _moves(self, leaf: Leaf, source: TensorSharding, target: TensorSharding) -> tuple[Move, ...]:
         graph = self.decisions.graph
@@ -219,18 +243,24 @@ def compute_time_s(decisions: Decisions) -> float:
 
 
 def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
-    """Seconds a step that each instruction computes on one device."""
+    """Seconds a step that each instruction computes on one device, and that elements are brought into another order
+    for what it moves."""
     prices = decisions.graph.prices
-    once: dict[tuple[int, int, bool], float] = {}  # equal instructions share their strategies
+    if prices.turns:
+        yield from _ledger(decisions, None).turned
+    once: dict[tuple[int, int, bool, Traffic | None], float] = {}  # equal instructions share their strategies
     layout = decisions.graph.layout
     for node in decisions.graph.flow.nodes:
         if not node.is_value and node.weight:
             strategy = decisions.strategies[node.index]
             ends = layout.ends_kernel(node.index)
-            key = (layout.signatures[node.index], id(strategy), ends)
+            traffic = layout.kernels.traffic[node.index]
+            key = (layout.signatures[node.index], id(strategy), ends, traffic)
             if key not in once:
                 local = local_results(strategy)
-                once[key] = prices.compute_s(node.instruction, strategy.operands, local, ends_kernel=ends)
+                once[key] = prices.compute_s(
+                    node.instruction, strategy.operands, local, ends_kernel=ends, traffic=traffic
+                )
             yield node, node.weight * layout.kernels.parts[node.index] * once[key]
 
 

@@ -180,7 +180,8 @@ class Program:
     def kernels(self) -> Kernels:
         """What fusion makes of the nodes."""
         if self._kernels is None:
-            self._kernels = find_kernels(self.flow)
+            merges = self.profile is not None and self.profile.compiler.merges_loops
+            self._kernels = find_kernels(self.flow, merges=merges)
         return self._kernels
 
     def free_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:

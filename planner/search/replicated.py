@@ -15,6 +15,7 @@ from shardwright.planner.search.found import LEAST_GAIN
 from shardwright.shardings import TensorSharding
 
 if TYPE_CHECKING:
+    from shardwright.cost.compute import Traffic
     from shardwright.hlo import Instruction
     from shardwright.planner.search.found import Found
     from shardwright.planner.search.search import Search
@@ -25,16 +26,17 @@ def replicated_s(graph: Graph) -> float:
     """Seconds a step of the program computed whole on every device; where pins forbid that, no plan that keeps to them
     and computes everything whole takes less."""
     layout, flow, prices = graph.layout, graph.flow, graph.prices
-    once: dict[tuple[int, bool], float] = {}  # equal instructions have one number
+    once: dict[tuple[int, bool, Traffic | None], float] = {}  # equal instructions have one number
     total = 0.0
     for node in flow.nodes:
         if node.is_value or not node.weight:
             continue
         ends = layout.ends_kernel(node.index)
-        key = (layout.signatures[node.index], ends)
+        traffic = layout.kernels.traffic[node.index]
+        key = (layout.signatures[node.index], ends, traffic)
         if key not in once:
             operands, results = _whole(node.instruction)
-            once[key] = prices.compute_s(node.instruction, operands, results, ends_kernel=ends)
+            once[key] = prices.compute_s(node.instruction, operands, results, ends_kernel=ends, traffic=traffic)
         total += node.weight * layout.kernels.parts[node.index] * once[key]
     arriving = (flow.nodes[node].shapes[0] for node in sorted(graph.arriving))
     return total + sum(prices.arrival_s(shape, TensorSharding.replicated(shape.rank)) for shape in arriving)

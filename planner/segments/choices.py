@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.cost.moves.relayout import Ends
 from shardwright.planner.clock import Clock
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
@@ -92,7 +93,8 @@ class Graph:
             found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
         else:
             ways, number, ends = layout.ways[index], layout.signatures[index], layout.ends_kernel(index)
-            found = self.builder.of_instruction(node.instruction, ways, number, near, ends_kernel=ends)
+            traffic = layout.kernels.traffic[index]
+            found = self.builder.of_instruction(node.instruction, ways, number, near, ends_kernel=ends, traffic=traffic)
         if self.confinement is None or layout.is_free[index]:
             return found
         return self.confinement.narrow(node, found)
@@ -174,7 +176,7 @@ class Graph:
         index, leaf = hub
         made = self.set_of((index, -1)).result_ids[:, leaf]
         lies = self.set_of(hub).result_ids[:, 0]
-        return self._moves(hub, made, lies, self.layout.hubs[hub])
+        return self._moves(hub, made, lies, self.layout.hubs[hub], self.layout.hub_ends[hub])
 
     def use_matrix(self, node: Node, use: Use) -> FloatArray:
         """Seconds of bringing an operand from how it is made, or its hub lies (rows), to how the node uses it."""
@@ -184,7 +186,7 @@ class Graph:
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
-        matrix = self._moves(use.source, made, wanted, use.weight)
+        matrix = self._moves(use.source, made, wanted, use.weight, self.layout.ends(node, use))
         if not is_hub:
             return matrix
         return self._unless_becoming(matrix, made, wanted)  # a whole value may lie split as it is made
@@ -199,11 +201,12 @@ class Graph:
             self._partial[key] = found  # with the matrix: its number stays its own
         return found[1]
 
-    def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float) -> FloatArray:
+    def _moves(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: Ends) -> FloatArray:
         index, leaf = source
-        weight = weight * self.exposed if source in self.beside else weight
         shape, combinable_bytes = self.flow.nodes[index].shapes[leaf], self.combinable.get(source, 0)
-        matrix = self.prices.reshard_matrix(shape, made, wanted, weight, combinable_bytes)
+        waited = weight * self.exposed if source in self.beside else weight
+        matrix = self.prices.reshard_matrix(shape, made, wanted, waited, combinable_bytes)
         if self.layout.kernels.is_fused[index]:
-            matrix = self.prices.launching(matrix, weight)
+            matrix = self.prices.launching(matrix, waited)
+        matrix = self.prices.turning(matrix, shape, made, wanted, weight, ends)
         return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix

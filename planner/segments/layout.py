@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from shardwright.cost.moves.relayout import LOOP, STORED, Ends, maker_of, reader_of
 from shardwright.hlo import Instruction
 from shardwright.planner.costs.kernels import Kernels
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
@@ -50,6 +51,7 @@ class Layout:
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: variables that other segments depend on,
     and which: hubs that they read, and makers of what they take as it is made.
+    hub_ends: of a hub, what makes its value, and what the pickiest of its readers does.
     apart: hubs of what a loop carries, for readers behind it: the loop. direct: readers inside it, and what they read.
     handed_on: values that all their readers take as they are made, partial sums too. only_use: of values without a hub
     that one node reads, which, and at which of its operand leaves.
@@ -66,6 +68,7 @@ class Layout:
     can_be_partial: tuple[bool, ...]
     ways: tuple[tuple[frozenset[int], ...], ...]
     hubs: Mapping[Leaf, float]
+    hub_ends: Mapping[Leaf, Ends]
     crossing: Mapping[Variable, tuple[int, ...]]
     apart: Mapping[Leaf, Instruction]
     direct: frozenset[tuple[int, Leaf]]
@@ -84,7 +87,8 @@ class Layout:
         if leaf >= 0:
             may_be_partial = self.can_be_partial[index] and variable not in self.whole
             is_apart, is_fused = variable in self.apart, self.kernels.is_fused[index]
-            return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, is_apart, is_fused)
+            ends = self.hub_ends[variable]
+            return (node.shapes[leaf], may_be_partial, self.hubs[variable], crosses, is_apart, is_fused, ends)
         uses = [  # of values made anew: whether they are zero
             (use.position, self.can_be_partial[use.source[0]]) for use in node.uses if self.is_free[use.source[0]]
         ]
@@ -99,6 +103,7 @@ class Layout:
             self.ends_kernel(index),
             self.kernels.is_fused[index],
             self.kernels.parts[index],
+            self.kernels.traffic[index],
             self.ways[index],
             tuple(uses),
             tuple(direct),
@@ -113,6 +118,10 @@ class Layout:
     def ends_kernel(self, index: int) -> bool:
         """Whether a node takes a launch of its own."""
         return self.kernels.ends[index] and not self.is_free[index]
+
+    def ends(self, node: Node, use: Use) -> Ends:
+        """What makes a value, and what a node that reads it does about the order of its elements."""
+        return Ends(_maker(self.flow, use.source), _reader(node, use))
 
     def source(self, node: Node, use: Use) -> Variable:
         """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
@@ -147,6 +156,7 @@ def lay_out(
         can_be_partial=tuple(partial),
         ways=ways,
         hubs=hubs,
+        hub_ends={leaf: Ends(_maker(flow, leaf), _pickiest(leaf, readers, direct)) for leaf in hubs},
         crossing=crossing,
         apart=apart,
         direct=direct,
@@ -254,6 +264,21 @@ def _hubs(
         if away:
             crossing[leaf] = tuple(sorted(away))
     return hubs, crossing
+
+
+def _pickiest(leaf: Leaf, readers: _Readers, direct: Container[tuple[int, Leaf]]) -> int:
+    """What of a hub's readers cares most about the order of elements does."""
+    found = readers.uses.get(leaf, ())
+    return max((_reader(node, use) for node, use in found if (node.index, leaf) not in direct), default=LOOP)
+
+
+def _maker(flow: Dataflow, leaf: Leaf) -> int:
+    node = flow.nodes[leaf[0]]
+    return STORED if node.is_value else maker_of(node.instruction)
+
+
+def _reader(node: Node, use: Use) -> int:
+    return STORED if node.is_value else reader_of(node.instruction, use.position)
 
 
 def _choosers(found: Sequence[tuple[Node, Use]]) -> int:

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardwright.cost import compute_time_s
+from shardwright.cost.compute import Traffic
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import OpRule
@@ -68,6 +70,10 @@ class StrategySet:
             compute_s=np.concatenate([self.compute_s, other.compute_s]),
         )
 
+    def computed_in(self, compute_s: FloatArray) -> StrategySet:
+        """The same with other seconds of computing."""
+        return replace(self, time_s=self.time_s - self.compute_s + compute_s, compute_s=compute_s)
+
     def launched(self, launch_s: float) -> StrategySet:
         """The same of an instruction that ends a kernel, which takes `launch_s` at least."""
         return replace(self, time_s=self.time_s + np.maximum(launch_s - self.compute_s, 0.0))
@@ -104,17 +110,22 @@ class StrategyBuilder:
         near: Near | None = None,
         *,
         ends_kernel: bool = False,
+        traffic: Traffic | None = None,
     ) -> StrategySet:
         """Strategies by the instruction's rule; the first one is replicated unless only those `near` one are asked for.
 
         linear: which operand leaves may be partial sums together. number: of the instruction's signature, by
-        `rules`. ends_kernel: see `cost.compute_time_s`.
+        `rules`. ends_kernel, traffic: see `cost.compute_time_s`.
         """
         number = self.rules.number(instruction) if number is None else number
-        key = (number, linear, near, ends_kernel)
+        key = (number, linear, near, ends_kernel, traffic)
         found = self._sets.get(key)
         if found is None and ends_kernel:
-            found = self.of_instruction(instruction, linear, number, near).launched(self.prices.profile.launch_s)
+            found = self.of_instruction(instruction, linear, number, near, traffic=traffic)
+            found = found.launched(self.prices.profile.launch_s)
+        elif found is None and traffic is not None:
+            found = self.of_instruction(instruction, linear, number, near)
+            found = found.computed_in(self._computed_s(instruction, found, traffic))
         elif found is None:
             found = self._build(instruction, self.rules.of_number(number), linear, near)
         self._sets[key] = found
@@ -176,6 +187,20 @@ class StrategyBuilder:
         )
         combined_s = np.array([self._combined_s(instruction, strategy) for strategy in strategies])
         return self._set(strategies, compute_s, combined_s, rule.reason if len(strategies) == 1 else "")
+
+    def _computed_s(self, instruction: Instruction, found: StrategySet, traffic: Traffic | None) -> FloatArray:
+        once: dict[tuple[object, ...], float] = {}  # strategies with equal shards
+        inputs = [leaf.dimensions for operand in instruction.operands for leaf in operand.shape.leaves]
+        outputs = [leaf.dimensions for leaf in instruction.shape.leaves]
+        mesh, profile = self.prices.mesh, self.prices.profile
+        seconds = []
+        for each in found.strategies:
+            read = tuple([s.shard_shape(dims, mesh) for dims, s in zip(inputs, each.operands, strict=True)])
+            made = tuple([s.shard_shape(dims, mesh) for dims, s in zip(outputs, local_results(each), strict=True)])
+            if (read, made) not in once:
+                once[read, made] = compute_time_s(instruction, read, made, profile, traffic=traffic)
+            seconds.append(once[read, made])
+        return np.array(seconds)
 
     def _set(
         self, strategies: tuple[Strategy, ...], compute_s: FloatArray, combined_s: FloatArray, reason: str

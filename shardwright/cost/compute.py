@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import log2, prod
+from typing import NamedTuple
 
 from shardwright.cost.convolution import convolution_flops
 from shardwright.cost.opcodes import MARKER_TARGETS
@@ -22,6 +23,15 @@ from shardwright.hlo import ArrayShape, Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS
 
 ShardShapes = Sequence[tuple[int, ...]]
+
+
+class Traffic(NamedTuple):
+    """What of an instruction's operand leaves its kernels read from memory, how often, and whether they write its
+    results."""
+
+    reads: tuple[float, ...]
+    writes: float
+
 
 #: Instructions that run no kernel of their own: bookkeeping, changes of view, and those
 #: whose work is inside the computations they call.
@@ -82,6 +92,33 @@ def memory_traffic_bytes(instruction: Instruction, operand_shapes: ShardShapes, 
     return written + _bytes(operands, operand_shapes)
 
 
+def kernel_bytes(
+    instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes, traffic: Traffic
+) -> float:
+    """Bytes that pass through memory for one instruction on one device, as part of kernels of several."""
+    leaves = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
+    read = [_bytes([leaf], [shape]) for leaf, shape in zip(leaves, operand_shapes, strict=True)]
+    written = _bytes(instruction.shape.leaves, result_shapes)
+    opcode = instruction.opcode
+    if opcode == "transpose" and _is_view(instruction, operand_shapes[0]):
+        return 0.0
+    if opcode in ("gather", "dynamic-slice", "slice"):  # reads no more than it writes
+        read[0] = written
+    elif opcode == "dynamic-update-slice":  # in place
+        read[0], written = 0.0, read[1]
+    elif opcode == "scatter":  # in place, once the array is there
+        arrays = len(result_shapes)
+        updates = sum(read[arrays + 1 :])
+        return updates * 3 + sum(read[arrays : arrays + 1]) + traffic.reads[0] * written
+    return sum(size * count for size, count in zip(read, traffic.reads, strict=True)) + written * traffic.writes
+
+
+def _is_view(instruction: Instruction, shape: tuple[int, ...]) -> bool:
+    """Whether a transposed array's elements lie as they did: only dimensions of one element change places."""
+    order = [dim for dim in instruction.get("dimensions", ()) if shape[dim] > 1]
+    return order == sorted(order)
+
+
 def compute_time_s(
     instruction: Instruction,
     operand_shapes: ShardShapes,
@@ -89,22 +126,29 @@ def compute_time_s(
     profile: HardwareProfile,
     *,
     ends_kernel: bool = False,
+    traffic: Traffic | None = None,
 ) -> float:
     """Seconds of one execution of `instruction` on one device.
 
     ends_kernel: whether it is the last of a kernel of fused instructions; what is fused into another's kernel is
-    launched with that.
+    launched with that. traffic: what of it passes through memory; None: all that it would move alone, of which fused
+    instructions pay a part.
     """
     if is_free(instruction):
         return 0.0
     work = flops(instruction, operand_shapes, result_shapes)
-    memory_s = memory_traffic_bytes(instruction, operand_shapes, result_shapes) / profile.memory_bandwidth_bytes_per_s
+    size_bytes = (
+        memory_traffic_bytes(instruction, operand_shapes, result_shapes)
+        if traffic is None
+        else kernel_bytes(instruction, operand_shapes, result_shapes, traffic)
+    )
+    memory_s = size_bytes / profile.memory_bandwidth_bytes_per_s
     if instruction.opcode in _KERNEL_OPCODES:
         rate = profile.vector_flops_per_s
         if instruction.opcode in ("dot", "convolution", "ragged-dot"):
             rate = profile.matmul_flops_per_s(instruction.operands[0].shape.leaves[0].element_type)
         return max(work / rate, memory_s, profile.launch_s)
-    time_s = max(work / profile.vector_flops_per_s, memory_s * profile.fused_traffic)
+    time_s = max(work / profile.vector_flops_per_s, memory_s * (profile.fused_traffic if traffic is None else 1.0))
     return max(time_s, profile.launch_s) if ends_kernel else time_s
 
 

@@ -55,6 +55,10 @@ class Compiler:
     copies_relayouts: whether a reshape that changes the innermost dimension is a kernel of its own, which copies.
     copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
         that dimension outermost.
+    turns_moved: whether collectives along inner dimensions have that dimension outermost in memory, so that kernels
+        around them transpose (`cost.moves.relayout`).
+    merges_loops: whether loops and reductions that read the same arrays run as one kernel, of which only what it reads
+        and writes passes through memory (`planner.costs.traffic`); else they pay `fused_traffic` each.
     copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
         says that all others have read it.
     fills_donated: whether an argument that a result is written over is memory for others, from its last reader to then.
@@ -89,6 +93,8 @@ class Compiler:
     inverts_divisors: bool
     copies_relayouts: bool
     copies_gathered: bool
+    turns_moved: bool
+    merges_loops: bool
     copies_donated: bool
     fills_donated: bool
     turns_arguments: bool

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.moves.partitioner import Outermost
 from shardwright.cost.moves.paths import Dims, Move, even_size, paths_on, scattering
 from shardwright.cost.moves.retile import DividesByZero
 from shardwright.cost.moves.tilings import Order
@@ -24,8 +25,9 @@ from shardwright.shardings import Mesh
 IntArray = NDArray[np.int64]
 _Number = TypeVar("_Number", bound=np.signedinteger[Any])
 
-#: Collectives in order: kind, what its groups differ in, payload as a part of the whole array's bytes.
-Moves = tuple[tuple[str, Order, float], ...]
+#: Collectives in order: kind, what its groups differ in, payload as a part of the whole array's bytes, what lies
+#: outermost in what it reads and writes.
+Moves = tuple[tuple[str, Order, float, Outermost | None, Outermost | None], ...]
 
 #: Dimensions in elements, `even_size` for those that the devices divide.
 Kind = tuple[int, ...]
@@ -187,7 +189,7 @@ class ManyMoves:
 
     def _relative(self, moves: Sequence[Move]) -> Moves:
         whole = prod(self._shape)
-        return tuple((move.kind, move.atoms, move.payload_bytes / whole) for move in moves)
+        return tuple((move.kind, move.atoms, move.payload_bytes / whole, move.reads, move.writes) for move in moves)
 
     def _bits(self, axes: Iterable[str]) -> int:
         return sum(self._bit_of[axis] for axis in axes)

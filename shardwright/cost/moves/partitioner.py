@@ -39,16 +39,31 @@ class Joined(NamedTuple):
     is_minor: bool
 
 
+class Outermost(NamedTuple):
+    """The dimension of an array that a collective takes apart or puts together, piece after piece in memory: there it
+    is the outermost one.
+
+    cut: into how many parts each dimension before it is cut. is_last: whether none comes after it, and what is sent
+    of it is never cut again.
+    """
+
+    cut: tuple[int, ...]
+    is_last: bool
+
+
 class Step(NamedTuple):
     """One collective over the devices that differ in `atoms`; elements: of its payload on one device.
 
     joined: what each device makes of its shard and the result; None where the result takes the shard's place.
+    reads, writes: what lies outermost in what it sends and receives; None where that is the first dimension, or any.
     """
 
     kind: str
     atoms: Order
     elements: int
     joined: Joined | None = None
+    reads: Outermost | None = None
+    writes: Outermost | None = None
 
 
 class Resharding:
@@ -150,7 +165,10 @@ class Resharding:
         if kept != [want.parts[dim] for dim in same]:
             inner_want = reshaped(inner_have, inner_want.tiles)
         local = tuple(-(-n // have.tiles[dim]) if dim in same else n for dim, n in enumerate(self.shape))
+        before = len(self.steps)
         Resharding(local, self.steps, self.alike).run(inner_have, inner_want)
+        cuts = [have.tiles[dim] if dim in same else 1 for dim in range(len(self.shape))]
+        self._recut(before, lambda cut: tuple(a * b for a, b in zip(cut, cuts, strict=False)))
         parts = list(inner_want.parts)
         for dim, part in zip(same, kept, strict=True):
             parts[dim] = part
@@ -176,7 +194,10 @@ class Resharding:
                     moved += atoms
                 for _, target in pairs:
                     self._fit_edges(before, target, self._split(before, target), self._held(before, have, target))
-                self._add("all-to-all", moved, elements)
+                reads, writes = (max(pair[which] for pair in pairs) for which in (1, 0))
+                self._add(
+                    "all-to-all", moved, elements, reads=_outermost(before, reads), writes=_outermost(have, writes)
+                )
                 for source, _ in pairs:
                     self._fit_edges(have, source, self._held(have, before, source), self._split(have, source))
         return self.permute(have, want)
@@ -208,7 +229,8 @@ class Resharding:
         gathered = [dim for dim in joined if dim not in copied and dim not in summed]
         for dim in reversed(gathered):
             local[dim] *= factors[dim]
-            self._add("all-gather", joined_atoms(have, want, dim), prod(local))
+            outermost = _outermost(have, dim, is_last=dim == len(local) - 1)
+            self._add("all-gather", joined_atoms(have, want, dim), prod(local), reads=outermost, writes=outermost)
         for dim in (*gathered, *summed):
             local[dim] = whole[dim]
         self._sum(have, want, summed, local)
@@ -273,8 +295,10 @@ class Resharding:
         """Reshard with dimension `dim` seen as two, and see them as one again."""
         inner = -(-self.shape[dim] // prod(before.tiles[dim : dim + 2])) * before.tiles[dim + 1]
         shape = (*self.shape[:dim], self.shape[dim] // inner, inner, *self.shape[dim + 1 :])
+        first = len(self.steps)
         if not Resharding(shape, self.steps).run(before, goal, may_gather_all=False):
             return False
+        self._recut(first, lambda cut: (*cut[:dim], prod(cut[dim : dim + 2]), *cut[dim + 2 :])[: len(cut)])
         tiles = (*goal.tiles[:dim], goal.tiles[dim] * goal.tiles[dim + 1], *goal.tiles[dim + 2 :])
         return self.run(reshaped(goal, tiles), want, may_gather_all=False)
 
@@ -294,8 +318,31 @@ class Resharding:
         local[target] = -(-self.shape[target] // have.tiles[source]) * have.tiles[source] // have.tiles[target]
         return prod(local)
 
-    def _add(self, kind: str, atoms: Order, elements: int, joined: Joined | None = None) -> None:
-        self.steps.append(Step(kind, atoms, elements, joined))
+    def _add(
+        self,
+        kind: str,
+        atoms: Order,
+        elements: int,
+        joined: Joined | None = None,
+        reads: Outermost | None = None,
+        writes: Outermost | None = None,
+    ) -> None:
+        self.steps.append(Step(kind, atoms, elements, joined, reads, writes))
+
+    def _recut(self, first: int, cut: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
+        """Say the parts that dimensions are cut into anew, of all steps from one on."""
+
+        def anew(outermost: Outermost | None) -> Outermost | None:
+            return outermost and outermost._replace(cut=cut(outermost.cut))
+
+        self.steps[first:] = [
+            step._replace(reads=anew(step.reads), writes=anew(step.writes)) for step in self.steps[first:]
+        ]
+
+
+def _outermost(tiling: Tiling, dim: int, *, is_last: bool = False) -> Outermost | None:
+    """A dimension of an array that lies so, outermost."""
+    return Outermost(tiling.tiles[:dim], is_last) if dim else None
 
 
 _Way = Callable[[Resharding, Tiling, Tiling], bool]

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise, takewhile
 from math import prod
 
 from shardwright.cost.moves.collectives import Topology, group_time_s, wire_bytes
-from shardwright.cost.moves.partitioner import Resharding, Step
+from shardwright.cost.moves.partitioner import Outermost, Resharding, Step
 from shardwright.cost.moves.retile import refined
 from shardwright.cost.moves.tilings import Order, along, count, tiling_of
 from shardwright.shardings import Mesh
@@ -30,6 +30,7 @@ class Move:
         splits an axis.
     joined_bytes: of what each device makes of its shard and what it receives, edges of its neighbours' shards; 0 where
         what it receives takes the shard's place. is_minor: whether they lie along the last dimension.
+    reads, writes: what lies outermost in what it sends and receives (`partitioner.Step`).
     """
 
     kind: str
@@ -38,6 +39,8 @@ class Move:
     payload_bytes: int
     joined_bytes: int = 0
     is_minor: bool = False
+    reads: Outermost | None = None
+    writes: Outermost | None = None
 
     @property
     def group_size(self) -> int:
@@ -122,8 +125,11 @@ class Paths:
         """
         moves = []
         for before, after in pairwise((have, *self.scattered_by_steps(shape, have, landing))):
-            axes = [axis for old, new in zip(before, after, strict=True) for axis in new[len(old) :]]
-            moves.append(self._reduction("reduce-scatter", axes, bits, shape, before))
+            grown = [dim for dim, axes in enumerate(after) if len(axes) > len(before[dim])]
+            axes = [axis for dim in grown for axis in after[dim][len(before[dim]) :]]
+            last = max(grown)
+            reads = Outermost(self.tiling(before).tiles[:last], last == len(shape) - 1) if last else None
+            moves.append(self._reduction("reduce-scatter", axes, bits, shape, before, reads))
         held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
         rest = [axis for axis in over if not any(axis in axes for axes in landing)]
         if rest:
@@ -146,11 +152,25 @@ class Paths:
             steps.append(tuple(held[i] if i == dim else axes for i, axes in enumerate(steps[-1])))
         return tuple(steps[1:])
 
-    def _reduction(self, kind: str, axes: Iterable[str], bits: int, shape: tuple[int, ...], dims: Dims) -> Move:
+    def _reduction(
+        self,
+        kind: str,
+        axes: Iterable[str],
+        bits: int,
+        shape: tuple[int, ...],
+        dims: Dims,
+        reads: Outermost | None = None,
+    ) -> Move:
         """A reduction of an array that is split like `dims`."""
         ordered = self.ordered(axes)
         elements = prod(-(-size // tiles) for size, tiles in zip(shape, self.tiling(dims).tiles, strict=True))
-        return Move(kind=kind, axes=ordered, atoms=along(ordered, self._mesh), payload_bytes=_bytes(bits, elements))
+        return Move(
+            kind=kind,
+            axes=ordered,
+            atoms=along(ordered, self._mesh),
+            payload_bytes=_bytes(bits, elements),
+            reads=reads,
+        )
 
     # ---- whole values --------------------------------------------------------------
     def moves(
@@ -186,6 +206,8 @@ class Paths:
             payload_bytes=_bytes(bits, elements),
             joined_bytes=_bytes(bits, joined.elements) if joined else 0,
             is_minor=joined is not None and joined.is_minor,
+            reads=step.reads,
+            writes=step.writes,
         )
 
 

@@ -1,0 +1,203 @@
+"""What of each instruction's operands and results passes through memory where kernels are fused as XLA:GPU does it.
+
+A kernel reads what it takes from memory once and writes what others read. XLA:GPU fuses loops into their readers
+(`kernels.py`), and further into one kernel
+
+- what reads the same array, or one of the array's readers' results, element by element (multi-output fusion,
+  xla/service/gpu/transforms/multi_output_fusion.cc): AdamW reads a parameter, its gradient and both moments once;
+- a reduction of rows, what makes its elements, and what reads its results along the rows again: a softmax, a
+  normalization (xla/service/gpu/transforms/softmax_rewriter_triton.cc).
+
+Which kernels can be one is told by *levels*: how many kernels, at least, come before an instruction. Instructions of one
+level that loop over equally many elements run together if they have an array in common; no one of them waits for a
+kernel that waits for another one.
+
+Here the program is as yet unsplit, so that the answer is the same on every mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from shardwright.cost.compute import Traffic
+from shardwright.cost.opcodes import LOOPS, SLICES
+from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
+
+_REDUCTIONS = frozenset({"reduce", "reduce-window"})
+
+#: Elements of a row that one kernel reduces and reads again; rows of a vocabulary of 50257 take three kernels.
+_LONGEST_ROW = 1 << 14
+
+_READ, _NOT_READ = 1.0, 0.0
+
+
+class Group(NamedTuple):
+    """Kernels that can run as one: how many come before, and over how many elements they loop."""
+
+    level: int
+    elements: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reading:
+    """Collects what kernels read.
+
+    is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
+    """
+
+    flow: Dataflow
+    is_view: Sequence[bool]
+    is_fused: Sequence[bool]
+    readers: Sequence[Sequence[int]]
+    groups: list[Group] = field(default_factory=list)  # of each node, were it a kernel's last
+    by_rows: list[bool] = field(default_factory=list)  # whether what it reduces lies in rows, if it reduces at all
+    within: list[frozenset[Group]] = field(default_factory=list)  # of each node, those that compute it
+    seen: set[tuple[Group, Leaf]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for node in self.flow.nodes:
+            self.by_rows.append(node.instruction.opcode not in _REDUCTIONS or _reduces_rows(node))
+            self.groups.append(self._group(node))
+        self.within = [frozenset((group,)) for group in self.groups]
+        for node in reversed(self.flow.nodes):
+            if (self.is_fused[node.index] or self.is_view[node.index]) and self.readers[node.index]:
+                self.within[node.index] = frozenset().union(*(self.within[each] for each in self.readers[node.index]))
+
+    def stored(self, leaf: Leaf) -> Leaf:
+        """The value that a leaf is a view of."""
+        node = self.flow.nodes[leaf[0]]
+        while self.is_view[node.index] and node.uses:
+            leaf = node.uses[0].source
+            node = self.flow.nodes[leaf[0]]
+        return leaf
+
+    def elements(self, leaf: Leaf) -> int:
+        return prod(self.flow.nodes[leaf[0]].shapes[leaf[1]].dimensions)
+
+    def _group(self, node: Node) -> Group:
+        if node.is_value or not node.shapes:
+            return Group(0, 0)
+        is_loop = not node.is_value and _loops(node)
+        elements = self._looped_over(node)
+        level = 0
+        for use in node.uses:
+            source = self.stored(use.source)
+            before = self.groups[source[0]] if source[0] < node.index else Group(0, 0)
+            maker = self.flow.nodes[source[0]]
+            if maker.is_value or (self.is_view[source[0]] and not maker.uses):
+                continue
+            if is_loop and _loops(maker) and self._is_one(maker, node, before):
+                level = max(level, before.level)
+                if _is_row_sized(maker, before, node):
+                    elements = max(elements, before.elements)
+                    self.by_rows[node.index] = self.by_rows[maker.index]
+            else:
+                level = max(level, before.level + 1)
+        return Group(level, elements)
+
+    def _looped_over(self, node: Node) -> int:
+        leaf = node.uses[0].source if node.instruction.opcode in _REDUCTIONS and node.uses else (node.index, 0)
+        return self.elements(leaf)
+
+    def _is_one(self, maker: Node, node: Node, before: Group) -> bool:
+        """Whether a kernel that ends in `maker` can go on to `node`."""
+        if self.is_fused[maker.index]:
+            return True
+        elements = self._looped_over(node)
+        if maker.instruction.opcode not in _REDUCTIONS and before.elements == self.elements((maker.index, 0)):
+            return elements == before.elements
+        size = self.elements((maker.index, 0))
+        is_short = before.elements // max(size, 1) <= _LONGEST_ROW
+        return self.by_rows[maker.index] and (elements == size or (is_short and elements == before.elements))
+
+    def traffic(self, node: Node) -> Traffic:
+        """What of a node's operands its kernels read, and of its results they write."""
+        i = node.index
+        if node.is_value or self.is_view[i]:
+            return Traffic((_NOT_READ,) * len(node.uses), _NOT_READ)
+        reads = tuple([self._read(node, use.source, use.position) for use in node.uses])
+        is_written = not self.is_fused[i] and any(
+            self.flow.nodes[reader].is_value or self.within[reader] != self.within[i] for reader in self.readers[i]
+        )
+        return Traffic(reads, _READ if is_written else _NOT_READ)
+
+    def last_of_kernels(self) -> list[bool]:
+        """Whether each node is the last that is written of what runs as one: of one group, connected by values of its
+        size that it reads or makes."""
+        joined: dict[tuple[Group, Leaf], tuple[Group, Leaf]] = {}
+
+        def root(key: tuple[Group, Leaf]) -> tuple[Group, Leaf]:
+            while (above := joined.get(key, key)) != key:
+                joined[key] = joined.get(above, above)
+                key = above
+            return key
+
+        for node in self.flow.nodes:
+            if node.is_value or self.is_view[node.index] or not _loops(node):
+                continue
+            sources = {self.stored(use.source) for use in node.uses}
+            sizes = self.elements((node.index, 0)), self._looped_over(node)
+            shared = [source for source in sources if self.elements(source) in sizes]
+            for group in sorted(self.within[node.index]):
+                mine = root((group, (node.index, 0)))
+                for source in sorted(shared):
+                    joined[root((group, source))] = mine
+        last: dict[tuple[Group, Leaf], int] = {}
+        is_kernel = [
+            not (node.is_value or self.is_view[node.index] or self.is_fused[node.index])
+            and bool(self.readers[node.index])
+            for node in self.flow.nodes
+        ]
+        for node in self.flow.nodes:
+            if is_kernel[node.index]:
+                last[root((self.groups[node.index], (node.index, 0)))] = node.index
+        ends = set(last.values())
+        return [is_kernel[node.index] and node.index in ends for node in self.flow.nodes]
+
+    def _read(self, node: Node, leaf: Leaf, position: int) -> float:
+        """How often an operand is read, as a part of it where it is a smaller array, spread."""
+        source = self.stored(leaf)
+        maker = self.flow.nodes[source[0]]
+        if not maker.is_value and (self.is_fused[source[0]] or (self.is_view[source[0]] and not maker.uses)):
+            return _NOT_READ
+        count = 0
+        is_slice = node.instruction.opcode in SLICES and position == 0
+        for group in self.within[node.index]:
+            if not maker.is_value and self.groups[source[0]] == group and _loops(node):
+                continue
+            if is_slice or not _loops(node):
+                count += 1
+            elif (group, source) not in self.seen:
+                self.seen.add((group, source))
+                count += 1
+        return count * min(1.0, self.elements(source) / max(self.elements(leaf), 1))
+
+
+def find_traffic(
+    flow: Dataflow, is_view: Sequence[bool], is_fused: Sequence[bool], readers: Sequence[Sequence[int]]
+) -> tuple[tuple[Traffic, ...], tuple[bool, ...]]:
+    """What of each node's operands and results passes through memory, and which nodes are the last of a kernel.
+
+    is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
+    """
+    reading = _Reading(flow=flow, is_view=is_view, is_fused=is_fused, readers=readers)
+    return tuple([reading.traffic(node) for node in flow.nodes]), tuple(reading.last_of_kernels())
+
+
+def _reduces_rows(node: Node) -> bool:
+    dims: tuple[int, ...] = node.instruction.get("dimensions", ())
+    rank = node.instruction.operands[0].shape.leaves[0].rank
+    return sorted(dims) == list(range(rank - len(dims), rank))
+
+
+def _loops(node: Node) -> bool:
+    return node.instruction.opcode in LOOPS or node.instruction.opcode in _REDUCTIONS
+
+
+def _is_row_sized(maker: Node, before: Group, node: Node) -> bool:
+    """Whether what follows a reduction of rows has an element a row, as its results have."""
+    size = prod(maker.shapes[0].dimensions)
+    return size != before.elements and prod(node.shapes[0].dimensions) == size

@@ -1,0 +1,128 @@
+"""What moves cost in memory, besides what they send: kernels that bring elements into another order.
+
+A collective takes an array apart, or puts it together, piece after piece in memory. Where the pieces are cut along
+an inner dimension, XLA:GPU's layout assignment has that dimension lie outermost in what the collective reads and
+writes, and somebody has to turn the array around: for nothing where a loop makes or reads it (what is elementwise
+writes and reads in any order); for nothing in a matrix product whose dimension it is alone (a matrix lies by rows or by
+columns); else by a kernel that transposes, which reads and writes all of it once.
+
+Checked against programs that XLA:GPU compiles for A100s by `benchmarks/probe_gpu_moves.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from shardwright.cost.moves.partitioner import Outermost
+from shardwright.cost.moves.tilings import Order, count
+from shardwright.cost.opcodes import LOOPS
+from shardwright.cost.profiles import HardwareProfile
+from shardwright.hlo import Instruction
+
+#: What an end of a move does about the order of elements: takes any, rows or columns, or one only.
+LOOP, PRODUCT, STORED = range(3)
+
+#: Opcodes that make and read arrays in any order, in the kernel that they are part of anyway.
+_IN_ANY_ORDER = LOOPS | {"reduce", "reduce-window"}
+
+#: Collectives that leave elements where they are.
+_ELEMENTWISE = frozenset({"all-reduce", "collective-permute"})
+
+#: Kinds of collectives whose result is read in any order: what adds up partial sums comes first, or alone.
+_SUMS = frozenset({"all-reduce", "reduce-scatter"})
+
+
+class Ends(NamedTuple):
+    """What makes the array that is moved, and what reads it then: LOOP, PRODUCT or STORED."""
+
+    maker: int
+    reader: int
+
+
+#: The ends of moves of which no kernel is needed.
+ANY_ORDER = Ends(LOOP, LOOP)
+
+
+class Passed(NamedTuple):
+    """One collective: bytes that it reads and writes on one device, and what lies outermost in both."""
+
+    kind: str
+    read_bytes: float
+    written_bytes: float
+    reads: Outermost | None
+    writes: Outermost | None
+
+
+def passed(kind: str, payload_bytes: float, atoms: Order, reads: Outermost | None, writes: Outermost | None) -> Passed:
+    """A collective as `collectives.wire_bytes` takes it."""
+    read_bytes = payload_bytes / count(atoms) if kind == "all-gather" else payload_bytes
+    return Passed(kind, read_bytes, payload_bytes, reads, writes)
+
+
+def relayout_s(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends, profile: HardwareProfile) -> float:
+    """Seconds of the kernels that turn around what the collectives of one resharding read and write.
+
+    shape: logical dimensions in elements.
+    """
+    sizes = _turned_bytes(moves, shape, ends)
+    return sum(max(2 * size / profile.memory_bandwidth_bytes_per_s, profile.launch_s) for size in sizes)
+
+
+def _turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
+    """Sizes of the arrays that are transposed before, between and behind collectives."""
+    lies: Outermost | None = None  # in what the collective before wrote
+    before = ""
+    for move in moves:
+        reads = _real(move.reads, shape)
+        if not before:
+            is_turned = not _takes(ends.maker, reads)
+        else:
+            is_turned = before not in _SUMS and _place(lies) != _place(reads)
+        if is_turned and move.kind not in _ELEMENTWISE:
+            yield move.read_bytes
+        if move.kind not in _ELEMENTWISE:
+            lies = _real(move.writes, shape)
+        before = move.kind
+    if moves and not _takes(ends.reader, lies):
+        yield moves[-1].written_bytes
+
+
+def _real(outermost: Outermost | None, shape: tuple[int, ...]) -> Outermost | None:
+    """None where the dimensions before it have one element: what is outermost then lies in order."""
+    if outermost is None or all(-(-size // parts) == 1 for size, parts in zip(shape, outermost.cut, strict=False)):
+        return None
+    return outermost
+
+
+def _place(outermost: Outermost | None) -> int:
+    return 0 if outermost is None else len(outermost.cut)
+
+
+def _takes(end: int, outermost: Outermost | None) -> bool:
+    """Whether an end of a move makes or reads what lies so in its own kernel."""
+    return outermost is None or end == LOOP or (end == PRODUCT and outermost.is_last)
+
+
+# ---- ends ------------------------------------------------------------------------
+
+
+def maker_of(instruction: Instruction) -> int:
+    """What an instruction does about the order of what it makes."""
+    if instruction.opcode == "dot":
+        rhs = instruction.operands[1].shape.leaves[0].rank
+        bound = (*instruction.get("rhs_contracting_dims", ()), *instruction.get("rhs_batch_dims", ()))
+        is_matrix = not instruction.get("rhs_batch_dims", ()) and rhs - len(bound) == 1
+        return PRODUCT if is_matrix else STORED
+    return LOOP if instruction.opcode in _IN_ANY_ORDER else STORED
+
+
+def reader_of(instruction: Instruction, position: int) -> int:
+    """What an instruction does about the order of an operand."""
+    if instruction.opcode == "dot":
+        side = ("lhs", "rhs")[position]
+        contracted: tuple[int, ...] = instruction.get(f"{side}_contracting_dims", ())
+        rank = instruction.operands[position].shape.leaves[0].rank
+        is_alone = contracted == (rank - 1,) or (rank - 1 not in contracted and len(contracted) == rank - 1)
+        return PRODUCT if is_alone and not instruction.get(f"{side}_batch_dims", ()) else STORED
+    return LOOP if instruction.opcode in _IN_ANY_ORDER else STORED
