@@ -28,6 +28,7 @@ from shardwright.cost import (
 from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
 from shardwright.cost.moves.relayout import ANY_ORDER, Ends, passed, relayout_s
+from shardwright.cost.moves.tilings import Order
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.shardings import Mesh, TensorSharding
@@ -39,6 +40,10 @@ _UNKNOWN = -1
 _NO_TABLE: IntArray = np.empty((0, 0), np.int64)
 _NUMBER_OF_IMPOSSIBLE = 1
 _IMPOSSIBLE: Moves = (("impossible", (), 0.0, None, None),)
+
+#: What moves send: as `Moves`, whatever lies outermost.
+Sent = tuple[tuple[str, Order, float], ...]
+_IMPOSSIBLE_SENT: Sent = (("impossible", (), 0.0),)
 
 #: Seconds of the first two lists of moves: none, and one that cannot be.
 _FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
@@ -69,6 +74,12 @@ class Prices:
         self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
         self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
         self._lists: list[Moves] = list(self._numbers)
+        #: What they send, interned too, and by the number of the moves.
+        self._places: dict[Sent, int] = {(): 0, _IMPOSSIBLE_SENT: _NUMBER_OF_IMPOSSIBLE}
+        self._collectives: list[Sent] = list(self._places)
+        self._sent = _Column()
+        for place in self._places.values():
+            self._sent.append(place)
         self._priced: dict[int, FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
@@ -187,7 +198,7 @@ class Prices:
         matrix = self._matrices.get(key)
         if matrix is None:
             moves = self._moves_between(shape, sources, targets)
-            matrix = self._matrices[key] = times(self._seconds(shape)[moves], count)
+            matrix = self._matrices[key] = times(self._seconds(shape)[self._sent[moves]], count)
         return matrix
 
     def launching(self, matrix: FloatArray, count: float) -> FloatArray:
@@ -226,7 +237,7 @@ class Prices:
         return found[2]
 
     def _turned_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: Ends) -> FloatArray:
-        """Seconds of bringing elements into another order, once."""
+        """Seconds of bringing elements into another order, once, and of writing what nobody else reads."""
         numbers = self._moves_between(shape, sources, targets)
         key = shape.element_type, shape.dimensions, ends
         known = self._transposed.get(key)
@@ -244,7 +255,11 @@ class Prices:
                 ]
                 known[number] = relayout_s(moves, shape.dimensions, ends, self.profile)
             found = known[numbers]
-        return found
+        if not ends.is_fused:
+            return found
+        stored = self.stored_bytes(shape, sources)[:, None] + self.stored_bytes(shape, targets)[None, :]
+        is_moved = (numbers > _NUMBER_OF_IMPOSSIBLE) & (self._unreduced[sources] == 0)[:, None]
+        return found + np.where(is_moved, stored / self.profile.memory_bandwidth_bytes_per_s, 0.0)
 
     def _layouts_of(self, rank: int) -> Layouts:
         """Kept here, for their numbers are in `_layout`."""
@@ -310,25 +325,29 @@ class Prices:
         """Interns moves; None: what cannot be."""
         if moves is None:
             return _NUMBER_OF_IMPOSSIBLE
+        sent = tuple((kind, atoms, part) for kind, atoms, part, _, _ in moves)
         if not self.turns:
-            moves = tuple((kind, atoms, part, None, None) for kind, atoms, part, _, _ in moves)
+            moves = tuple((*each, None, None) for each in sent)
         number = self._numbers.setdefault(moves, len(self._numbers))
         if number == len(self._lists):
             self._lists.append(moves)
+            place = self._places.setdefault(sent, len(self._places))
+            if place == len(self._collectives):
+                self._collectives.append(sent)
+            self._sent.append(place)
         return number
 
     def _seconds(self, shape: ArrayShape) -> FloatArray:
         """Seconds of every known list of moves for an array of this size."""
         seconds = self._priced.get(shape.size_bytes, _FREE_AND_IMPOSSIBLE)
-        if len(seconds) < len(self._numbers):
-            fresh = [self._price(moves, shape.size_bytes) for moves in self._lists[len(seconds) :]]
+        if len(seconds) < len(self._collectives):
+            fresh = [self._price(moves, shape.size_bytes) for moves in self._collectives[len(seconds) :]]
             seconds = self._priced[shape.size_bytes] = np.concatenate([seconds, fresh])
         return seconds
 
-    def _price(self, moves: Moves, size_bytes: int) -> float:
+    def _price(self, moves: Sent, size_bytes: int) -> float:
         return sum(
-            group_time_s(kind, round(part * size_bytes), atoms, self.mesh, self.topology)
-            for kind, atoms, part, _, _ in moves
+            group_time_s(kind, round(part * size_bytes), atoms, self.mesh, self.topology) for kind, atoms, part in moves
         )
 
 

@@ -76,7 +76,7 @@ class _Ledger:
             node.instruction.name, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs
         )
         self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
-        ends = Ends(maker_of(node.instruction), LOOP)
+        ends = Ends(maker_of(node.instruction), LOOP, self.decisions.graph.layout.kernels.is_fused[node.index])
         self._turn(node, whole, *stages[-2:], node.weight, ends)
 
     def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:

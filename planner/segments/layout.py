@@ -121,7 +121,7 @@ class Layout:
 
     def ends(self, node: Node, use: Use) -> Ends:
         """What makes a value, and what a node that reads it does about the order of its elements."""
-        return Ends(_maker(self.flow, use.source), _reader(node, use))
+        return Ends(_maker(self.flow, use.source), _reader(node, use), self.kernels.is_fused[use.source[0]])
 
     def source(self, node: Node, use: Use) -> Variable:
         """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
@@ -156,7 +156,9 @@ def lay_out(
         can_be_partial=tuple(partial),
         ways=ways,
         hubs=hubs,
-        hub_ends={leaf: Ends(_maker(flow, leaf), _pickiest(leaf, readers, direct)) for leaf in hubs},
+        hub_ends={
+            leaf: Ends(_maker(flow, leaf), _pickiest(leaf, readers, direct), kernels.is_fused[leaf[0]]) for leaf in hubs
+        },
         crossing=crossing,
         apart=apart,
         direct=direct,

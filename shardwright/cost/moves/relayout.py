@@ -34,10 +34,14 @@ _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 
 
 class Ends(NamedTuple):
-    """What makes the array that is moved, and what reads it then: LOOP, PRODUCT or STORED."""
+    """What makes the array that is moved, and what reads it then: LOOP, PRODUCT or STORED.
+
+    is_fused: whether both are part of one kernel, but for the move: it writes the array, and reads it.
+    """
 
     maker: int
     reader: int
+    is_fused: bool = False
 
 
 #: The ends of moves of which no kernel is needed.
