@@ -20,8 +20,9 @@ from shardwright.cost.opcodes import LOOPS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 
-#: What an end of a move does about the order of elements: takes any, rows or columns, or one only.
-LOOP, PRODUCT, STORED = range(3)
+#: What an end of a move does about the order of elements: takes any; any in which rows are read at once, as it reduces
+#: them and reads them again; rows or columns; one only.
+LOOP, ROWS, PRODUCT, STORED = range(4)
 
 #: Opcodes that make and read arrays in any order, in the kernel that they are part of anyway.
 _IN_ANY_ORDER = LOOPS | {"reduce", "reduce-window"}
@@ -34,7 +35,7 @@ _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 
 
 class Ends(NamedTuple):
-    """What makes the array that is moved, and what reads it then: LOOP, PRODUCT or STORED.
+    """What makes the array that is moved, and what reads it then: LOOP, ROWS, PRODUCT or STORED.
 
     is_fused: whether both are part of one kernel, but for the move: it writes the array, and reads it.
     """
@@ -105,7 +106,7 @@ def _place(outermost: Outermost | None) -> int:
 
 def _takes(end: int, outermost: Outermost | None) -> bool:
     """Whether an end of a move makes or reads what lies so in its own kernel."""
-    return outermost is None or end == LOOP or (end == PRODUCT and outermost.is_last)
+    return outermost is None or end == LOOP or end == (PRODUCT if outermost.is_last else ROWS)
 
 
 # ---- ends ------------------------------------------------------------------------
@@ -129,4 +130,7 @@ def reader_of(instruction: Instruction, position: int) -> int:
         rank = instruction.operands[position].shape.leaves[0].rank
         is_alone = contracted == (rank - 1,) or (rank - 1 not in contracted and len(contracted) == rank - 1)
         return PRODUCT if is_alone and not instruction.get(f"{side}_batch_dims", ()) else STORED
+    if instruction.opcode == "reduce":
+        rank = instruction.operands[0].shape.leaves[0].rank
+        return ROWS if rank - 1 in instruction.get("dimensions", ()) else LOOP
     return LOOP if instruction.opcode in _IN_ANY_ORDER else STORED
