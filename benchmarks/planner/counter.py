@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from benchmarks.planner.groups import collective_groups
+from benchmarks.planner.groups import Groups, collective_groups
 from benchmarks.planner.loops import trip_count
 from benchmarks.planner.partitioned_text import Instruction, Module, read_module
 from benchmarks.planner.products import convolution_flops, dot_flops
@@ -33,6 +33,10 @@ KINDS = {
     "collective-permute": "collective-permute", "collective-permute-start": "collective-permute",
     "collective-broadcast": "collective-permute",
 }  # fmt: skip
+
+#: (kind, payload bytes, groups) and (element type of a product or "", operations, bytes).
+CollectiveKey = tuple[str, int, Groups]
+KernelKey = tuple[str, float, float]
 
 #: Views and bookkeeping: no kernel, no bytes. What reads a transpose takes it in; copies are left by constraints.
 _FREE = frozenset({
@@ -134,14 +138,19 @@ def count(hlo_text: str, device_count: int) -> Counted:
     module = read_module(hlo_text)
     counting = _Counting(module, device_count)
     counting.visit(module.entry, 1)
+    return put_together(counting.collectives, counting.kernels)
+
+
+def put_together(collectives: Counter[CollectiveKey], kernels: Counter[KernelKey]) -> Counted:
+    """What was counted, in an order of its own."""
     return Counted(
         collectives=tuple(
             Collective(kind=kind, payload_bytes=size, groups=groups, count=runs)
-            for (kind, size, groups), runs in sorted(counting.collectives.items())
+            for (kind, size, groups), runs in sorted(collectives.items())
         ),
         kernels=tuple(
             Kernel(flops=flops, bytes=size, product_type=kind or None, count=runs)
-            for (kind, flops, size), runs in sorted(counting.kernels.items())
+            for (kind, flops, size), runs in sorted(kernels.items())
         ),
     )
 
@@ -150,8 +159,8 @@ def count(hlo_text: str, device_count: int) -> Counted:
 class _Counting:
     module: Module
     device_count: int
-    collectives: Counter[tuple[str, int, tuple[tuple[int, ...], ...]]] = field(default_factory=Counter)
-    kernels: Counter[tuple[str, float, float]] = field(default_factory=Counter)
+    collectives: Counter[CollectiveKey] = field(default_factory=Counter)
+    kernels: Counter[KernelKey] = field(default_factory=Counter)
 
     def visit(self, computation: str, runs: int) -> None:
         body = _Body(self.module, computation)

@@ -1,7 +1,8 @@
-"""Partition a program in a child process, and end the child once XLA has written what the counter reads.
+"""Compile a program in a child process, and end the child once XLA has written what the counters read.
 
-XLA dumps the module after its partitioner and, half a second later, the buffer assignment: code generation, by far the
-longest part of a compilation, is never waited for.
+`partition` takes XLA:CPU's module behind its partitioner, `compile_for_gpus` the one that XLA:GPU has optimized and
+scheduled. The buffer assignment is written right behind both: code generation, by far the longest part of a
+compilation, is never waited for.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_targets
+
 _ROOT = Path(__file__).resolve().parents[2]
 _PARTITIONED = "*after_spmd-partitioning*.txt"
+_OPTIMIZED = "*.sm_*_gpu_after_optimizations.txt"
 _MEMORY = "{module}.*memory-usage-report.txt"
 _ASSIGNED = "{module}.*buffer-assignment.txt"
 _TOTAL = re.compile(r"Total bytes: (\d+)")
@@ -40,8 +44,8 @@ class PartitionError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Partitioned:
-    """One device's program: the HLO text behind the partitioner, and the bytes that XLA:CPU assigns for it
-    (arguments, results and temporaries, constants among them; None where that was not reached in time).
+    """One device's program: its HLO text, and the bytes that XLA assigns for it (arguments, results and temporaries,
+    constants among them; None where that was not reached in time).
 
     temporaries_bytes: of the allocation that all intermediate values share, among them.
     """
@@ -55,20 +59,41 @@ class Partitioned:
 def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0, without: str = COMBINER) -> Partitioned:
     """Run a job of `partition_child` on `devices` host devices. without: passes to leave out, beside those that every
     plan leaves out. Raises PartitionError."""
+    flags = (
+        f"--xla_force_host_platform_device_count={devices}",
+        "--xla_dump_hlo_pass_re=spmd-partitioning",
+        # Barriers stay, for the experts' jax.checkpoint as for ours: otherwise XLA:CPU merges what is computed twice.
+        f"--xla_disable_hlo_passes={','.join(filter(None, (without, 'cse_barrier_expander')))}",
+    )
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
+    return _in_child({**job, "without": without}, environment, _PARTITIONED, limit_s)
+
+
+def compile_for_gpus(job: dict[str, Any], target: str, *, packages: str, limit_s: float = 300.0) -> Partitioned:
+    """Run a job of `partition_child` for GPUs of a target, its module as XLA:GPU will execute it. Raises PartitionError.
+
+    packages: the folder that `gpu_targets` describes.
+    """
+    return _in_child({**job, "target": target, "packages": packages}, gpu_targets.environment(packages), _OPTIMIZED, limit_s)
+
+
+def _in_child(job: dict[str, Any], environment: dict[str, str], pattern: str, limit_s: float) -> Partitioned:
+    """Run a job until XLA's dump of `pattern` and the memory of its module are there."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         dumps = Path(folder) / "dumps"
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _flags(devices, dumps, without)}
+        flags = f"{environment['XLA_FLAGS']} --xla_dump_to={dumps}"
         with open(Path(folder) / "stderr", "w+b") as errors:
             child = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.planner.partition_child"],
-                cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=errors, stderr=errors, start_new_session=True,
+                [sys.executable, "-m", "benchmarks.planner.partition_child"], cwd=_ROOT, stdin=subprocess.PIPE,
+                env={**os.environ, **environment, "XLA_FLAGS": flags},
+                stdout=errors, stderr=errors, start_new_session=True,
             )  # fmt: skip
             try:
                 assert child.stdin is not None
-                child.stdin.write(json.dumps({**job, "without": without}).encode())
+                child.stdin.write(json.dumps(job).encode())
                 child.stdin.close()
-                text, memory, temporaries = _await(child, dumps, started + limit_s)
+                text, memory, temporaries = _await(child, dumps, pattern, started + limit_s)
             finally:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
@@ -84,20 +109,12 @@ def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0, with
     )
 
 
-def _flags(devices: int, dumps: Path, without: str) -> str:
-    return " ".join((
-        f"--xla_force_host_platform_device_count={devices}",
-        f"--xla_dump_to={dumps}",
-        "--xla_dump_hlo_pass_re=spmd-partitioning",
-        # Barriers stay, for the experts' jax.checkpoint as for ours: otherwise XLA:CPU merges what is computed twice.
-        f"--xla_disable_hlo_passes={','.join(filter(None, (without, 'cse_barrier_expander')))}",
-    ))  # fmt: skip
-
-
-def _await(child: subprocess.Popen[bytes], dumps: Path, deadline: float) -> tuple[str | None, int | None, int | None]:
+def _await(
+    child: subprocess.Popen[bytes], dumps: Path, pattern: str, deadline: float
+) -> tuple[str | None, int | None, int | None]:
     while True:
         ended = child.poll() is not None
-        partitioned = _newest(dumps, _PARTITIONED)
+        partitioned = _newest(dumps, pattern)
         memory, temporaries = _memory(dumps, partitioned)
         if memory is not None or ended or time.perf_counter() > deadline:
             return partitioned.read_text() if partitioned else None, memory, temporaries
