@@ -12,7 +12,7 @@ from gpu_targets import compile_only_devices, environment
 
 os.environ |= environment(sys.argv[3])
 
-from memory_judge import print_memory, read_step  # noqa: E402 - it loads JAX
+from memory_judge import print_memory, read_step
 
 
 def main() -> None:

@@ -61,29 +61,34 @@ def add_packages_option(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def packages_of(arguments: argparse.Namespace) -> str:
-    """The folder that was given; ends the command where there is none."""
+def require_packages(arguments: argparse.Namespace) -> None:
+    """Have `packages` answer with the folder that was given; end the command where there is no compiler in it."""
     folder: str | None = arguments.gpu_packages
     if folder is None or not (Path(folder) / "jax_plugins").is_dir():
         sys.exit(f"no compiler for GPUs in {folder}: make gpu-packages, then --gpu-packages or {PACKAGES_VARIABLE}")
-    return str(Path(folder).resolve())
+    os.environ[PACKAGES_VARIABLE] = str(Path(folder).resolve())
 
 
-def environment(packages: str) -> dict[str, str]:
-    """What a process that compiles has in its environment, ahead of its first import of JAX."""
+def packages() -> str:
+    """The folder with the compiler, of the process or the one that started it."""
+    return os.environ[PACKAGES_VARIABLE]
+
+
+def environment(folder: str) -> dict[str, str]:
+    """What a process that compiles with a folder's packages has in its environment before it imports JAX."""
     return {
         "JAX_PLATFORMS": "cpu",
-        "PATH": f"{packages}/nvidia/cuda_nvcc/bin:{os.environ['PATH']}",
-        "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={packages}/nvidia/cuda_nvcc "
+        "PATH": f"{folder}/nvidia/cuda_nvcc/bin:{os.environ['PATH']}",
+        "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={folder}/nvidia/cuda_nvcc "
         "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
     }
 
 
-def compile_only_devices(packages: str, target: str, count: int) -> list[Any]:
+def compile_only_devices(folder: str, target: str, count: int) -> list[Any]:
     """`count` devices of a target, nodes of eight, that programs are compiled for and never run on."""
     from jaxlib import xla_client
 
-    library = f"{packages}/jax_plugins/xla_cuda12/xla_cuda_plugin.so"
+    library = f"{folder}/jax_plugins/xla_cuda12/xla_cuda_plugin.so"
     plugin = xla_client.load_pjrt_plugin_dynamically("cuda", library)
     xla_client.initialize_pjrt_plugin("cuda")
     inside = min(count, _PER_NODE)

@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_targets import TARGETS, add_packages_option, packages_of
-from benchmarks.planner.counter import Counted
-from benchmarks.planner.gpu_counter import count_gpu
+from benchmarks.gpu_targets import TARGETS, add_packages_option, require_packages
+from benchmarks.planner.counted import Counted
+from benchmarks.planner.counter import count
 from benchmarks.planner.judge import MACHINES, Machine, collective_s, judge, kernel_s
 from benchmarks.planner.partition import compile_for_gpus
 from benchmarks.planner.suite import entries
@@ -25,10 +25,11 @@ from benchmarks.planner.suite import entries
 def main() -> None:
     arguments = _arguments()
     job, machine = _job(arguments)
-    compiled = compile_for_gpus(job, machine, packages=packages_of(arguments), limit_s=arguments.limit)
+    require_packages(arguments)
+    compiled = compile_for_gpus(job, machine, limit_s=arguments.limit)
     if arguments.text:
         arguments.text.write_text(compiled.hlo_text)
-    counted = count_gpu(compiled.hlo_text, job["devices"])
+    counted = count(compiled.hlo_text, job["devices"])
     judged = judge(counted, MACHINES[machine])
     print(
         f"step {judged.step_s * 1e3:.2f} ms: communication {judged.communication_s * 1e3:.2f}, "

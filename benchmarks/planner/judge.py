@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.planner.counter import Collective, Counted, Kernel
+from benchmarks.planner.counted import Collective, Counted, Kernel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from math import prod
 
 from benchmarks.planner.partitioned_text import CountingError, Instruction
 from benchmarks.planner.products import flops_of_shapes
+from benchmarks.planner.traffic import Body
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
@@ -22,7 +23,7 @@ _CONVOLUTIONS = {
 }
 
 
-def call_flops(call: Instruction, body: dict[str, Instruction]) -> tuple[str, float]:
+def call_flops(call: Instruction, body: Body) -> tuple[str, float]:
     """(element type of the operands, operations) of a product or convolution; ("", 0.0) of any other call.
 
     Raises CountingError for a call of cuBLAS or cuDNN that is none of the known ones.
@@ -40,7 +41,7 @@ def call_flops(call: Instruction, body: dict[str, Instruction]) -> tuple[str, fl
     return "", 0.0
 
 
-def _product_flops(call: Instruction, body: dict[str, Instruction]) -> float:
+def _product_flops(call: Instruction, body: Body) -> float:
     """2 × result elements × contracted elements."""
     contracted = _CONTRACTED.search(call.attributes)
     if contracted is None:

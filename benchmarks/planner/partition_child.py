@@ -1,8 +1,7 @@
 """The child of `partition`: reads one job as JSON on stdin, hands the program to XLA, leaves dumps behind.
 
 A job is {"stablehlo": path, "devices": n}, or {"model", "size", "devices", "changes", "expert"}: an expert's name.
-"without" of both: XLA:CPU's passes that are left out; or, in its place, "target" and "packages": the GPUs to compile
-for, and the folder with their compiler.
+"target" and "packages" of both: the GPUs to compile for, and the folder with their compiler; else the host's devices.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ def _compile_stablehlo(text: str, job: dict[str, Any]) -> None:
         with private.mlir_context():
             devices[0].client.compile(private.parse_module(text), private.device_list(devices), options)
         return
-    options = private.compile_options(ids, overrides=[("xla_disable_hlo_passes", job["without"])])
-    private.compile_and_load(text, devices, options)
+    private.compile_and_load(text, devices, private.compile_options(ids))
 
 
 def _compile_expert(job: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ def ratio_of(outcome: dict[str, Any]) -> float | None:
     """Our step time over the best expert's; None where there is none of one of them."""
     if not outcome.get("expert") or "ours" not in outcome:
         return None
-    return step_s(outcome["ours"], outcome["machine"]) / step_s(outcome["expert"], outcome["machine"])
+    return step_s(outcome["ours"]) / step_s(outcome["expert"])
 
 
 def misses_the_bar(outcome: dict[str, Any]) -> bool:
