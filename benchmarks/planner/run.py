@@ -150,9 +150,7 @@ def _add_ours(outcome: dict[str, Any], lowered: Lowered, judging: Judging, how: 
     options = {"memory_budget": outcome["budget_bytes"], "deadline": how["deadline"]}
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         emitted = Path(folder) / "step.mlir"
-        outcome["planner"] = plan(
-            lowered.hlo_text, judging.entry, options, limit_s=how["limit_s"], emitted=emitted
-        )
+        outcome["planner"] = plan(lowered.hlo_text, judging.entry, options, limit_s=how["limit_s"], emitted=emitted)
         partitioned, counted = judging(emitted)
     outcome["ours"] = frozen.figures(partitioned, counted, judging.entry.machine)
     taken = partitioned.memory_bytes

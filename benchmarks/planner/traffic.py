@@ -68,9 +68,7 @@ def _arrays(scatter: Instruction) -> int:
     return (len(scatter.operands) - 1) // 2
 
 
-def _needed(
-    body: Body, root: Instruction, inputs: frozenset[str], in_place: frozenset[str]
-) -> dict[str, float]:
+def _needed(body: Body, root: Instruction, inputs: frozenset[str], in_place: frozenset[str]) -> dict[str, float]:
     """name → part of it, at most 1, that the kernel needs; all of its root."""
     needed = {root.name: 1.0}
     for name in reversed(body):  # readers stand below what they read
@@ -82,9 +80,7 @@ def _needed(
     return needed
 
 
-def _shares(
-    instruction: Instruction, body: Body, part: float, in_place: bool
-) -> Iterator[tuple[str, float]]:
+def _shares(instruction: Instruction, body: Body, part: float, in_place: bool) -> Iterator[tuple[str, float]]:
     """Parts of its operands that a part of an instruction needs."""
     left_alone = ()
     if in_place:
