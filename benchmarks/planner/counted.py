@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from benchmarks.planner.groups import Groups
 
-#: (kind, payload bytes, groups) and (element type of a product or "", operations, bytes).
+#: (kind, payload bytes, groups) and (element type of a product or "", operations, bytes, kind).
 CollectiveKey = tuple[str, int, Groups]
-KernelKey = tuple[str, float, float]
+KernelKey = tuple[str, float, float, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,14 @@ class Collective:
 class Kernel:
     """One kernel of one device's program: arithmetic, bytes to and from memory, runs a step.
 
-    product_type: element type of a product's or convolution's operands; None for other kernels.
+    product_type: element type of a product's or convolution's operands; None for other kernels. kind: what it does, as
+        `traffic.kind_of` tells; nothing is judged by it.
     """
 
     flops: float
     bytes: float
     product_type: str | None = None
+    kind: str = ""
     count: int = 1
 
 
@@ -89,7 +91,7 @@ def put_together(collectives: Counter[CollectiveKey], kernels: Counter[KernelKey
             for (kind, size, groups), runs in sorted(collectives.items())
         ),
         kernels=tuple(
-            Kernel(flops=flops, bytes=size, product_type=kind or None, count=runs)
-            for (kind, flops, size), runs in sorted(kernels.items())
+            Kernel(flops=flops, bytes=size, product_type=product_type or None, kind=kind, count=runs)
+            for (product_type, flops, size, kind), runs in sorted(kernels.items())
         ),
     )

@@ -23,7 +23,7 @@ from benchmarks.planner.library_calls import call_flops, result_bytes
 from benchmarks.planner.loops import trip_count
 from benchmarks.planner.partitioned_text import CountingError, Instruction, Module, read_module
 from benchmarks.planner.products import convolution_flops, dot_flops
-from benchmarks.planner.traffic import Body, fused_bytes, moved_bytes
+from benchmarks.planner.traffic import Body, fused_bytes, kind_of, moved_bytes
 
 KINDS = {
     "all-reduce": "all-reduce", "all-reduce-start": "all-reduce",
@@ -97,15 +97,16 @@ class _Counting:
     def _kernel(self, instruction: Instruction, body: Body) -> KernelKey:
         if instruction.opcode == "fusion":
             inner = self.module.computations[instruction.attribute("calls")]
-            return *_products(inner), float(fused_bytes(inner))
+            return *_products(inner), float(fused_bytes(inner)), kind_of(inner)
         operand_bytes = sum(body[name].size_bytes for name in dict.fromkeys(instruction.operands))
         if instruction.opcode == "custom-call":
             product_type, flops = call_flops(instruction, body)
-            return product_type, flops, float(operand_bytes + result_bytes(instruction))
+            return product_type, flops, float(operand_bytes + result_bytes(instruction)), "call"
         if instruction.opcode == "copy-start":
-            return "", 0.0, 2.0 * operand_bytes
+            return "", 0.0, 2.0 * operand_bytes, "copy"
         alone = {name: body[name] for name in instruction.operands} | {instruction.name: instruction}
-        return *_products(alone), float(moved_bytes(alone, instruction, frozenset(instruction.operands)))
+        moved = float(moved_bytes(alone, instruction, frozenset(instruction.operands)))
+        return *_products(alone), moved, instruction.opcode
 
 
 def _products(body: Body) -> tuple[str, float]:

@@ -3,8 +3,8 @@
     python -m benchmarks.planner.gpu_judged --gpu-packages F --case gpt2-124M-8 --expert zero1
     python -m benchmarks.planner.gpu_judged --gpu-packages F --stablehlo step.mlir --devices 8 --machine h100
 
-`--changes '{"layers": 2}'`: of the model. `--collectives`, `--kernels N`: each collective, the N longest kernels.
-`--text FILE` keeps the optimized HLO.
+`--changes '{"layers": 2}'`: of the model. `--collectives`, `--kinds`, `--kernels N`: each collective, kernels by what
+they do, the N longest. `--text FILE` keeps the optimized HLO.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def main() -> None:
     )
     if arguments.collectives:
         _print_collectives(counted, MACHINES[machine])
+    if arguments.kinds:
+        _print_kinds(counted, MACHINES[machine])
     _print_kernels(counted, MACHINES[machine], arguments.kernels)
 
 
@@ -61,10 +63,23 @@ def _print_collectives(counted: Counted, machine: Machine) -> None:
         )
 
 
+def _print_kinds(counted: Counted, machine: Machine) -> None:
+    """Kernels without products: how many of a kind, what they move, how long they take."""
+    sums: dict[str, tuple[int, float, float]] = {}
+    for each in counted.kernels:
+        if each.product_type is None:
+            runs, moved, seconds = sums.get(each.kind, (0, 0.0, 0.0))
+            sums[each.kind] = (
+                runs + each.count, moved + each.bytes * each.count, seconds + kernel_s(each, machine) * each.count
+            )  # fmt: skip
+    for kind, (runs, moved, seconds) in sorted(sums.items(), key=lambda each: -each[1][2]):
+        print(f"{runs:5} × {kind:20} {moved / 1e6:10.1f} MB {seconds * 1e3:8.3f} ms")
+
+
 def _print_kernels(counted: Counted, machine: Machine, limit: int) -> None:
     for each in sorted(counted.kernels, key=lambda each: -kernel_s(each, machine) * each.count)[:limit]:
         print(
-            f"{each.count:5} × {each.product_type or 'memory':6} {each.bytes / 1e6:10.3f} MB, {each.flops / 1e9:.1f} "
+            f"{each.count:5} × {each.product_type or each.kind:14} {each.bytes / 1e6:10.3f} MB, {each.flops / 1e9:.1f} "
             f"Gflop, {kernel_s(each, machine) * each.count * 1e3:.3f} ms"
         )
 
@@ -79,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=8, metavar="N")
     parser.add_argument("--machine", choices=sorted(TARGETS), help="the case's, or a100")
     parser.add_argument("--collectives", action="store_true", help="print each of them")
+    parser.add_argument("--kinds", action="store_true", help="print the kernels without products by what they do")
     parser.add_argument("--kernels", type=int, default=0, metavar="N", help="print the longest of them")
     parser.add_argument("--text", type=Path, metavar="FILE", help="keep the optimized HLO")
     parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS")

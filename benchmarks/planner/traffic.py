@@ -22,6 +22,21 @@ _WHOLE = frozenset({
 })  # fmt: skip
 
 
+#: What a fused kernel is called by, where one of these is in it: the first that is.
+_KINDS = (
+    "dot", "convolution", "scatter", "sort", "dynamic-update-slice", "reduce", "reduce-window", "transpose", "copy",
+    "gather", "concatenate", "pad", "dynamic-slice", "slice",
+)  # fmt: skip
+
+
+def kind_of(body: Body) -> str:
+    """What a fused computation does: moves, reductions and products by their opcode; else "fill" where it reads
+    nothing, and "elementwise"."""
+    opcodes = {instruction.opcode for instruction in body.values()}
+    found = next((kind for kind in _KINDS if kind in opcodes), None)
+    return found or ("elementwise" if "parameter" in opcodes else "fill")
+
+
 def fused_bytes(body: Body) -> int:
     """Of the kernel that a fused computation is."""
     root = next(instruction for instruction in body.values() if instruction.is_root)
