@@ -197,7 +197,7 @@ def find_traffic(
 def _reduces_rows(node: Node) -> bool:
     dims: tuple[int, ...] = node.instruction.get("dimensions", ())
     rank = node.instruction.operands[0].shape.leaves[0].rank
-    return sorted(dims) == list(range(rank - len(dims), rank))
+    return dims == (rank - 1,)
 
 
 def _loops(node: Node) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shardwright.cost import Move, reshard, wire_bytes
 from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.device_groups import groups_along
-from shardwright.cost.moves.relayout import LOOP, Ends, maker_of
+from shardwright.cost.moves.relayout import LOOP, Ends
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
@@ -76,7 +76,7 @@ class _Ledger:
             node.instruction.name, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs
         )
         self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
-        ends = Ends(maker_of(node.instruction), LOOP, self.decisions.graph.layout.kernels.is_fused[node.index])
+        ends = self.decisions.graph.layout.ends_of(whole, LOOP)
         self._turn(node, whole, *stages[-2:], node.weight, ends)
 
     def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:

@@ -4,7 +4,11 @@ A collective takes an array apart, or puts it together, piece after piece in mem
 an inner dimension, XLA:GPU's layout assignment has that dimension lie outermost in what the collective reads and
 writes, and somebody has to turn the array around: for nothing where a loop makes or reads it (what is elementwise
 writes and reads in any order); for nothing in a matrix product whose dimension it is alone (a matrix lies by rows or by
-columns); else by a kernel that transposes, which reads and writes all of it once.
+columns); else by a kernel that transposes, which reads and writes all of it once. A reduction of rows that were gathered
+along them reads them in as many kernels more.
+
+All-reduces of gradients run together (AllReduceCombiner, then AllReduceContiguous): one kernel copies what they reduce
+side by side, and one each copies it out again.
 
 Checked against programs that XLA:GPU compiles for A100s by `benchmarks/probe_gpu_moves.py`.
 """
@@ -30,6 +34,9 @@ _IN_ANY_ORDER = LOOPS | {"reduce", "reduce-window"}
 #: Collectives that leave elements where they are.
 _ELEMENTWISE = frozenset({"all-reduce", "collective-permute"})
 
+#: All-reduces of up to so many bytes are joined with others: XLA's `kDefaultAllReduceCombineThreshold`.
+_JOINED_BYTES = 30 << 20
+
 #: Kinds of collectives whose result is read in any order: what adds up partial sums comes first, or alone.
 _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 
@@ -37,12 +44,14 @@ _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 class Ends(NamedTuple):
     """What makes the array that is moved, and what reads it then: LOOP, ROWS, PRODUCT or STORED.
 
-    is_fused: whether both are part of one kernel, but for the move: it writes the array, and reads it.
+    is_fused: whether both are part of one kernel, but for the move: it writes the array, and reads it. waits: whether
+    the step waits for the move before it goes on, so that it runs alone: no gradient.
     """
 
     maker: int
     reader: int
     is_fused: bool = False
+    waits: bool = True
 
 
 #: The ends of moves of which no kernel is needed.
@@ -70,8 +79,13 @@ def relayout_s(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends, prof
 
     shape: logical dimensions in elements.
     """
-    sizes = _turned_bytes(moves, shape, ends)
-    return sum(max(2 * size / profile.memory_bandwidth_bytes_per_s, profile.launch_s) for size in sizes)
+    bandwidth = profile.memory_bandwidth_bytes_per_s
+    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in _turned_bytes(moves, shape, ends))
+    joined = [move.read_bytes for move in moves if not ends.waits and move.kind == "all-reduce"]
+    joined_s = sum(
+        2 * size / bandwidth + max(2 * size / bandwidth, profile.launch_s) for size in joined if size <= _JOINED_BYTES
+    )
+    return turned_s + joined_s
 
 
 def _turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
