@@ -82,9 +82,7 @@ def find_kernels(flow: Dataflow, *, merges: bool = False) -> Kernels:
         not (node.is_value or is_view[node.index] or is_fused[node.index]) and bool(readers[node.index])
         for node in flow.nodes
     )
-    return Kernels(
-        ends=tuple(ends), is_fused=tuple(is_fused), parts=tuple(parts), traffic=(None,) * len(flow.nodes)
-    )
+    return Kernels(ends=tuple(ends), is_fused=tuple(is_fused), parts=tuple(parts), traffic=(None,) * len(flow.nodes))
 
 
 def _reads_much(node: Node, flow: Dataflow) -> bool:
@@ -97,11 +95,9 @@ def _reads_much(node: Node, flow: Dataflow) -> bool:
 
 
 def _is_whole(leaf: Leaf, flow: Dataflow) -> bool:
-    """Whether a value is no smaller one, spread: a view of one at most."""
+    """Whether a value is no smaller one, spread."""
     node = flow.nodes[leaf[0]]
-    if node.is_value or node.instruction.opcode not in ("broadcast", "iota", "constant"):
-        return True
-    return False
+    return node.is_value or node.instruction.opcode not in ("broadcast", "iota", "constant")
 
 
 def _part(node: Node, readers: list[int], slices: Sequence[int], flow: Dataflow, parts: Sequence[float]) -> float:

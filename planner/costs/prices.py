@@ -84,7 +84,8 @@ class Prices:
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
         self.turns = profile.compiler.turns_moved
-        self._transposed: dict[tuple[str, tuple[int, ...], Ends], FloatArray] = {}  # by the number of the moves; NaN: unknown
+        #: Seconds of bringing elements into another order, by the number of the moves; NaN: unknown.
+        self._transposed: dict[tuple[str, tuple[int, ...], Ends], FloatArray] = {}
         self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, Ends], FloatArray | None] = {}
         self._sums: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
@@ -214,8 +215,8 @@ class Prices:
         """Seconds of bringing elements into another order, as a move from one sharding to another needs it."""
         if not self.turns or source == target or ends == ANY_ORDER:
             return 0.0
-        ids = (np.array([self.identify(each)]) for each in (source, target))
-        return float(self._turned_s(shape, *ids, ends)[0, 0])
+        have, want = (np.array([self.identify(each)]) for each in (source, target))
+        return float(self._turned_s(shape, have, want, ends)[0, 0])
 
     def turning(
         self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends

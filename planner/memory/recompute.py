@@ -324,7 +324,5 @@ class _Costs:
         ends = graph.layout.ends_kernel(index)
         local = local_results(strategy)
         traffic = graph.layout.kernels.traffic[index]
-        compute_s = graph.prices.compute_s(
-            instruction, strategy.operands, local, ends_kernel=ends, traffic=traffic
-        )
+        compute_s = graph.prices.compute_s(instruction, strategy.operands, local, ends_kernel=ends, traffic=traffic)
         return node.weight * graph.layout.kernels.parts[index] * compute_s + self._moving.get(name, 0.0)

@@ -25,8 +25,8 @@ class _Ledger:
     """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
 
     beside: seconds a step of each move that may run beside compute. turned: of each node, seconds a step of bringing
-    elements into another order for the moves of what it reads or makes. carried: computations that run inside the loop, by
-    what it carries. moved: values brought from one layout to another, inside their loop or not.
+    elements into another order for the moves of what it reads or makes. carried: computations that run inside the
+    loop, by what it carries. moved: values brought from one layout to another, inside their loop or not.
     """
 
     decisions: Decisions
@@ -77,7 +77,7 @@ class _Ledger:
         )
         self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
         ends = self.decisions.graph.layout.ends_of(whole, LOOP)
-        self._turn(node, whole, *stages[-2:], node.weight, ends)
+        self._turn(node, whole, stages[-2], stages[-1], node.weight, ends)
 
     def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:
         """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""

@@ -92,9 +92,7 @@ class Graph:
         else:
             ways, number, ends = layout.ways[index], layout.signatures[index], layout.ends_kernel(index)
             traffic = layout.kernels.traffic[index]
-            found = self.builder.of_instruction(
-                node.instruction, ways, number, near, ends_kernel=ends, traffic=traffic
-            )
+            found = self.builder.of_instruction(node.instruction, ways, number, near, ends_kernel=ends, traffic=traffic)
         if self.confinement is None or layout.is_free[index]:
             return found
         return self.confinement.narrow(node, found)

@@ -3,9 +3,9 @@
 A collective takes an array apart, or puts it together, piece after piece in memory. Where the pieces are cut along
 an inner dimension, XLA:GPU's layout assignment has that dimension lie outermost in what the collective reads and
 writes, and somebody has to turn the array around: for nothing where a loop makes or reads it (what is elementwise
-writes and reads in any order); for nothing in a matrix product whose dimension it is alone (a matrix lies by rows or by
-columns); else by a kernel that transposes, which reads and writes all of it once. A reduction of rows that were gathered
-along them reads them in as many kernels more.
+writes and reads in any order); for nothing in a matrix product whose dimension it is alone (a matrix lies by rows or
+by columns); else by a kernel that transposes, which reads and writes all of it once. As much takes a reduction of rows
+that were gathered along them, for it is no longer one kernel with what reads its results.
 
 All-reduces of gradients run together (AllReduceCombiner, then AllReduceContiguous): one kernel copies what they reduce
 side by side, and one each copies it out again.
