@@ -3,7 +3,7 @@
 A kernel reads what it takes from memory once and writes what others read. XLA:GPU fuses loops into their readers
 (`kernels.py`), and further into one kernel
 
-- what reads the same array, or one of the array's readers' results, element by element (multi-output fusion,
+- what reads the same array, or the result of another reader, element by element (multi-output fusion,
   xla/service/gpu/transforms/multi_output_fusion.cc): AdamW reads a parameter, its gradient and both moments once;
 - a reduction of rows, what makes its elements, and what reads its results along the rows again: a softmax, a
   normalization (xla/service/gpu/transforms/softmax_rewriter_triton.cc).

@@ -80,7 +80,7 @@ def relayout_s(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends, prof
     shape: logical dimensions in elements.
     """
     bandwidth = profile.memory_bandwidth_bytes_per_s
-    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in _turned_bytes(moves, shape, ends))
+    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in turned_bytes(moves, shape, ends))
     joined = [move.read_bytes for move in moves if not ends.waits and move.kind == "all-reduce"]
     joined_s = sum(
         2 * size / bandwidth + max(2 * size / bandwidth, profile.launch_s) for size in joined if size <= _JOINED_BYTES
@@ -88,14 +88,17 @@ def relayout_s(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends, prof
     return turned_s + joined_s
 
 
-def _turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
-    """Sizes of the arrays that are transposed before, between and behind collectives."""
+def turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
+    """Sizes of the arrays that are transposed before, between and behind collectives.
+
+    What is stored and will be stored is gathered as it lies, and put in order then.
+    """
     lies: Outermost | None = None  # in what the collective before wrote
     before = ""
     for move in moves:
         reads = _real(move.reads, shape)
         if not before:
-            is_turned = not _takes(ends.maker, reads)
+            is_turned = not _takes(ends.maker, reads) and (ends.maker, ends.reader) != (STORED, STORED)
         else:
             is_turned = before not in _SUMS and _place(lies) != _place(reads)
         if is_turned and move.kind not in _ELEMENTWISE:
