@@ -8,9 +8,9 @@ A kernel reads what it takes from memory once and writes what others read. XLA:G
 - a reduction of rows, what makes its elements, and what reads its results along the rows again: a softmax, a
   normalization (xla/service/gpu/transforms/softmax_rewriter_triton.cc).
 
-Which kernels can be one is told by *levels*: how many kernels, at least, come before an instruction. Instructions of one
-level that loop over equally many elements run together if they have an array in common; no one of them waits for a
-kernel that waits for another one.
+Which kernels can be one is told by *levels*: how many kernels, at least, come before an instruction. Instructions of
+one level that loop over equally many elements run together if they have an array in common; no one of them waits for
+a kernel that waits for another one.
 
 Here the program is as yet unsplit, so that the answer is the same on every mesh.
 """
@@ -109,7 +109,7 @@ class _Reading:
 
     def _is_one(self, maker: Node, node: Node, before: Group) -> bool:
         """Whether a kernel that ends in `maker` can go on to `node`."""
-        if self.is_fused[maker.index]:
+        if self.is_fused[maker.index] and before.elements == self.elements((maker.index, 0)):
             return True
         elements = self._looped_over(node)
         if maker.instruction.opcode not in _REDUCTIONS and before.elements == self.elements((maker.index, 0)):
