@@ -84,17 +84,26 @@ check-pipelines: $(VENV)/.stamp-dev ## Compare pipelines on servers with single-
 bench-exact: $(VENV)/.stamp-dev ## Compare the search with exhaustive search on 300 random programs, with and without a memory limit.
 	@SHARDWRIGHT_EXACT_PROGRAMS=300 $(BIN)/python -m pytest tests/planner/test_exact.py
 
+# XLA's compiler for GPUs; no GPU is needed. Another folder: make GPU_PACKAGES=/path bench-planner.
+GPU_PACKAGES ?= build/gpu-packages
+
+.PHONY: gpu-packages
+gpu-packages: $(VENV)/.stamp-dev ## XLA's compiler for GPUs, of the jax in .venv, in build/ (570 MB).
+	@test -d $(GPU_PACKAGES)/jax_plugins || { version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
+		$(BIN)/python -m pip install --quiet --no-deps --target $(GPU_PACKAGES) \
+		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12; }
+
 .PHONY: bench-planner
-bench-planner: $(VENV)/.stamp-dev ## Hold plans against hand-written shardings, every model and budget (hours); JSON in build/.
-	@mkdir -p build && $(BIN)/python -m benchmarks.planner.frozen && $(BIN)/python -m benchmarks.planner.run --timing --json build/bench-planner.json
+bench-planner: gpu-packages ## Hold plans against hand-written shardings, every model and budget, as compiled (hours); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.frozen --gpu-packages $(GPU_PACKAGES) && $(BIN)/python -m benchmarks.planner.run --gpu-packages $(GPU_PACKAGES) --timing --json build/bench-planner.json
 
 .PHONY: bench-planner-quick
-bench-planner-quick: $(VENV)/.stamp-dev ## The same for one case a model, the whole budget (10 minutes).
-	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --quick --json build/bench-planner-quick.json
+bench-planner-quick: gpu-packages ## The same for one case a model, the whole budget (10 minutes).
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --gpu-packages $(GPU_PACKAGES) --quick --json build/bench-planner-quick.json
 
 .PHONY: bench-planner-unseen
-bench-planner-unseen: $(VENV)/.stamp-dev ## The same for models that the planner was not built on, their experts counted on the way (long); JSON in build/.
-	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --unseen --budgets 1 --json build/bench-planner-unseen.json
+bench-planner-unseen: gpu-packages ## The same for models that the planner was not built on, their experts counted on the way (long); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --gpu-packages $(GPU_PACKAGES) --unseen --budgets 1 --json build/bench-planner-unseen.json
 
 .PHONY: bench-ablation
 bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time and quality, switched off by itself (half an hour); JSON in build/.

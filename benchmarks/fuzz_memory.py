@@ -109,12 +109,8 @@ def judged(made: Plan, cluster: Cluster, *, limit_s: float = 300.0) -> Judged:
     with tempfile.TemporaryDirectory(prefix="fuzz-memory-") as folder:
         program = Path(folder) / "program.mlir"
         program.write_text(made.emit())
-        found = partition(
-            {"stablehlo": str(program), "devices": cluster.device_count},
-            cluster.device_count,
-            limit_s=limit_s,
-            without="",
-        )
+        job = {"stablehlo": str(program), "devices": cluster.device_count}
+        found = partition(job, cluster.device_count, limit_s=limit_s)
     if found.memory_bytes is None or found.temporaries_bytes is None:
         raise PartitionError("no buffers were assigned")
     return Judged(

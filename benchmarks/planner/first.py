@@ -3,8 +3,8 @@
     python -m benchmarks.planner.first --case unet-128-8 --case gpt2-124M-16 --budgets 1 0.5
     python -m benchmarks.planner.first --case gpt2-124M-8 --layers 96 --budgets none
 
-Budgets are parts of what data parallelism takes (`benchmarks/planner/experts`), memory is predicted for XLA:CPU, which
-that was counted from; `none`: all that a device has. Each is planned in a process of its own, which ends there.
+Budgets are parts of what data parallelism takes (`benchmarks/planner/experts`); `none`: all that a device has. Each is
+planned in a process of its own, which ends there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 from benchmarks.planner import frozen
 from benchmarks.planner.children import plan_in_child
-from benchmarks.planner.plan_child import _predict_memory_for
 from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import Entry, entries
 
@@ -58,8 +57,6 @@ def child() -> None:
     from shardwright.planner.search.search import Search, plan
 
     job: dict[str, Any] = json.load(sys.stdin)
-    if job["memory_budget"]:
-        _predict_memory_for("cpu")
     source = Source(Path(job["hlo"]).read_text())
     assert source.module, "parsed ahead of what is timed"
     cluster = Cluster.from_json(job["cluster"])

@@ -1,24 +1,26 @@
 """What the experts' programs count to, kept in JSON.
 
-`python -m benchmarks.planner.frozen` counts every case that is not there yet, `--again gpt2` those whose name begins
-so, `--list` prints the best of them for each budget.
+`python -m benchmarks.planner.frozen` compiles and counts every case that is not there yet, `--again gpt2` those whose
+name begins so, `--list` prints the best of them for each budget. Cases on GPUs want `--gpu-packages`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib.metadata
-import itertools
 import json
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.counter import Counted, count
+from benchmarks.gpu_targets import TARGETS, add_packages_option, require_packages
+from benchmarks.planner.counted import Counted
+from benchmarks.planner.counter import count
 from benchmarks.planner.every_model import EVERY_MODEL
 from benchmarks.planner.judge import MACHINES, judge
-from benchmarks.planner.partition import DOES_NOT_APPLY, Partitioned, PartitionError, partition
-from benchmarks.planner.suite import BUDGETS, Entry, entries
+from benchmarks.planner.partition import DOES_NOT_APPLY, Partitioned, PartitionError, compile_for
+from benchmarks.planner.suite import BUDGETS, Entry, entries, is_meant
 
 FOLDER = Path(__file__).parent / "experts" / "frozen"
 
@@ -43,100 +45,108 @@ def read(entry: Entry) -> dict[str, Any]:
     return experts
 
 
-def best_that_fits(experts: dict[str, Any], limit_bytes: float, machine: str) -> str | None:
-    """The fastest expert on `machine` that takes no more than `limit_bytes` on a device."""
+def best_that_fits(experts: dict[str, Any], limit_bytes: float) -> str | None:
+    """The fastest expert that takes no more than `limit_bytes` on a device."""
     fitting = [name for name, figures in experts.items() if figures["memory_bytes"] <= limit_bytes]
-    return min(fitting, key=lambda name: step_s(experts[name], machine), default=None)
+    return min(fitting, key=lambda name: step_s(experts[name]), default=None)
 
 
-def step_s(figures: dict[str, Any], machine: str) -> float:
+def step_s(figures: dict[str, Any]) -> float:
     """Judged seconds of a step."""
-    return float(figures["judged"][machine]["step_s"])
+    return float(figures["product_s"] + figures["memory_s"] + figures["communication_s"])
 
 
-def figures(partitioned: Partitioned, counted: Counted) -> dict[str, Any]:
-    """What is kept of one program, per device and step."""
-    collectives: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    sent: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    for collective in counted.collectives:
-        key = collective.kind, collective.groups[0]
-        collectives[key] += collective.count
-        sent[key] += round(collective.wire_bytes * collective.count)
+def collectives_of(figures: dict[str, Any]) -> int:
+    """How many collectives a step issues."""
+    return sum(runs for runs, _ in figures["collectives"].values())
+
+
+def figures(partitioned: Partitioned, counted: Counted, machine: str) -> dict[str, Any]:
+    """What is kept of one program, per device and step: seconds as the judge sees them on a machine, what was counted,
+    and of each kind of collective the runs and the bytes on the wire."""
+    judged = judge(counted, MACHINES[machine])
     return {
+        "product_s": round(judged.product_s, 9),
+        "memory_s": round(judged.memory_s, 9),
+        "communication_s": round(judged.communication_s, 9),
         "wire_bytes": round(counted.wire_bytes),
         "product_flops": round(counted.product_flops),
         "traffic_bytes": round(counted.memory_bytes),
         "memory_bytes": partitioned.memory_bytes,
-        "judged": {
-            name: {"compute_s": judged.compute_s, "communication_s": judged.communication_s, "step_s": judged.step_s}
-            for name, machine in MACHINES.items()
-            for judged in [judge(counted, machine)]
-        },
-        "collectives": [
-            {"kind": kind, "first_group": _short(group), "runs": runs, "wire_bytes": sent[kind, group]}
-            for (kind, group), runs in sorted(collectives.items())
-        ],
+        "collectives": {kind: [runs, round(sent)] for kind, (runs, sent) in counted.wire_by_kind().items()},
     }
 
 
-def _short(group: tuple[int, ...]) -> str:
-    """`0:64:8` for 0, 8, …, 56; else the devices."""
-    steps = {after - before for before, after in itertools.pairwise(group)}
-    if len(group) > 2 and len(steps) == 1:
-        return f"{group[0]}:{group[-1] + 1}:{steps.pop()}"
-    return ",".join(map(str, group))
+def counted(entry: Entry, texts: Path | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compile and count every expert of a case: name → figures, and why the others are left out.
 
-
-def counted(entry: Entry) -> tuple[dict[str, Any], dict[str, str]]:
-    """Partition and count every expert of a case: name → figures, and why the others are left out."""
+    texts: where XLA's texts are kept; those that are there are counted as they are.
+    """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name in EVERY_MODEL[entry.model].experts(entry.devices):
-        job = {
-            "model": entry.model, "size": entry.size, "devices": entry.devices, "changes": dict(entry.changes),
-            "expert": name,
-        }  # fmt: skip
         try:
-            partitioned = partition(job, entry.devices)
+            compiled = _compiled(entry, name, texts)
         except PartitionError as error:
             left_out[name] = str(error).removeprefix(DOES_NOT_APPLY)
             continue
-        found[name] = figures(partitioned, count(partitioned.hlo_text, entry.devices))
-        print(f"{entry.name} {name}: {found[name]['wire_bytes'] / 1e6:.0f} MB on the wire", flush=True)
+        found[name] = figures(compiled, count(compiled.hlo_text, entry.devices), entry.machine)
+        print(f"{entry.name} {name}: {step_s(found[name]) * 1e3:.2f} ms", flush=True)
     return found, left_out
 
 
-def freeze(entry: Entry) -> None:
-    """Count every expert of a case, and write its file."""
-    found, left_out = counted(entry)
+def _compiled(entry: Entry, expert: str, texts: Path | None) -> Partitioned:
+    kept = texts / f"{entry.name}.{expert}.json.gz" if texts else None
+    if kept and kept.exists():
+        return Partitioned(**json.loads(gzip.decompress(kept.read_bytes())))
+    job = {
+        "model": entry.model, "size": entry.size, "devices": entry.devices, "changes": dict(entry.changes),
+        "expert": expert,
+    }  # fmt: skip
+    compiled = compile_for(job, entry.machine)
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(gzip.compress(json.dumps(asdict(compiled)).encode(), compresslevel=3))
+    return compiled
+
+
+def freeze(entry: Entry, texts: Path | None = None) -> None:
+    """Count every expert of a case, and write its file: one line an expert."""
+    found, left_out = counted(entry, texts)
     FOLDER.mkdir(parents=True, exist_ok=True)
     made_by = {"command": "python -m benchmarks.planner.frozen", "jaxlib": importlib.metadata.version("jaxlib")}
-    data = {"case": entry.name, "changes": dict(entry.changes), **made_by, "experts": found, "left_out": left_out}
-    path_of(entry).write_text(json.dumps(data, indent=1) + "\n")
+    head = {"case": entry.name, "changes": dict(entry.changes), **made_by}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in found.items())
+    start = json.dumps(head)[:-1]
+    path_of(entry).write_text(f'{start},\n "experts": {{\n{lines}\n }},\n "left_out": {json.dumps(left_out)}}}\n')
 
 
-def _listed(experts: dict[str, Any], budget: float, entry: Entry) -> str:
-    best = best_that_fits(experts, budget * experts["data"]["memory_bytes"], entry.machine)
+def _listed(experts: dict[str, Any], budget: float) -> str:
+    best = best_that_fits(experts, budget * experts["data"]["memory_bytes"])
     if best is None:
         return f"{budget:4.0%} none fits"
     wire = experts[best]["wire_bytes"] / 1e6
-    return f"{budget:4.0%} {best} {step_s(experts[best], entry.machine) * 1e3:.2f} ms {wire:.0f} MB"
+    return f"{budget:4.0%} {best} {step_s(experts[best]) * 1e3:.2f} ms {wire:.0f} MB"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", metavar="NAME", help="cases whose name begins so, though they are there")
     parser.add_argument("--list", action="store_true", help="print the best frozen experts and freeze nothing")
+    parser.add_argument("--texts", type=Path, metavar="FOLDER", help="keep XLA's texts there, and count those that are")
+    add_packages_option(parser)
     arguments = parser.parse_args()
     if arguments.list:
         for entry in entries():
             if path_of(entry).exists():
-                print(f"{entry.name:16}", "  ".join(_listed(read(entry), budget, entry) for budget in BUDGETS))
+                print(f"{entry.name:16}", "  ".join(_listed(read(entry), budget) for budget in BUDGETS))
         return
-    for entry in entries():
-        chosen = entry.name.startswith(arguments.again) if arguments.again else not path_of(entry).exists()
-        if chosen:
-            freeze(entry)
+    again = arguments.again
+    chosen = [entry for entry in entries() if (is_meant(entry, again) if again else not path_of(entry).exists())]
+    if any(entry.machine in TARGETS for entry in chosen):
+        require_packages(arguments)
+    for entry in chosen:
+        freeze(entry, arguments.texts)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.planner import frozen
 from benchmarks.planner.planned import PlanningFailed, PlanRefused, lower, plan
 from benchmarks.planner.results import Results, commit
-from benchmarks.planner.suite import Entry, entries
+from benchmarks.planner.suite import Entry, entries, is_meant
 
 #: The widest gap of a plan at default effort.
 BAR = 0.01
@@ -94,7 +94,7 @@ def _row(outcome: dict[str, Any]) -> str:
 
 
 def _is_chosen(entry: Entry, arguments: argparse.Namespace) -> bool:
-    named = not arguments.case or any(entry.name.startswith(name) for name in arguments.case)
+    named = not arguments.case or any(is_meant(entry, name) for name in arguments.case)
     return named and (not arguments.devices or entry.devices in arguments.devices)
 
 

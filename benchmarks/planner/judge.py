@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.planner.counter import Collective, Counted, Kernel
+from benchmarks.planner.counted import Collective, Counted, Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,21 @@ MACHINES = {
         ports_latency_s=8e-6,
         link_efficiency=0.8,
     ),
+    # NVIDIA H100 SXM5 80 GB datasheet (2023), without sparsity: TF32 495, BF16 989, FP8 1979 Tflop/s, 3352 GB/s, NVLink
+    # 450 GB/s one way. A DGX H100 has eight 400 Gbit/s InfiniBand ports, one a device.
+    "h100": Machine(
+        devices_per_node=8,
+        product_flops_per_s={"f32": 495e12, "bf16": 989e12, "f16": 989e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12},
+        product_efficiency=0.6,
+        memory_bandwidth=3352e9,
+        memory_efficiency=0.85,
+        launch_s=3e-6,
+        inside=450e9,
+        inside_latency_s=3e-6,
+        node_ports=400e9,
+        ports_latency_s=8e-6,
+        link_efficiency=0.8,
+    ),
     # Server CPUs, one device a socket: 2 Tflop/s single precision, 200 GB/s, 20 GB/s between them, 10 Gbit/s Ethernet.
     "cpu": Machine(
         devices_per_node=8,
@@ -71,10 +86,15 @@ MACHINES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Seconds of one step."""
+    """Seconds of one step: kernels with products or convolutions in them, all other kernels, collectives."""
 
-    compute_s: float
+    product_s: float
+    memory_s: float
     communication_s: float
+
+    @property
+    def compute_s(self) -> float:
+        return self.product_s + self.memory_s
 
     @property
     def step_s(self) -> float:
@@ -83,8 +103,11 @@ class Judged:
 
 def judge(counted: Counted, machine: Machine) -> Judged:
     """Seconds of a step of `counted` on `machine`, devices numbered node by node."""
+    products = [kernel for kernel in counted.kernels if kernel.product_type]
+    others = [kernel for kernel in counted.kernels if not kernel.product_type]
     return Judged(
-        compute_s=sum(kernel.count * kernel_s(kernel, machine) for kernel in counted.kernels),
+        product_s=sum(kernel.count * kernel_s(kernel, machine) for kernel in products),
+        memory_s=sum(kernel.count * kernel_s(kernel, machine) for kernel in others),
         communication_s=sum(collective.count * collective_s(collective, machine) for collective in counted.collectives),
     )
 

@@ -1,7 +1,7 @@
-"""Partition a program in a child process, and end the child once XLA has written what the counter reads.
+"""Compile a program in a child process, and end the child once XLA has written what the counters read.
 
-XLA dumps the module after its partitioner and, half a second later, the buffer assignment: code generation, by far the
-longest part of a compilation, is never waited for.
+XLA dumps the optimized module of one device, combiners and fusion on, and right behind it the buffer assignment: code
+generation, by far the longest part of a compilation, is never waited for.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_targets
+
 _ROOT = Path(__file__).resolve().parents[2]
 _PARTITIONED = "*after_spmd-partitioning*.txt"
+_FOR_GPUS = "*.sm_*_gpu_after_optimizations.txt"
+_OPTIMIZED = "{module}.*_after_optimizations.txt"
 _MEMORY = "{module}.*memory-usage-report.txt"
 _ASSIGNED = "{module}.*buffer-assignment.txt"
 _TOTAL = re.compile(r"Total bytes: (\d+)")
 _TEMPORARIES = re.compile(r"^allocation \d+: size (\d+), preallocated-temp", re.MULTILINE)
 _POLL_S = 0.05
 
-
-#: All-reduces stay apart for the counter of bytes; a server's programs have them merged.
-COMBINER = "cpu-all-reduce-combiner"
 
 #: What the child says, ahead of the reason, where an expert's layout does not fit the model.
 DOES_NOT_APPLY = "does not apply: "
@@ -40,8 +41,8 @@ class PartitionError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Partitioned:
-    """One device's program: the HLO text behind the partitioner, and the bytes that XLA:CPU assigns for it
-    (arguments, results and temporaries, constants among them; None where that was not reached in time).
+    """One device's program: its HLO text, and the bytes that XLA assigns for it (arguments, results and temporaries,
+    constants among them; None where that was not reached in time).
 
     temporaries_bytes: of the allocation that all intermediate values share, among them.
     """
@@ -52,23 +53,51 @@ class Partitioned:
     seconds: float
 
 
-def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0, without: str = COMBINER) -> Partitioned:
-    """Run a job of `partition_child` on `devices` host devices. without: passes to leave out, beside those that every
-    plan leaves out. Raises PartitionError."""
+def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0) -> Partitioned:
+    """Run a job of `partition_child` on `devices` host devices. Raises PartitionError."""
+    flags = (
+        f"--xla_force_host_platform_device_count={devices}",
+        "--xla_dump_hlo_pass_re=spmd-partitioning",
+        # Barriers stay, for the experts' jax.checkpoint as for ours: otherwise XLA:CPU merges what is computed twice.
+        "--xla_disable_hlo_passes=cse_barrier_expander",
+    )
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
+    return _in_child(job, environment, _PARTITIONED, limit_s)
+
+
+def compile_for_gpus(job: dict[str, Any], target: str, *, limit_s: float = 300.0) -> Partitioned:
+    """Run a job of `partition_child` for GPUs of a target, with the compiler in `gpu_targets.packages`.
+
+    Raises PartitionError.
+    """
+    folder = gpu_targets.packages()
+    return _in_child({**job, "target": target, "packages": folder}, gpu_targets.environment(folder), _FOR_GPUS, limit_s)
+
+
+def compile_for(job: dict[str, Any], machine: str, *, limit_s: float = 300.0) -> Partitioned:
+    """Run a job with the compiler of a machine of the judge. Raises PartitionError."""
+    if machine in gpu_targets.TARGETS:
+        return compile_for_gpus(job, machine, limit_s=limit_s)
+    return partition(job, job["devices"], limit_s=limit_s)
+
+
+def _in_child(job: dict[str, Any], environment: dict[str, str], pattern: str, limit_s: float) -> Partitioned:
+    """Run a job until XLA's text and memory of the module are there that a dump of `pattern` tells from others."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         dumps = Path(folder) / "dumps"
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _flags(devices, dumps, without)}
+        flags = f"{environment['XLA_FLAGS']} --xla_dump_to={dumps}"
         with open(Path(folder) / "stderr", "w+b") as errors:
             child = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.planner.partition_child"],
-                cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=errors, stderr=errors, start_new_session=True,
+                [sys.executable, "-m", "benchmarks.planner.partition_child"], cwd=_ROOT, stdin=subprocess.PIPE,
+                env={**os.environ, **environment, "XLA_FLAGS": flags},
+                stdout=errors, stderr=errors, start_new_session=True,
             )  # fmt: skip
             try:
                 assert child.stdin is not None
-                child.stdin.write(json.dumps({**job, "without": without}).encode())
+                child.stdin.write(json.dumps(job).encode())
                 child.stdin.close()
-                text, memory, temporaries = _await(child, dumps, started + limit_s)
+                text, memory, temporaries = _await(child, dumps, pattern, started + limit_s)
             finally:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
@@ -84,31 +113,22 @@ def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0, with
     )
 
 
-def _flags(devices: int, dumps: Path, without: str) -> str:
-    return " ".join((
-        f"--xla_force_host_platform_device_count={devices}",
-        f"--xla_dump_to={dumps}",
-        "--xla_dump_hlo_pass_re=spmd-partitioning",
-        # Barriers stay, for the experts' jax.checkpoint as for ours: otherwise XLA:CPU merges what is computed twice.
-        f"--xla_disable_hlo_passes={','.join(filter(None, (without, 'cse_barrier_expander')))}",
-    ))  # fmt: skip
-
-
-def _await(child: subprocess.Popen[bytes], dumps: Path, deadline: float) -> tuple[str | None, int | None, int | None]:
+def _await(
+    child: subprocess.Popen[bytes], dumps: Path, pattern: str, deadline: float
+) -> tuple[str | None, int | None, int | None]:
     while True:
         ended = child.poll() is not None
-        partitioned = _newest(dumps, _PARTITIONED)
-        memory, temporaries = _memory(dumps, partitioned)
+        told = _newest(dumps, pattern)
+        module = ".".join(told.name.split(".")[:2]) if told else "none"
+        memory, temporaries = _memory(dumps, module)
         if memory is not None or ended or time.perf_counter() > deadline:
-            return partitioned.read_text() if partitioned else None, memory, temporaries
+            optimized = _newest(dumps, _OPTIMIZED.format(module=module))
+            return optimized.read_text() if optimized else None, memory, temporaries
         time.sleep(_POLL_S)
 
 
-def _memory(dumps: Path, partitioned: Path | None) -> tuple[int | None, int | None]:
-    """XLA's total for the module that was partitioned, and its temporaries, once both are written."""
-    if partitioned is None:
-        return None, None
-    module = ".".join(partitioned.name.split(".")[:2])
+def _memory(dumps: Path, module: str) -> tuple[int | None, int | None]:
+    """XLA's total for a module, and its temporaries, once both are written."""
     report = _newest(dumps, _MEMORY.format(module=module))
     total = _TOTAL.search(report.read_text()) if report else None
     if total is None:  # it is written after the assignment

@@ -1,7 +1,7 @@
 """The child of `partition`: reads one job as JSON on stdin, hands the program to XLA, leaves dumps behind.
 
 A job is {"stablehlo": path, "devices": n}, or {"model", "size", "devices", "changes", "expert"}: an expert's name.
-"without" of both: XLA's passes that are left out.
+"target" and "packages" of both: the GPUs to compile for, and the folder with their compiler; else the host's devices.
 """
 
 from __future__ import annotations
@@ -11,23 +11,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_targets import compile_only_devices
 from benchmarks.planner.partition import DOES_NOT_APPLY
 
 
 def main() -> None:
     job = json.load(sys.stdin)
     if "stablehlo" in job:
-        _compile_stablehlo(Path(job["stablehlo"]).read_text(), job["devices"], job["without"])
+        _compile_stablehlo(Path(job["stablehlo"]).read_text(), job)
     else:
         _compile_expert(job)
 
 
-def _compile_stablehlo(text: str, devices: int, without: str) -> None:
+def _devices(job: dict[str, Any]) -> list[Any]:
     from shardwright.xla import private
 
-    chosen = private.local_devices()[:devices]
-    options = private.compile_options([device.id for device in chosen], overrides=[("xla_disable_hlo_passes", without)])
-    private.compile_and_load(text, chosen, options)
+    if "target" in job:
+        return compile_only_devices(job["packages"], job["target"], job["devices"])
+    return list(private.local_devices()[: job["devices"]])
+
+
+def _compile_stablehlo(text: str, job: dict[str, Any]) -> None:
+    from shardwright.xla import private
+
+    devices = _devices(job)
+    ids = [device.id for device in devices]
+    if "target" in job:
+        options = private.compile_options(ids, platform="cuda")
+        with private.mlir_context():
+            devices[0].client.compile(private.parse_module(text), private.device_list(devices), options)
+        return
+    private.compile_and_load(text, devices, private.compile_options(ids))
 
 
 def _compile_expert(job: dict[str, Any]) -> None:
@@ -38,7 +52,7 @@ def _compile_expert(job: dict[str, Any]) -> None:
     expert = model.experts(job["devices"])[job["expert"]]
     case = model.build(job["size"], job["devices"], **{**job["changes"], **expert.changes})
     try:
-        lowered = lower(case, expert)
+        lowered = lower(case, expert, _devices(job))
     except DoesNotApply as reason:
         sys.exit(f"{DOES_NOT_APPLY}{reason}")
     lowered.compile()

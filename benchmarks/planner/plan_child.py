@@ -1,7 +1,6 @@
 """The child of `planned`: plans one program and emits it, so that time and peak memory are the planner's own.
 
-Reads {"hlo": path, "cluster": JSON text, "options": {...}, "compiler": profile or null, "stablehlo": path or null} on
-stdin, prints one JSON line.
+Reads {"hlo": path, "cluster": JSON text, "options": {...}, "stablehlo": path or null} on stdin, prints one JSON line.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import json
 import resource
 import sys
 import time
-import tomllib
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,6 @@ def main() -> None:
     from shardwright.errors import ShardwrightError
     from shardwright.planner import cache, store  # noqa: F401 - importing is no part of planning
 
-    if job["compiler"]:
-        _predict_memory_for(job["compiler"])
     try:
         started = time.perf_counter()
         plan = shardwright.plan(text, Cluster.from_json(job["cluster"]), **job["options"])
@@ -39,21 +34,6 @@ def main() -> None:
     print(json.dumps(answer))
 
 
-def _predict_memory_for(compiler: str) -> None:
-    """Every profile gets the compiler of the profile of this name.
-
-    The judge counts memory as XLA:CPU assigns it: with `cpu` that is what the planner is asked to foresee. It leaves
-    all-reduces apart (`partition.py`), which XLA:CPU merges elsewhere.
-    """
-    from shardwright.cost import profiles
-
-    path = resources.files("shardwright.cost") / "data" / f"{compiler}.toml"
-    table = tomllib.loads(path.read_text(encoding="utf-8"))["compiler"]
-    table["merges_all_reduces"]["value"] = False
-    made = profiles._profile
-    profiles._profile = lambda name, data: made(name, {**data, "compiler": table})
-
-
 def _summary(plan: Any) -> dict[str, Any]:
     predicted: dict[str, float] = {}
     for collective in plan.collectives:
@@ -62,6 +42,9 @@ def _summary(plan: Any) -> dict[str, Any]:
         "mesh": str(plan.mesh),
         "gap": plan.cost.gap if plan.cost.is_bounded else None,
         "predicted_step_s": plan.cost.step_s,
+        "predicted_compute_s": plan.cost.compute_s,
+        "predicted_communication_s": plan.cost.communication_s + plan.cost.hidden_s,
+        "predicted_collectives": sum(collective.count for collective in plan.collectives),
         "predicted_memory_bytes": plan.memory.peak_bytes,
         "predicted_wire_bytes": predicted,
     }

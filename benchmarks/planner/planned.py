@@ -1,4 +1,4 @@
-"""Our side: plan a case's text in a child, partition what the plan emits, count it."""
+"""Our side: plan a case's text in a child, compile what the plan emits, count it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.counter import Counted, count
-from benchmarks.planner.partition import Partitioned, partition
+from benchmarks.planner.counted import Counted
+from benchmarks.planner.counter import count
+from benchmarks.planner.partition import Partitioned, compile_for
 from benchmarks.planner.suite import Entry, cluster_json
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -64,26 +65,25 @@ def plan(
     *,
     limit_s: float,
     emitted: Path | None = None,
-    compiler: str | None = None,
 ) -> dict[str, Any]:
     """What the planner says of its plan; the program it emits goes to `emitted`.
 
-    One program on all devices is asked for, as the experts' are: the judge reads no pipelines. compiler: the profile
-    whose compiler the memory is predicted for; None: the machine's. Raises PlanningFailed or PlanRefused.
+    One program on all devices is asked for, as the experts' are: the judge reads no pipelines. Raises PlanningFailed
+    or PlanRefused.
     """
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         source = Path(folder) / "step.hlo"
         source.write_text(hlo_text)
         job = {
             "hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine),
-            "options": {"stages": 1, **options}, "compiler": compiler,
+            "options": {"stages": 1, **options},
             "stablehlo": None if emitted is None else str(emitted),
         }  # fmt: skip
         return _run(job, limit_s)
 
 
 class Judging:
-    """Partitions and counts emitted programs of one case, equal ones once."""
+    """Compiles and counts emitted programs of one case, equal ones once."""
 
     def __init__(self, entry: Entry, limit_s: float) -> None:
         self.entry = entry
@@ -94,10 +94,9 @@ class Judging:
         """XLA's program of a StableHLO file, and its count. Raises PartitionError or CountingError."""
         key = hashlib.sha256(emitted.read_bytes()).hexdigest()
         if key not in self._known:
-            devices = self.entry.devices
-            job = {"stablehlo": str(emitted), "devices": devices}
-            partitioned = partition(job, devices, limit_s=self._limit_s)
-            self._known[key] = partitioned, count(partitioned.hlo_text, devices)
+            job = {"stablehlo": str(emitted), "devices": self.entry.devices}
+            partitioned = compile_for(job, self.entry.machine, limit_s=self._limit_s)
+            self._known[key] = partitioned, count(partitioned.hlo_text, self.entry.devices)
         return self._known[key]
 
 

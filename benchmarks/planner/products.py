@@ -22,11 +22,17 @@ def dot_flops(instruction: Instruction, dims: Dims) -> float:
 
 def convolution_flops(instruction: Instruction, dims: Dims) -> float:
     """2 × batch × output features × input features of a group × taps that fall on real elements."""
+    return flops_of_shapes(instruction, dims(instruction.operands[0]), dims(instruction.operands[1]), instruction.dims)
+
+
+def flops_of_shapes(
+    instruction: Instruction, lhs: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...]
+) -> float:
+    """Of the convolution that the instruction's labels and window describe, of arrays of these shapes."""
     labels = _LABELS.search(instruction.attributes)
     if labels is None:
         raise CountingError(f"convolution {instruction.name} has no dim_labels")
     left, kernel, result = labels[1], labels[2], labels[3]
-    lhs, rhs, out = dims(instruction.operands[0]), dims(instruction.operands[1]), instruction.dims
     spatial = sorted(label for label in left if label.isdigit())
     taps = 1
     for position, label in enumerate(spatial):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.planner.frozen import step_s
+from benchmarks.planner.frozen import collectives_of, step_s
 
 #: A plan is no worse than the best expert within this part of its time.
 TOLERANCE = 0.01
@@ -18,7 +19,7 @@ def ratio_of(outcome: dict[str, Any]) -> float | None:
     """Our step time over the best expert's; None where there is none of one of them."""
     if not outcome.get("expert") or "ours" not in outcome:
         return None
-    return step_s(outcome["ours"], outcome["machine"]) / step_s(outcome["expert"], outcome["machine"])
+    return step_s(outcome["ours"]) / step_s(outcome["expert"])
 
 
 def misses_the_bar(outcome: dict[str, Any]) -> bool:
@@ -29,14 +30,15 @@ def misses_the_bar(outcome: dict[str, Any]) -> bool:
 
 def print_outcomes(outcomes: Sequence[dict[str, Any]]) -> None:
     """One row a case and budget, and how many plans are faster and slower than the best expert."""
-    table = Table(title="Judged from XLA's partitioned HLO (milliseconds a step, MB one device sends)")
-    for title in ("case", "budget", "ours", "wire", "best expert", "its", "wire", "ratio", "gap", "plan/lower"):
+    table = Table(title="As compiled: ms a step = communication + memory + products; collectives issued")
+    for title in ("case", "budget", "ours", "", "predicted", "best expert", "its", "", "ratio", "gap", "plan/lower"):
         table.add_column(title, justify="left" if title in ("case", "best expert") else "right")
     for outcome in outcomes:
         table.add_row(*_cells(outcome))
-    console = Console(width=140)
+    console = Console(width=160)
     console.print(table)
     console.print(summary(outcomes))
+    console.print(deviations(outcomes))
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
@@ -46,10 +48,11 @@ def _cells(outcome: dict[str, Any]) -> list[str]:
         return [*head, "[red]failed[/red]" if "error" in outcome else "refused", "", said[:60]]
     ours, expert, said = outcome["ours"], outcome["expert"], outcome["planner"]
     lowering_s = outcome["lower_s"] + outcome["as_text_s"]
-    own = [f"{_ms(ours, outcome['machine'])}{'' if outcome['fits'] else ' (over)'}", _mb(ours)]
+    own = [f"{seconds(ours)}{'' if outcome['fits'] else ' (over)'}", str(collectives_of(ours)), predicted(said)]
     against = ["none fits", "", "", ""]
     if expert:
-        against = [outcome["best_expert"], _ms(expert, outcome["machine"]), _mb(expert), _coloured(ratio_of(outcome))]
+        issued = str(collectives_of(expert))
+        against = [outcome["best_expert"], seconds(expert), issued, _coloured(ratio_of(outcome))]
     return [*head, *own, *against, _percent(said["gap"]), f"{said['planning_s'] / lowering_s:.1f}"]
 
 
@@ -57,12 +60,33 @@ def _percent(gap: float | None) -> str:
     return "-" if gap is None else f"{gap:.2%}"
 
 
-def _ms(figures: dict[str, Any], machine: str) -> str:
-    return f"{step_s(figures, machine) * 1e3:.2f}"
+def seconds(figures: dict[str, Any]) -> str:
+    """Milliseconds of a step as compiled: their sum, communication, memory, products."""
+    parts = (figures[part] * 1e3 for part in ("communication_s", "memory_s", "product_s"))
+    return f"{step_s(figures) * 1e3:.2f} = {' + '.join(f'{part:.2f}' for part in parts)}"
 
 
-def _mb(figures: dict[str, Any]) -> str:
-    return f"{figures['wire_bytes'] / 1e6:.0f}"
+def predicted(said: dict[str, Any]) -> str:
+    """Milliseconds of communication and compute, and collectives, as the plan predicts them."""
+    times = f"{said['predicted_communication_s'] * 1e3:.2f} + {said['predicted_compute_s'] * 1e3:.2f}"
+    return f"{times}; {said['predicted_collectives']}"
+
+
+def deviations(outcomes: Sequence[dict[str, Any]]) -> str:
+    """How far the plans' own figures are from those of the compiled programs, as parts of the latter."""
+    pairs = [(outcome["planner"], outcome["ours"]) for outcome in outcomes if "ours" in outcome]
+    if not pairs:
+        return "nothing was compiled"
+    compiled = {
+        "communication": [(said["predicted_communication_s"], ours["communication_s"]) for said, ours in pairs],
+        "compute": [(said["predicted_compute_s"], ours["memory_s"] + ours["product_s"]) for said, ours in pairs],
+        "collectives": [(said["predicted_collectives"], collectives_of(ours)) for said, ours in pairs],
+    }
+    return "Predicted against compiled: " + "; ".join(
+        f"{name} off by {median(parts):.1%} in the median, {max(parts):.1%} at worst"
+        for name, both in compiled.items()
+        for parts in [[abs(one - other) / other if other else 0.0 for one, other in both]]
+    )
 
 
 def _coloured(ratio: float | None) -> str:

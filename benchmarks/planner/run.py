@@ -1,8 +1,8 @@
 """Plans against the best hand-written sharding, case by case: `make bench-planner`, `make bench-planner-quick`.
 
 For each case and memory budget (parts of what data parallelism takes): JAX lowers the step for one device, the planner
-plans that text, XLA partitions what the plan emits, and the counter judges it. The experts' programs were counted in
-the same way beforehand (`frozen`); the best of those that fit the budget is what the plan is held against.
+plans that text, the machine's XLA compiles what the plan emits, and the counter judges that. The experts' programs were
+counted in the same way beforehand (`frozen`); the best of those that fit the budget is what the plan is held against.
 
 With `--json` every outcome is written as soon as it is there, and a run that finds the file takes over what the same
 commit left in it: stop it whenever you like, start it again, and it goes on. `python -m benchmarks.planner.table`
@@ -18,13 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_targets import TARGETS, add_packages_option, require_packages
 from benchmarks.planner import frozen
+from benchmarks.planner.judge import MACHINES
 from benchmarks.planner.partition import PartitionError
 from benchmarks.planner.partitioned_text import CountingError
 from benchmarks.planner.planned import Judging, Lowered, PlanningFailed, PlanRefused, lower, plan
 from benchmarks.planner.report import misses_the_bar, print_outcomes, print_timings, ratio_of
 from benchmarks.planner.results import Results, commit
-from benchmarks.planner.suite import BUDGETS, QUICK, UNSEEN, Entry, entries
+from benchmarks.planner.suite import BUDGETS, QUICK, UNSEEN, Entry, entries, is_meant
 from benchmarks.planner.timing import BARS, measure_timings
 
 #: Seconds that one plan, or the partitioning of one program, may take before the case counts as failed.
@@ -36,9 +38,11 @@ CaseFailed = (PlanningFailed, PartitionError, CountingError)
 
 def main() -> None:
     arguments = _arguments()
-    how = {"deadline": arguments.deadline, "compiler": arguments.compiler, "limit_s": arguments.limit}
+    how = {"deadline": arguments.deadline, "limit_s": arguments.limit}
     results = Results(path=arguments.json, commit=commit(), how=how)
     chosen = [entry for entry in (UNSEEN if arguments.unseen else entries()) if _is_chosen(entry, arguments)]
+    if any(entry.machine in TARGETS for entry in chosen):
+        require_packages(arguments)
     for entry in chosen:
         budgets = chosen_budgets(entry, arguments.budgets, arguments.with_expert)
         missing = [budget for budget in budgets if not results.has(entry, budget)]
@@ -73,22 +77,23 @@ def _arguments() -> argparse.Namespace:
     which.add_argument(
         "--without-expert", dest="with_expert", action="store_const", const=False, help="only budgets that none fits"
     )
-    parser.add_argument(
-        "--compiler", metavar="PROFILE", default="cpu", help="whose compiler memory is predicted for (cpu: the judge's)"
-    )
+    parser.add_argument("--machine", action="append", choices=sorted(MACHINES), help="only on it; may be repeated")
     parser.add_argument(
         "--timing", type=int, nargs="*", metavar="LAYERS", help="also time GPT-2 against lowering (12 and 96 layers)"
     )
     parser.add_argument("--json", type=Path, help="write everything there")
+    add_packages_option(parser)
     arguments = parser.parse_args()
     arguments.budgets = arguments.budgets or ([1.0] if arguments.quick else list(BUDGETS))
     return arguments
 
 
 def _is_chosen(entry: Entry, arguments: argparse.Namespace) -> bool:
-    if arguments.case and not any(entry.name.startswith(name) for name in arguments.case):
+    if arguments.case and not any(is_meant(entry, name) for name in arguments.case):
         return False
     if arguments.devices and entry.devices not in arguments.devices:
+        return False
+    if arguments.machine and entry.machine not in arguments.machine:
         return False
     return entry.name in QUICK if arguments.quick else True
 
@@ -102,15 +107,14 @@ def chosen_budgets(entry: Entry, budgets: Sequence[float], with_expert: bool | N
         return list(budgets)
     experts = frozen.read(entry)
     whole = experts["data"]["memory_bytes"]
-    fitting = (frozen.best_that_fits(experts, round(budget * whole), entry.machine) for budget in budgets)
+    fitting = (frozen.best_that_fits(experts, round(budget * whole)) for budget in budgets)
     return [b for b, best in zip(budgets, fitting, strict=True) if (best is not None) == with_expert]
 
 
 def run_entry(entry: Entry, budgets: Sequence[float], how: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """One outcome for each budget; a case that fails says why and the next goes on.
 
-    how: `deadline` of each search (None: none), the profile whose `compiler` the memory is predicted for (None: the
-    machine's), and `limit_s` for one plan or program.
+    how: `deadline` of each search (None: none), and `limit_s` for one plan or program.
     """
     if not budgets:
         return
@@ -125,7 +129,7 @@ def run_entry(entry: Entry, budgets: Sequence[float], how: Mapping[str, Any]) ->
     judging = Judging(entry, how["limit_s"])
     for budget in budgets:
         limit_bytes = round(experts["data"]["memory_bytes"] * budget)
-        best = frozen.best_that_fits(experts, limit_bytes, entry.machine)
+        best = frozen.best_that_fits(experts, limit_bytes)
         outcome: dict[str, Any] = {
             "case": entry.name, "machine": entry.machine, "changes": dict(entry.changes),
             "budget": budget, "budget_bytes": limit_bytes,
@@ -146,11 +150,9 @@ def _add_ours(outcome: dict[str, Any], lowered: Lowered, judging: Judging, how: 
     options = {"memory_budget": outcome["budget_bytes"], "deadline": how["deadline"]}
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         emitted = Path(folder) / "step.mlir"
-        outcome["planner"] = plan(
-            lowered.hlo_text, judging.entry, options, limit_s=how["limit_s"], emitted=emitted, compiler=how["compiler"]
-        )
+        outcome["planner"] = plan(lowered.hlo_text, judging.entry, options, limit_s=how["limit_s"], emitted=emitted)
         partitioned, counted = judging(emitted)
-    outcome["ours"] = frozen.figures(partitioned, counted)
+    outcome["ours"] = frozen.figures(partitioned, counted, judging.entry.machine)
     taken = partitioned.memory_bytes
     outcome["fits"] = taken is None or taken <= outcome["budget_bytes"]
 

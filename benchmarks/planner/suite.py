@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.gpu_targets import TARGETS
 from benchmarks.planner.judge import MACHINES
 
 DEVICES = (8, 16, 64)
@@ -17,7 +18,8 @@ BUDGETS = (1.0, 0.5, 0.25)
 class Entry:
     """A model at one size on one number of devices.
 
-    changes: what is judged instead of the whole model where that is deep: a slice of its equal layers.
+    changes: what is judged instead of the whole model where that is deep, a slice of its equal layers, or with another
+        batch. variant: tells such cases apart. machine: of `judge.MACHINES`; its own compiler judges.
     """
 
     model: str
@@ -25,10 +27,12 @@ class Entry:
     devices: int
     changes: Mapping[str, Any] = field(default_factory=dict)
     machine: str = "a100"
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.model}-{self.size}-{self.devices}"
+        machine = "" if self.machine == "a100" else self.machine
+        return "-".join(filter(None, (self.model, self.size, str(self.devices), self.variant, machine)))
 
 
 #: (model, size) → the slice that is judged: a few of many equal layers, so that XLA takes seconds for each program.
@@ -51,6 +55,9 @@ JUDGED: dict[tuple[str, str], dict[str, Any]] = {
     ("dlrm", "1M"): {},
 }
 
+#: GPT-2 124M with other batches on 8 devices than 16 sequences: name → sequences of a device.
+BATCHES = {"b8": 1, "b32": 4, "b128": 16}
+
 #: What `make bench-planner-quick` runs: every model once, where it does not take long.
 QUICK = (
     "gpt2-124M-8", "gpt2-1.5B-16", "llama-1B-8", "moe-8e-8", "bert-large-8", "vit-L16-8", "resnet-250M-8", "unet-128-8",
@@ -59,11 +66,27 @@ QUICK = (
 
 
 def entries() -> Iterator[Entry]:
-    """All cases, few devices first."""
-    for devices in DEVICES:
-        for (model, size), layers in JUDGED.items():
-            whole = (model, size, devices) == ("gpt2", "124M", 8)
-            yield Entry(model=model, size=size, devices=devices, changes={} if whole else layers)
+    """All cases: 8 A100 first, then 8 H100, then more A100, then 8 CPUs."""
+    yield from _on(8, "a100")
+    for name, batch in BATCHES.items():
+        yield Entry(model="gpt2", size="124M", devices=8, changes={"batch_per_device": batch}, variant=name)
+    yield from _on(8, "h100")
+    for devices in DEVICES[1:]:
+        yield from _on(devices, "a100")
+    yield from (entry for entry in _on(8, "cpu") if entry.name.removesuffix("-cpu") in QUICK)
+
+
+def _on(devices: int, machine: str) -> Iterator[Entry]:
+    """Every model and size; GPT-2 124M is judged whole on 8 devices."""
+    for (model, size), layers in JUDGED.items():
+        whole = (model, size, devices) == ("gpt2", "124M", 8)
+        yield Entry(model=model, size=size, devices=devices, changes={} if whole else layers, machine=machine)
+
+
+def is_meant(entry: Entry, name: str) -> bool:
+    """Whether a name that was asked for is this case's; where it is no case's, whether this one's begins so."""
+    known = {each.name for each in (*entries(), *UNSEEN)}
+    return entry.name == name if name in known else entry.name.startswith(name)
 
 
 #: What `--unseen` runs: models that the planner was not built on. Their experts are counted on the way, none is frozen.
@@ -85,7 +108,7 @@ def cluster_json(devices: int, machine: str) -> str:
     """
     reference = MACHINES[machine]
     per_node = min(devices, reference.devices_per_node)
-    kind = "cuda" if machine == "a100" else "cpu"
+    kind = "cuda" if machine in TARGETS else "cpu"
     node = {"port": 2222, **({"gpu_ids": list(range(per_node))} if kind == "cuda" else {"devices": per_node})}
     nodes = [{"ip": f"10.0.0.{number + 1}", **node} for number in range(devices // per_node)]
     links = {

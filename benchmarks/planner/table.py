@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner.frozen import collectives_of
 from benchmarks.planner.gaps import BAR
-from benchmarks.planner.report import ratio_of, summary
+from benchmarks.planner.report import deviations, predicted, ratio_of, seconds, summary
 from benchmarks.planner.results import read_outcomes
 from benchmarks.planner.suite import BUDGETS, entries
 
-_HEAD = (
-    "| case | budget | wire MB | best expert | its wire MB | ratio of times | gap | GB predicted / taken / allowed |",
-    "|---|---|---|---|---|---|---|---|",
-)
+_TITLES = (
+    "case", "budget", "ms = communication + memory + products", "collectives", "predicted", "best expert", "its ms",
+    "its collectives", "ratio", "gap", "GB predicted / taken / allowed",
+)  # fmt: skip
 
 
 def markdown(outcomes: Sequence[dict[str, Any]]) -> str:
@@ -28,7 +29,8 @@ def markdown(outcomes: Sequence[dict[str, Any]]) -> str:
     by_key = {(outcome["case"], outcome["budget"]): outcome for outcome in outcomes}
     keys = [(entry.name, budget) for entry in entries() for budget in BUDGETS]
     ordered = [by_key[key] for key in keys if key in by_key]
-    return "\n".join((*_HEAD, *map(_row, ordered), "", summary(ordered)))
+    head = (f"| {' | '.join(_TITLES)} |", f"|{'---|' * len(_TITLES)}")
+    return "\n".join((*head, *map(_row, ordered), "", summary(ordered), "", deviations(ordered)))
 
 
 def _row(outcome: dict[str, Any]) -> str:
@@ -37,9 +39,12 @@ def _row(outcome: dict[str, Any]) -> str:
 
 def _cells(outcome: dict[str, Any]) -> Iterator[str]:
     ours, expert = outcome.get("ours"), outcome.get("expert")
-    yield _wire(ours) if ours else _why_not(outcome)
+    yield seconds(ours) if ours else _why_not(outcome)
+    yield str(collectives_of(ours)) if ours else ""
+    yield predicted(outcome["planner"]) if ours else ""
     yield outcome["best_expert"] if expert else "none fits"
-    yield _wire(expert) if expert else ""
+    yield seconds(expert) if expert else ""
+    yield str(collectives_of(expert)) if expert else ""
     ratio = ratio_of(outcome)
     yield "" if ratio is None else f"**{ratio:.3f}**" if ratio > 1.01 else f"{ratio:.3f}"
     yield _gap(outcome["planner"]["gap"]) if ours else ""
@@ -57,10 +62,6 @@ def _why_not(outcome: dict[str, Any]) -> str:
     if "refused" in outcome:
         return "refused"
     return "**refused**" if outcome["error"].startswith("PlanRefused") else "**failed**"
-
-
-def _wire(figures: dict[str, Any]) -> str:
-    return f"{figures['wire_bytes'] / 1e6:.0f}"
 
 
 def _memory(outcome: dict[str, Any]) -> str:

@@ -95,11 +95,9 @@ def _reads_much(node: Node, flow: Dataflow) -> bool:
 
 
 def _is_whole(leaf: Leaf, flow: Dataflow) -> bool:
-    """Whether a value is no smaller one, spread: a view of one at most."""
+    """Whether a value is no smaller one, spread."""
     node = flow.nodes[leaf[0]]
-    if node.is_value or node.instruction.opcode not in ("broadcast", "iota", "constant"):
-        return True
-    return False
+    return node.is_value or node.instruction.opcode not in ("broadcast", "iota", "constant")
 
 
 def _part(node: Node, readers: list[int], slices: Sequence[int], flow: Dataflow, parts: Sequence[float]) -> float:

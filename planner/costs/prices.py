@@ -29,6 +29,7 @@ from shardwright.cost import (
 from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
 from shardwright.cost.moves.relayout import ANY_ORDER, Ends, passed, relayout_s
+from shardwright.cost.moves.tilings import Order
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.shardings import Mesh, TensorSharding
@@ -40,6 +41,10 @@ _UNKNOWN = -1
 _NO_TABLE: IntArray = np.empty((0, 0), np.int64)
 _NUMBER_OF_IMPOSSIBLE = 1
 _IMPOSSIBLE: Moves = (("impossible", (), 0.0, None, None),)
+
+#: What moves send: as `Moves`, whatever lies outermost.
+Sent = tuple[tuple[str, Order, float], ...]
+_IMPOSSIBLE_SENT: Sent = (("impossible", (), 0.0),)
 
 #: Seconds of the first two lists of moves: none, and one that cannot be.
 _FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
@@ -70,13 +75,18 @@ class Prices:
         self._even: dict[tuple[tuple[int, ...], bytes], bool] = {}
         self._numbers: dict[Moves, int] = {(): 0, _IMPOSSIBLE: _NUMBER_OF_IMPOSSIBLE}
         self._lists: list[Moves] = list(self._numbers)
+        #: What they send, interned too, and by the number of the moves.
+        self._places: dict[Sent, int] = {(): 0, _IMPOSSIBLE_SENT: _NUMBER_OF_IMPOSSIBLE}
+        self._collectives: list[Sent] = list(self._places)
+        self._sent = _Column()
+        for place in self._places.values():
+            self._sent.append(place)
         self._priced: dict[tuple[int, int], FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float, int], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
         self.turns = profile.compiler.turns_moved
-        self._transposed: dict[
-            tuple[str, tuple[int, ...], Ends], FloatArray
-        ] = {}  # by the number of the moves; NaN: unknown
+        #: Seconds of bringing elements into another order, by the number of the moves; NaN: unknown.
+        self._transposed: dict[tuple[str, tuple[int, ...], Ends], FloatArray] = {}
         self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, Ends], FloatArray | None] = {}
         self._sums: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
@@ -193,7 +203,7 @@ class Prices:
         matrix = self._matrices.get(key)
         if matrix is None:
             moves = self._moves_between(shape, sources, targets)
-            matrix = self._matrices[key] = times(self._seconds(shape, combinable_bytes)[moves], count)
+            matrix = self._matrices[key] = times(self._seconds(shape, combinable_bytes)[self._sent[moves]], count)
         return matrix
 
     def launching(self, matrix: FloatArray, count: float) -> FloatArray:
@@ -209,8 +219,8 @@ class Prices:
         """Seconds of bringing elements into another order, as a move from one sharding to another needs it."""
         if not self.turns or source == target or ends == ANY_ORDER:
             return 0.0
-        ids = (np.array([self.identify(each)]) for each in (source, target))
-        return float(self._turned_s(shape, *ids, ends)[0, 0])
+        have, want = (np.array([self.identify(each)]) for each in (source, target))
+        return float(self._turned_s(shape, have, want, ends)[0, 0])
 
     def turning(
         self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends
@@ -232,7 +242,7 @@ class Prices:
         return found[2]
 
     def _turned_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: Ends) -> FloatArray:
-        """Seconds of bringing elements into another order, once."""
+        """Seconds of bringing elements into another order, once, and of writing what nobody else reads."""
         numbers = self._moves_between(shape, sources, targets)
         key = shape.element_type, shape.dimensions, ends
         known = self._transposed.get(key)
@@ -250,7 +260,11 @@ class Prices:
                 ]
                 known[number] = relayout_s(moves, shape.dimensions, ends, self.profile)
             found = known[numbers]
-        return found
+        if not ends.is_fused:
+            return found
+        stored = self.stored_bytes(shape, sources)[:, None] + self.stored_bytes(shape, targets)[None, :]
+        is_moved = (numbers > _NUMBER_OF_IMPOSSIBLE) & (self._unreduced[sources] == 0)[:, None]
+        return found + np.where(is_moved, stored / self.profile.memory_bandwidth_bytes_per_s, 0.0)
 
     def _layouts_of(self, rank: int) -> Layouts:
         """Kept here, for their numbers are in `_layout`."""
@@ -316,25 +330,30 @@ class Prices:
         """Interns moves; None: what cannot be."""
         if moves is None:
             return _NUMBER_OF_IMPOSSIBLE
+        sent = tuple((kind, atoms, part) for kind, atoms, part, _, _ in moves)
         if not self.turns:
-            moves = tuple((kind, atoms, part, None, None) for kind, atoms, part, _, _ in moves)
+            moves = tuple((*each, None, None) for each in sent)
         number = self._numbers.setdefault(moves, len(self._numbers))
         if number == len(self._lists):
             self._lists.append(moves)
+            place = self._places.setdefault(sent, len(self._places))
+            if place == len(self._collectives):
+                self._collectives.append(sent)
+            self._sent.append(place)
         return number
 
     def _seconds(self, shape: ArrayShape, combinable_bytes: int) -> FloatArray:
         """Seconds of every known list of moves for an array of this size."""
         key = shape.size_bytes, combinable_bytes
         seconds = self._priced.get(key, _FREE_AND_IMPOSSIBLE)
-        if len(seconds) < len(self._numbers):
-            fresh = [self._price(moves, *key) for moves in self._lists[len(seconds) :]]
+        if len(seconds) < len(self._collectives):
+            fresh = [self._price(moves, *key) for moves in self._collectives[len(seconds) :]]
             seconds = self._priced[key] = np.concatenate([seconds, fresh])
         return seconds
 
-    def _price(self, moves: Moves, size_bytes: int, combinable_bytes: int) -> float:
+    def _price(self, moves: Sent, size_bytes: int, combinable_bytes: int) -> float:
         total_s = 0.0
-        for kind, atoms, part, _, _ in moves:
+        for kind, atoms, part in moves:
             payload_bytes = round(part * size_bytes)
             share = latency_share(kind, payload_bytes, atoms, self.topology, combinable_bytes)
             total_s += group_time_s(kind, payload_bytes, atoms, self.mesh, self.topology, share)

@@ -3,14 +3,14 @@
 A kernel reads what it takes from memory once and writes what others read. XLA:GPU fuses loops into their readers
 (`kernels.py`), and further into one kernel
 
-- what reads the same array, or one of the array's readers' results, element by element (multi-output fusion,
+- what reads the same array, or the result of another reader, element by element (multi-output fusion,
   xla/service/gpu/transforms/multi_output_fusion.cc): AdamW reads a parameter, its gradient and both moments once;
 - a reduction of rows, what makes its elements, and what reads its results along the rows again: a softmax, a
   normalization (xla/service/gpu/transforms/softmax_rewriter_triton.cc).
 
-Which kernels can be one is told by *levels*: how many kernels, at least, come before an instruction. Instructions of one
-level that loop over equally many elements run together if they have an array in common; no one of them waits for a
-kernel that waits for another one.
+Which kernels can be one is told by *levels*: how many kernels, at least, come before an instruction. Instructions of
+one level that loop over equally many elements run together if they have an array in common; no one of them waits for
+a kernel that waits for another one.
 
 Here the program is as yet unsplit, so that the answer is the same on every mesh.
 """
@@ -74,6 +74,11 @@ class _Reading:
             node = self.flow.nodes[leaf[0]]
         return leaf
 
+    def _is_made(self, leaf: Leaf) -> bool:
+        """Whether a value is made of nothing: constants, and what they are spread to."""
+        node = self.flow.nodes[leaf[0]]
+        return self.is_view[leaf[0]] and not node.uses
+
     def elements(self, leaf: Leaf) -> int:
         return prod(self.flow.nodes[leaf[0]].shapes[leaf[1]].dimensions)
 
@@ -87,7 +92,7 @@ class _Reading:
             source = self.stored(use.source)
             before = self.groups[source[0]] if source[0] < node.index else Group(0, 0)
             maker = self.flow.nodes[source[0]]
-            if maker.is_value or (self.is_view[source[0]] and not maker.uses):
+            if maker.is_value or self._is_made(source):
                 continue
             if is_loop and _loops(maker) and self._is_one(maker, node, before):
                 level = max(level, before.level)
@@ -104,7 +109,7 @@ class _Reading:
 
     def _is_one(self, maker: Node, node: Node, before: Group) -> bool:
         """Whether a kernel that ends in `maker` can go on to `node`."""
-        if self.is_fused[maker.index]:
+        if self.is_fused[maker.index] and before.elements == self.elements((maker.index, 0)):
             return True
         elements = self._looped_over(node)
         if maker.instruction.opcode not in _REDUCTIONS and before.elements == self.elements((maker.index, 0)):
@@ -119,6 +124,8 @@ class _Reading:
         if node.is_value or self.is_view[i]:
             return Traffic((_NOT_READ,) * len(node.uses), _NOT_READ)
         reads = tuple([self._read(node, use.source, use.position) for use in node.uses])
+        if node.instruction.opcode == "scatter":  # into zeros, which are written first, or in place
+            reads = (float(self._is_made(self.stored(node.uses[0].source))), *reads[1:])
         is_written = not self.is_fused[i] and any(
             self.flow.nodes[reader].is_value or self.within[reader] != self.within[i] for reader in self.readers[i]
         )
@@ -161,7 +168,7 @@ class _Reading:
         """How often an operand is read, as a part of it where it is a smaller array, spread."""
         source = self.stored(leaf)
         maker = self.flow.nodes[source[0]]
-        if not maker.is_value and (self.is_fused[source[0]] or (self.is_view[source[0]] and not maker.uses)):
+        if self.is_fused[source[0]] or self._is_made(source):
             return _NOT_READ
         count = 0
         is_slice = node.instruction.opcode in SLICES and position == 0
@@ -190,7 +197,7 @@ def find_traffic(
 def _reduces_rows(node: Node) -> bool:
     dims: tuple[int, ...] = node.instruction.get("dimensions", ())
     rank = node.instruction.operands[0].shape.leaves[0].rank
-    return sorted(dims) == list(range(rank - len(dims), rank))
+    return dims == (rank - 1,)
 
 
 def _loops(node: Node) -> bool:

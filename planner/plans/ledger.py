@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardwright.cost import Move, reshard, wire_bytes
 from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.device_groups import groups_along
-from shardwright.cost.moves.relayout import LOOP, Ends, maker_of
+from shardwright.cost.moves.relayout import LOOP, Ends
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
@@ -28,8 +28,8 @@ class _Ledger:
 
     beside: the values that move beside compute, by the places of their collectives. combinable: what a combiner sees of
     each collective that a compiler may combine, by its place. turned: of each node, seconds a step of bringing elements
-    into another order for the moves of what it reads or makes. carried: computations that run inside the loop, by
-    what it carries. moved: values brought from one layout to another, inside their loop or not.
+    into another order for the moves of what it reads or makes. carried: computations that run inside the loop, by what
+    it carries. moved: values brought from one layout to another, inside their loop or not.
     """
 
     decisions: Decisions
@@ -80,8 +80,8 @@ class _Ledger:
             node.instruction.name, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs
         )
         self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
-        ends = Ends(maker_of(node.instruction), LOOP)
-        self._turn(node, whole, *stages[-2:], node.weight, ends)
+        ends = self.decisions.graph.layout.ends_of(whole, LOOP)
+        self._turn(node, whole, stages[-2], stages[-1], node.weight, ends)
 
     def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:
         """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""

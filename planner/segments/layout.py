@@ -21,6 +21,7 @@ from shardwright.planner.costs.kernels import Kernels
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments.cut import Segments
+from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.forward import CHOOSERS
 from shardwright.planner.strategies.expansion import ways_through
 from shardwright.planner.strategies.known_rules import KnownRules
@@ -51,7 +52,8 @@ class Layout:
     ways: per node, which operands may be partial together.
     hubs: values with a hub, and the largest weight of a use of it. crossing: variables that other segments depend on,
     and which: hubs that they read, and makers of what they take as it is made.
-    hub_ends: of a hub, what makes its value, and what the pickiest of its readers does.
+    hub_ends: of a hub, what makes its value, and what the pickiest of its readers does. gradients: sums that no product
+    waits for.
     apart: hubs of what a loop carries, for readers behind it: the loop. direct: readers inside it, and what they read.
     handed_on: values that all their readers take as they are made, partial sums too. only_use: of values without a hub
     that one node reads, which, and at which of its operand leaves.
@@ -69,6 +71,7 @@ class Layout:
     ways: tuple[tuple[frozenset[int], ...], ...]
     hubs: Mapping[Leaf, float]
     hub_ends: Mapping[Leaf, Ends]
+    gradients: frozenset[Leaf]
     crossing: Mapping[Variable, tuple[int, ...]]
     apart: Mapping[Leaf, Instruction]
     direct: frozenset[tuple[int, Leaf]]
@@ -121,7 +124,11 @@ class Layout:
 
     def ends(self, node: Node, use: Use) -> Ends:
         """What makes a value, and what a node that reads it does about the order of its elements."""
-        return Ends(_maker(self.flow, use.source), _reader(node, use))
+        return self.ends_of(use.source, _reader(node, use))
+
+    def ends_of(self, leaf: Leaf, reader: int) -> Ends:
+        """What makes a value, and a reader's way with the order of its elements."""
+        return _ends(self.flow, self.kernels, self.gradients, leaf, reader)
 
     def source(self, node: Node, use: Use) -> Variable:
         """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
@@ -148,6 +155,7 @@ def lay_out(
     readers = _readers(flow, free, partial)
     apart, direct = _behind_loops(flow, segments, readers.uses, readers.whole)
     hubs, crossing = _hubs(flow, segments, readers, partial, apart, direct)
+    late = gradients(flow)
     return Layout(
         flow=flow,
         segments=segments,
@@ -156,7 +164,8 @@ def lay_out(
         can_be_partial=tuple(partial),
         ways=ways,
         hubs=hubs,
-        hub_ends={leaf: Ends(_maker(flow, leaf), _pickiest(leaf, readers, direct)) for leaf in hubs},
+        hub_ends={leaf: _ends(flow, kernels, late, leaf, _pickiest(leaf, readers, direct)) for leaf in hubs},
+        gradients=late,
         crossing=crossing,
         apart=apart,
         direct=direct,
@@ -270,6 +279,10 @@ def _pickiest(leaf: Leaf, readers: _Readers, direct: Container[tuple[int, Leaf]]
     """What of a hub's readers cares most about the order of elements does."""
     found = readers.uses.get(leaf, ())
     return max((_reader(node, use) for node, use in found if (node.index, leaf) not in direct), default=LOOP)
+
+
+def _ends(flow: Dataflow, kernels: Kernels, late: Container[Leaf], leaf: Leaf, reader: int) -> Ends:
+    return Ends(_maker(flow, leaf), reader, kernels.is_fused[leaf[0]], leaf not in late)
 
 
 def _maker(flow: Dataflow, leaf: Leaf) -> int:

@@ -18,6 +18,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost.moves.relayout import Ends
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
 from shardwright.planner.memory import exact_fit
@@ -106,10 +107,13 @@ def seconds_of(graph: Graph, chosen: dict[Variable, int]) -> float:
     flow, prices, hubs = graph.flow, graph.prices, graph.layout.hubs
     total = 0.0
 
-    def moved_s(maker: int, have: TensorSharding, want: TensorSharding) -> float:
+    def moved_s(maker: int, have: TensorSharding, want: TensorSharding, ends: Ends) -> float:
         seconds = prices.reshard_s(flow.nodes[maker].shapes[0], have, want)
+        if not np.isfinite(seconds):
+            return seconds
         is_written = seconds > 0 and graph.layout.kernels.is_fused[maker]
-        return seconds + prices.profile.launch_s if is_written else seconds
+        turning_s = prices.turning_s(flow.nodes[maker].shapes[0], have, want, ends)
+        return turning_s + (seconds + prices.profile.launch_s if is_written else seconds)
 
     for node in flow.nodes:
         mine = graph.set_of((node.index, -1))
@@ -119,11 +123,13 @@ def seconds_of(graph: Graph, chosen: dict[Variable, int]) -> float:
             total += prices.arrival_s(node.shapes[0], strategy.results[0])
         if (node.index, 0) in hubs:
             hub = graph.set_of((node.index, 0)).strategies[chosen[node.index, 0]].results[0]
-            total += hubs[node.index, 0] * moved_s(node.index, strategy.results[0], hub)
+            ends = graph.layout.hub_ends[node.index, 0]
+            total += hubs[node.index, 0] * moved_s(node.index, strategy.results[0], hub, ends)
         for use in node.uses:
             lies = graph.set_of(use.source if use.source in hubs else (use.source[0], -1))
             have = lies.strategies[chosen[use.source if use.source in hubs else (use.source[0], -1)]].results[0]
-            total += use.weight * moved_s(use.source[0], have, strategy.operands[use.position])
+            ends = graph.layout.ends(node, use)
+            total += use.weight * moved_s(use.source[0], have, strategy.operands[use.position], ends)
     return total
 
 

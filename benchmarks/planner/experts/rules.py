@@ -5,7 +5,7 @@ Plain `jax.sharding`: NamedSharding on arguments and results, `with_sharding_con
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -43,10 +43,10 @@ class Expert:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def lower(case: Case, expert: Expert) -> Any:
-    """JAX's lowering of the case under the expert's shardings. Raises DoesNotApply."""
+def lower(case: Case, expert: Expert, devices: Sequence[Any]) -> Any:
+    """JAX's lowering of the case under the expert's shardings, for these devices. Raises DoesNotApply."""
     sizes = tuple(expert.mesh.values())
-    mesh = Mesh(np.array(jax.devices()[: prod(sizes)]).reshape(sizes), tuple(expert.mesh))
+    mesh = Mesh(np.array(devices[: prod(sizes)]).reshape(sizes), tuple(expert.mesh))
 
     def sharding(parts: list[tuple[str, ...]]) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(*parts))

@@ -3,8 +3,12 @@
 A collective takes an array apart, or puts it together, piece after piece in memory. Where the pieces are cut along
 an inner dimension, XLA:GPU's layout assignment has that dimension lie outermost in what the collective reads and
 writes, and somebody has to turn the array around: for nothing where a loop makes or reads it (what is elementwise
-writes and reads in any order); for nothing in a matrix product whose dimension it is alone (a matrix lies by rows or by
-columns); else by a kernel that transposes, which reads and writes all of it once.
+writes and reads in any order); for nothing in a matrix product whose dimension it is alone (a matrix lies by rows or
+by columns); else by a kernel that transposes, which reads and writes all of it once. As much takes a reduction of rows
+that were gathered along them, for it is no longer one kernel with what reads its results.
+
+All-reduces of gradients run together (AllReduceCombiner, then AllReduceContiguous): one kernel copies what they reduce
+side by side, and one each copies it out again.
 
 Checked against programs that XLA:GPU compiles for A100s by `benchmarks/probe_gpu_moves.py`.
 """
@@ -20,8 +24,9 @@ from shardwright.cost.opcodes import LOOPS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 
-#: What an end of a move does about the order of elements: takes any, rows or columns, or one only.
-LOOP, PRODUCT, STORED = range(3)
+#: What an end of a move does about the order of elements: takes any; any in which rows are read at once, as it reduces
+#: them and reads them again; rows or columns; one only.
+LOOP, ROWS, PRODUCT, STORED = range(4)
 
 #: Opcodes that make and read arrays in any order, in the kernel that they are part of anyway.
 _IN_ANY_ORDER = LOOPS | {"reduce", "reduce-window"}
@@ -29,15 +34,24 @@ _IN_ANY_ORDER = LOOPS | {"reduce", "reduce-window"}
 #: Collectives that leave elements where they are.
 _ELEMENTWISE = frozenset({"all-reduce", "collective-permute"})
 
+#: All-reduces of up to so many bytes are joined with others: XLA's `kDefaultAllReduceCombineThreshold`.
+_JOINED_BYTES = 30 << 20
+
 #: Kinds of collectives whose result is read in any order: what adds up partial sums comes first, or alone.
 _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 
 
 class Ends(NamedTuple):
-    """What makes the array that is moved, and what reads it then: LOOP, PRODUCT or STORED."""
+    """What makes the array that is moved, and what reads it then: LOOP, ROWS, PRODUCT or STORED.
+
+    is_fused: whether both are part of one kernel, but for the move: it writes the array, and reads it. waits: whether
+    the step waits for the move before it goes on, so that it runs alone: no gradient.
+    """
 
     maker: int
     reader: int
+    is_fused: bool = False
+    waits: bool = True
 
 
 #: The ends of moves of which no kernel is needed.
@@ -65,18 +79,26 @@ def relayout_s(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends, prof
 
     shape: logical dimensions in elements.
     """
-    sizes = _turned_bytes(moves, shape, ends)
-    return sum(max(2 * size / profile.memory_bandwidth_bytes_per_s, profile.launch_s) for size in sizes)
+    bandwidth = profile.memory_bandwidth_bytes_per_s
+    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in turned_bytes(moves, shape, ends))
+    joined = [move.read_bytes for move in moves if not ends.waits and move.kind == "all-reduce"]
+    joined_s = sum(
+        2 * size / bandwidth + max(2 * size / bandwidth, profile.launch_s) for size in joined if size <= _JOINED_BYTES
+    )
+    return turned_s + joined_s
 
 
-def _turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
-    """Sizes of the arrays that are transposed before, between and behind collectives."""
+def turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
+    """Sizes of the arrays that are transposed before, between and behind collectives.
+
+    What is stored and will be stored is gathered as it lies, and put in order then.
+    """
     lies: Outermost | None = None  # in what the collective before wrote
     before = ""
     for move in moves:
         reads = _real(move.reads, shape)
         if not before:
-            is_turned = not _takes(ends.maker, reads)
+            is_turned = not _takes(ends.maker, reads) and (ends.maker, ends.reader) != (STORED, STORED)
         else:
             is_turned = before not in _SUMS and _place(lies) != _place(reads)
         if is_turned and move.kind not in _ELEMENTWISE:
@@ -101,7 +123,7 @@ def _place(outermost: Outermost | None) -> int:
 
 def _takes(end: int, outermost: Outermost | None) -> bool:
     """Whether an end of a move makes or reads what lies so in its own kernel."""
-    return outermost is None or end == LOOP or (end == PRODUCT and outermost.is_last)
+    return outermost is None or end == LOOP or end == (PRODUCT if outermost.is_last else ROWS)
 
 
 # ---- ends ------------------------------------------------------------------------
@@ -125,4 +147,7 @@ def reader_of(instruction: Instruction, position: int) -> int:
         rank = instruction.operands[position].shape.leaves[0].rank
         is_alone = contracted == (rank - 1,) or (rank - 1 not in contracted and len(contracted) == rank - 1)
         return PRODUCT if is_alone and not instruction.get(f"{side}_batch_dims", ()) else STORED
+    if instruction.opcode == "reduce":
+        rank = instruction.operands[0].shape.leaves[0].rank
+        return ROWS if rank - 1 in instruction.get("dimensions", ()) else LOOP
     return LOOP if instruction.opcode in _IN_ANY_ORDER else STORED
