@@ -1,1 +1,1 @@
-"""Plans against hand-written sharding, both judged from XLA's partitioned HLO: `python -m benchmarks.planner.run`."""
+"""Plans against hand-written sharding, both judged as XLA compiles them: `python -m benchmarks.planner.run`."""

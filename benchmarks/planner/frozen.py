@@ -89,6 +89,7 @@ def counted(entry: Entry, texts: Path | None = None) -> tuple[dict[str, Any], di
             compiled = _compiled(entry, name, texts)
         except PartitionError as error:
             left_out[name] = str(error).removeprefix(DOES_NOT_APPLY)
+            print(f"{entry.name} {name} is left out: {left_out[name]}", flush=True)
             continue
         found[name] = figures(compiled, count(compiled.hlo_text, entry.devices), entry.machine)
         print(f"{entry.name} {name}: {step_s(found[name]) * 1e3:.2f} ms", flush=True)

@@ -19,7 +19,7 @@ from benchmarks.planner.counted import Counted
 from benchmarks.planner.counter import count
 from benchmarks.planner.judge import MACHINES, Machine, collective_s, judge, kernel_s
 from benchmarks.planner.partition import compile_for_gpus
-from benchmarks.planner.suite import entries
+from benchmarks.planner.suite import UNSEEN, entries
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def _job(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """The job of `partition_child`, and the machine it is for."""
     if arguments.stablehlo:
         return {"stablehlo": str(arguments.stablehlo.resolve()), "devices": arguments.devices}, arguments.machine
-    entry = {entry.name: entry for entry in entries()}[arguments.case]
+    entry = {entry.name: entry for entry in (*entries(), *UNSEEN)}[arguments.case]
     changes = {**entry.changes, **arguments.changes}
     job = {"model": entry.model, "size": entry.size, "devices": entry.devices, "changes": changes}
     return {**job, "expert": arguments.expert}, arguments.machine or entry.machine
