@@ -35,6 +35,8 @@ def main() -> None:
 
 
 def _summary(plan: Any) -> dict[str, Any]:
+    from shardwright.plans import combined_count
+
     predicted: dict[str, float] = {}
     for collective in plan.collectives:
         predicted[collective.kind] = predicted.get(collective.kind, 0) + collective.wire_bytes * collective.count
@@ -43,8 +45,8 @@ def _summary(plan: Any) -> dict[str, Any]:
         "gap": plan.cost.gap if plan.cost.is_bounded else None,
         "predicted_step_s": plan.cost.step_s,
         "predicted_compute_s": plan.cost.compute_s,
-        "predicted_communication_s": plan.cost.communication_s + plan.cost.hidden_s,
-        "predicted_collectives": sum(collective.count for collective in plan.collectives),
+        "predicted_communication_s": sum(collective.time_s for collective in plan.collectives),  # inputs left out
+        "predicted_collectives": combined_count(plan.collectives),
         "predicted_memory_bytes": plan.memory.peak_bytes,
         "predicted_wire_bytes": predicted,
     }

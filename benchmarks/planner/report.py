@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.planner.frozen import collectives_of, step_s
+from benchmarks.planner.results import budget_text
 
 #: A plan is no worse than the best expert within this part of its time.
 TOLERANCE = 0.01
@@ -42,7 +43,7 @@ def print_outcomes(outcomes: Sequence[dict[str, Any]]) -> None:
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
-    head = [outcome["case"], f"{outcome['budget']:.0%}"]
+    head = [outcome["case"], budget_text(outcome["budget"])]
     if "ours" not in outcome:
         said = outcome.get("error") or outcome["refused"]
         return [*head, "[red]failed[/red]" if "error" in outcome else "refused", "", said[:60]]

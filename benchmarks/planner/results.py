@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,11 @@ def read_outcomes(paths: Iterable[Path]) -> list[dict[str, Any]]:
     for path in paths:
         found.update((_key(outcome), outcome) for outcome in json.loads(path.read_text())["outcomes"])
     return list(found.values())
+
+
+def budget_text(budget: float) -> str:
+    """`50%` of what data parallelism takes, or all of the `device`."""
+    return "device" if math.isinf(budget) else f"{budget:.0%}"
 
 
 def _key(outcome: dict[str, Any]) -> Key:

@@ -12,6 +12,7 @@ puts such files together.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from benchmarks.planner.partition import PartitionError
 from benchmarks.planner.partitioned_text import CountingError
 from benchmarks.planner.planned import Judging, Lowered, PlanningFailed, PlanRefused, lower, plan
 from benchmarks.planner.report import misses_the_bar, print_outcomes, print_timings, ratio_of
-from benchmarks.planner.results import Results, commit
+from benchmarks.planner.results import Results, budget_text, commit
 from benchmarks.planner.suite import BUDGETS, QUICK, UNSEEN, Entry, entries, is_meant
 from benchmarks.planner.timing import BARS, measure_timings
 
@@ -67,7 +68,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--case", action="append", metavar="NAME", help="cases whose name begins so; may be repeated")
     parser.add_argument("--devices", type=int, action="append", help="only on so many devices; may be repeated")
-    parser.add_argument("--budgets", type=float, nargs="+", metavar="PART", help="parts of data parallelism's memory")
+    parser.add_argument(
+        "--budgets", type=_budget, nargs="+", metavar="PART",
+        help="parts of data parallelism's memory, or `device`: all of the device's own",
+    )  # fmt: skip
     parser.add_argument("--deadline", type=float, help="seconds for each search")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds until a plan or program counts as failed")
     which = parser.add_mutually_exclusive_group()
@@ -86,6 +90,15 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.budgets = arguments.budgets or ([1.0] if arguments.quick else list(BUDGETS))
     return arguments
+
+
+def _budget(text: str) -> float:
+    return math.inf if text == "device" else float(text)
+
+
+def limit_of(experts: Mapping[str, Any], budget: float) -> int | None:
+    """Bytes of a budget, a part of what data parallelism takes; None for all that a device has."""
+    return None if math.isinf(budget) else round(experts["data"]["memory_bytes"] * budget)
 
 
 def _is_chosen(entry: Entry, arguments: argparse.Namespace) -> bool:
@@ -107,7 +120,7 @@ def chosen_budgets(entry: Entry, budgets: Sequence[float], with_expert: bool | N
         return list(budgets)
     experts = frozen.read(entry)
     whole = experts["data"]["memory_bytes"]
-    fitting = (frozen.best_that_fits(experts, round(budget * whole)) for budget in budgets)
+    fitting = (frozen.best_that_fits(experts, budget * whole) for budget in budgets)
     return [b for b, best in zip(budgets, fitting, strict=True) if (best is not None) == with_expert]
 
 
@@ -128,8 +141,8 @@ def run_entry(entry: Entry, budgets: Sequence[float], how: Mapping[str, Any]) ->
     lowered = lower(entry)
     judging = Judging(entry, how["limit_s"])
     for budget in budgets:
-        limit_bytes = round(experts["data"]["memory_bytes"] * budget)
-        best = frozen.best_that_fits(experts, limit_bytes)
+        limit_bytes = limit_of(experts, budget)
+        best = frozen.best_that_fits(experts, limit_bytes or math.inf)
         outcome: dict[str, Any] = {
             "case": entry.name, "machine": entry.machine, "changes": dict(entry.changes),
             "budget": budget, "budget_bytes": limit_bytes,
@@ -154,11 +167,12 @@ def _add_ours(outcome: dict[str, Any], lowered: Lowered, judging: Judging, how: 
         partitioned, counted = judging(emitted)
     outcome["ours"] = frozen.figures(partitioned, counted, judging.entry.machine)
     taken = partitioned.memory_bytes
-    outcome["fits"] = taken is None or taken <= outcome["budget_bytes"]
+    limit_bytes = outcome["budget_bytes"]
+    outcome["fits"] = taken is None or limit_bytes is None or taken <= limit_bytes
 
 
 def _line(outcome: dict[str, Any]) -> str:
-    head = f"{outcome['case']} at {outcome['budget']:.0%}:"
+    head = f"{outcome['case']} at {budget_text(outcome['budget'])}:"
     if "ours" not in outcome:
         return f"{head} {outcome.get('error') or outcome['refused']}"
     ratio = ratio_of(outcome)

@@ -8,6 +8,7 @@ Of several files that hold the same case and budget, the last one's counts.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks.planner.frozen import collectives_of
 from benchmarks.planner.gaps import BAR
 from benchmarks.planner.report import deviations, predicted, ratio_of, seconds, summary
-from benchmarks.planner.results import read_outcomes
+from benchmarks.planner.results import budget_text, read_outcomes
 from benchmarks.planner.suite import BUDGETS, entries
 
 _TITLES = (
@@ -27,14 +28,14 @@ _TITLES = (
 def markdown(outcomes: Sequence[dict[str, Any]]) -> str:
     """A row for each case and budget of the suite that has an outcome, then how many there are of each kind."""
     by_key = {(outcome["case"], outcome["budget"]): outcome for outcome in outcomes}
-    keys = [(entry.name, budget) for entry in entries() for budget in BUDGETS]
+    keys = [(entry.name, budget) for entry in entries() for budget in (math.inf, *BUDGETS)]
     ordered = [by_key[key] for key in keys if key in by_key]
     head = (f"| {' | '.join(_TITLES)} |", f"|{'---|' * len(_TITLES)}")
     return "\n".join((*head, *map(_row, ordered), "", summary(ordered), "", deviations(ordered)))
 
 
 def _row(outcome: dict[str, Any]) -> str:
-    return f"| {outcome['case']} | {outcome['budget']:.0%} | {' | '.join(_cells(outcome))} |"
+    return f"| {outcome['case']} | {budget_text(outcome['budget'])} | {' | '.join(_cells(outcome))} |"
 
 
 def _cells(outcome: dict[str, Any]) -> Iterator[str]:

@@ -40,7 +40,7 @@ class _Open:
 
 
 def combine(collectives: Sequence[Combinable], flow: Dataflow, topology: Topology) -> tuple[int, ...]:
-    """Per collective the number of the combined one that it is part of, counted from 0 in the order in which each begins."""
+    """Per collective the number of the combined one that it is part of, from 0, in the order of their first members."""
     waits_for = _dependencies(collectives, flow)
     open_ones: dict[Hashable, _Open] = {}
     numbers: list[int] = []

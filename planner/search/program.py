@@ -40,8 +40,8 @@ from shardwright.planner.rewrites.starts import started_neutrally
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.search.batch_dims import batch_dims
-from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
 from shardwright.planner.segments.combinable import combinable
+from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
 from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.layout import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.segments.remade import dear_nodes

@@ -30,9 +30,9 @@ class Graph:
 
     sets: strategies per node, made when asked for. in_place: nodes whose value is used as it lies or split further,
     never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
-    variable, where only the neighbourhood of one plan is searched. combinable: bytes of all values whose moves a compiler
-    may combine with a value's. beside: values that are moved beside compute, of
-    whose moves the part `exposed` is priced. behind: nodes of whose computing only the part `counted` is.
+    variable, where only the neighbourhood of one plan is searched. combinable: bytes of all values whose moves a
+    compiler may combine with a value's. beside: values that are moved beside compute, of whose moves the part `exposed`
+    is priced. behind: nodes of whose computing only the part `counted` is.
     alike: of variables in segments that equal another one, that one's, which have the same states.
     clock: ends the making of problems. neighbourhoods: what those of plans on this mesh have in common.
     """

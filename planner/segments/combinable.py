@@ -58,8 +58,10 @@ def _early_nodes(flow: Dataflow) -> list[bool]:
     return early
 
 
-def combinable_at(flow: Dataflow, sizes: Mapping[Leaf, int]) -> Iterator[tuple[int, tuple[tuple[int, ...], ...]]]:
-    """The nodes whose prices depend on it: the bytes of what may be combined with each result, and with each operand."""
+def combinable_at(
+    flow: Dataflow, sizes: Mapping[Leaf, int]
+) -> Iterator[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """The nodes whose prices depend on it: the bytes that may be combined with each result, and with each operand."""
     for node in flow.nodes:
         made = tuple([sizes.get((node.index, leaf), 0) for leaf in range(len(node.shapes))])
         read = tuple([sizes.get(use.source, 0) for use in node.uses])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config import PlanOptions
@@ -136,8 +137,8 @@ class HardwareProfile:
         all-reduce's where devices run one and keep a slice (what is stored then: `Compiler.creates_reduce_scatters`).
     latency_counts: what a collective pays a link's latency for: each of its `ring-steps`, or each
         of the `members` of a group, where devices are threads that wait for one another.
-    combiner_limits: kinds of collectives that a compiler combines where none waits for another, and up to how many bytes
-        of their results.
+    combiner_limits: kinds of collectives that a compiler combines where none waits for another, and up to how many
+        bytes of their results.
     overlap: part of the time of gradient synchronisation that runs beside compute and costs no step time,
         as long as there is as much compute left to run beside.
     compiler: what its XLA does with buffers.
@@ -200,8 +201,11 @@ def known_profiles() -> tuple[str, ...]:
 def hardware_profile(name: str) -> HardwareProfile:
     """The profile called `name`; OptionError, listing the known names, where there is none.
 
-    `a100+h100` is what a program on devices of both finds: the slower of each, and the smaller memory.
+    `a100+h100` is what a program on devices of both finds: the slower of each, and the smaller memory. A path that ends
+    in `.toml` is a profile of one's own, written as those in `shardwright/cost/data`.
     """
+    if name.endswith(".toml"):
+        return _profile_of_file(Path(name))
     if "+" in name:
         return _slowest(name, [hardware_profile(each) for each in name.split("+")])
     if name not in known_profiles():
@@ -212,6 +216,22 @@ def hardware_profile(name: str) -> HardwareProfile:
         )
     text = (resources.files("shardwright.cost") / "data" / f"{name}.toml").read_text(encoding="utf-8")
     return _profile(name, tomllib.loads(text))
+
+
+def _profile_of_file(path: Path) -> HardwareProfile:
+    """A profile of one's own. OptionError where it cannot be read, or lacks a number."""
+    try:
+        return _profile(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise OptionError(
+            f"the hardware profile {path} cannot be read: {error.strerror}", where="hardware", remedy="correct the path"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InternalError, KeyError, TypeError, ValueError) as error:
+        raise OptionError(
+            f"{path} is no hardware profile: {error}",
+            where="hardware",
+            remedy="write each number of shardwright/cost/data/a100.toml, with its source",
+        ) from None
 
 
 def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:

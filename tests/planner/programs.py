@@ -6,12 +6,16 @@ Each builder returns (step, arguments, donated argument numbers); `step(state, b
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+#: A profile whose prices stay as they are: what tests of the search hold its mechanisms against.
+PLAIN_A100 = str(Path(__file__).with_name("plain_a100.toml"))
 
 Program = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 

@@ -18,7 +18,6 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
-from shardwright.cost.moves.relayout import Ends
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
 from shardwright.planner.memory import exact_fit
@@ -30,7 +29,7 @@ from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.layout import Variable, variables_of
 from shardwright.shardings import Mesh, TensorSharding
-from tests.planner.programs import lower, mlp
+from tests.planner.programs import PLAIN_A100, lower, mlp
 
 PROGRAMS = int(os.environ.get("SHARDWRIGHT_EXACT_PROGRAMS", "40"))
 FIRST = int(os.environ.get("SHARDWRIGHT_EXACT_FIRST", "0"))
@@ -42,7 +41,7 @@ MOST_JUDGED = 800
 #: Preferences among equal plans may cost as much (`planner.strategies.preference.MOST`).
 TIES = 2e-5
 
-TWO = replace(Cluster.local(2), hardware="a100")
+TWO = replace(Cluster.local(2), hardware=PLAIN_A100)
 MESH = {"data": 2}
 SIZES = (4, 8, 16)
 
@@ -107,13 +106,10 @@ def seconds_of(graph: Graph, chosen: dict[Variable, int]) -> float:
     flow, prices, hubs = graph.flow, graph.prices, graph.layout.hubs
     total = 0.0
 
-    def moved_s(maker: int, have: TensorSharding, want: TensorSharding, ends: Ends) -> float:
+    def moved_s(maker: int, have: TensorSharding, want: TensorSharding) -> float:
         seconds = prices.reshard_s(flow.nodes[maker].shapes[0], have, want)
-        if not np.isfinite(seconds):
-            return seconds
         is_written = seconds > 0 and graph.layout.kernels.is_fused[maker]
-        turning_s = prices.turning_s(flow.nodes[maker].shapes[0], have, want, ends)
-        return turning_s + (seconds + prices.profile.launch_s if is_written else seconds)
+        return seconds + prices.profile.launch_s if is_written else seconds
 
     for node in flow.nodes:
         mine = graph.set_of((node.index, -1))
@@ -123,13 +119,11 @@ def seconds_of(graph: Graph, chosen: dict[Variable, int]) -> float:
             total += prices.arrival_s(node.shapes[0], strategy.results[0])
         if (node.index, 0) in hubs:
             hub = graph.set_of((node.index, 0)).strategies[chosen[node.index, 0]].results[0]
-            ends = graph.layout.hub_ends[node.index, 0]
-            total += hubs[node.index, 0] * moved_s(node.index, strategy.results[0], hub, ends)
+            total += hubs[node.index, 0] * moved_s(node.index, strategy.results[0], hub)
         for use in node.uses:
             lies = graph.set_of(use.source if use.source in hubs else (use.source[0], -1))
             have = lies.strategies[chosen[use.source if use.source in hubs else (use.source[0], -1)]].results[0]
-            ends = graph.layout.ends(node, use)
-            total += use.weight * moved_s(use.source[0], have, strategy.operands[use.position], ends)
+            total += use.weight * moved_s(use.source[0], have, strategy.operands[use.position])
     return total
 
 

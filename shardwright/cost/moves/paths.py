@@ -137,8 +137,8 @@ class Paths:
         return held, tuple(moves)
 
     def scattered_by_steps(self, shape: tuple[int, ...], have: Dims, landing: Dims) -> tuple[Dims, ...]:
-        """How a sum that is scattered lies behind each reduce-scatter: one for each dimension, since no compiler joins an
-        all-reduce and a slice of two. The one over the innermost axes, which have the faster links, is first.
+        """How a sum that is scattered lies behind each reduce-scatter: one for each dimension, since no compiler joins
+        an all-reduce and a slice of two. The one over the innermost axes, which have the faster links, is first.
 
         A sum of uneven shards cannot stay partial meanwhile: it is reduced at once.
         """

@@ -26,13 +26,13 @@ from shardwright.planner.segments.layout import Variable
 from shardwright.planner.store import MemoryStore
 from shardwright.planner.strategies.expansion import Choice
 from shardwright.shardings import Mesh, is_turned
-from tests.planner.programs import gpt2, lower
+from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
 
-EIGHT = replace(Cluster.local(8), hardware="a100")
+EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 COARSE = Mesh.of({"data": 2, "model": 4})
 FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
-SIXTEEN = replace(Cluster.local(16), hardware="a100")
+SIXTEEN = replace(Cluster.local(16), hardware=PLAIN_A100)
 
 
 def step_of(batch: int = 16) -> str:
@@ -103,7 +103,9 @@ def test_axes_of_another_size_do_nothing_for_what_they_cannot_split(
     earlier, chain, states = kept
     mesh = Mesh.of({**FINE.sizes, "sequence": 5})
     assert earlier.resized(mesh) == {"sequence"}
-    found = earlier.on(*fine_graph(Search(step_of(), replace(Cluster.local(20), hardware="a100"), PlanOptions()), mesh))
+    found = earlier.on(
+        *fine_graph(Search(step_of(), replace(Cluster.local(20), hardware=PLAIN_A100), PlanOptions()), mesh)
+    )
     assert found is not None
     does_as_before = {True: 0, False: 0}
     for variable, state in states.items():

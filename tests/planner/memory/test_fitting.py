@@ -27,7 +27,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.segments.chain import Chain
 from shardwright.planner.segments.layout import Variable
 from tests.planner.memory.test_mixing import seconds
-from tests.planner.programs import gpt2, lower, mlp, scan
+from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp, scan
 
 CLUSTER = Cluster.local(4)
 STEP = lower(gpt2(layers=2, batch=32, length=32))
@@ -295,7 +295,7 @@ def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.Monkey
     """BERT on 8 devices at a quarter of the memory: 20.44 instead of 20.84 ms."""
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
     plans = merges_noted(monkeypatch)
-    search = Search(STEP, replace(CLUSTER, hardware="a100"), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
+    search = Search(STEP, replace(CLUSTER, hardware=PLAIN_A100), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
     outcome = search.outcome()
     fastest = outcome.plan(outcome.fastest)
     search.limit_bytes = search.needed_bytes(fastest) * 7 // 10
@@ -317,7 +317,7 @@ def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.Monkey
 def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture of 8 experts on 16 devices at half of the memory: 30.73 instead of 30.81 ms."""
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
-    search = Search(STEP, replace(CLUSTER, hardware="a100"), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
+    search = Search(STEP, replace(CLUSTER, hardware=PLAIN_A100), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
     outcome = search.outcome()
     fastest = outcome.plan(outcome.fastest)
     search.limit_bytes = search.needed_bytes(fastest) * 7 // 10
@@ -340,7 +340,7 @@ def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known
     """The LSTM on 64 devices at half of the memory: 45.11 instead of 45.17 ms."""
     monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
     monkeypatch.setattr(Fitting, "_is_among_all", True)
-    search = Search(STEP, replace(CLUSTER, hardware="a100"), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
+    search = Search(STEP, replace(CLUSTER, hardware=PLAIN_A100), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
     outcome = search.outcome()
     fastest = outcome.plan(outcome.fastest)
     search.limit_bytes = search.needed_bytes(fastest) * 7 // 10

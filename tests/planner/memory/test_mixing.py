@@ -22,7 +22,7 @@ from shardwright.planner.segments.descent import descend, lifted
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver import ilp
 from shardwright.shardings import Mesh
-from tests.planner.programs import gpt2, lower
+from tests.planner.programs import PLAIN_A100, gpt2, lower
 
 STEP = lower(gpt2(layers=5, batch=32, length=32))
 ONE_WAY = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
@@ -156,7 +156,7 @@ def test_repeats_that_do_the_same_in_all_plans_decide_alike_where_the_program_is
 def test_plans_that_were_descended_to_apart_are_plans_of_one_chain() -> None:
     """With what both decide and nothing else, at the seconds that they take in their own neighbourhoods."""
     step = lower(gpt2(layers=3, width=256, batch=64, length=64))
-    searched = Search(step, replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    searched = Search(step, replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
     coarse = searched.chain(Mesh.of({"data": 4, "model": 2}), Forced(), frozenset())
     fine = Mesh.of({"data": 2, "model": 2, "sequence": 2})
     at, axes = lifted(coarse, coarse.solve(20.0).states, fine)

@@ -90,7 +90,7 @@ def test_the_value_that_divides_is_the_one_that_differs_most() -> None:
 
 
 def test_what_differs_in_no_value_is_not_divided() -> None:
-    root, best_s = root_and_optimum(1)
+    root, best_s = root_and_optimum(13)
     alike = replace(root, high=root.low)
     assert divided(alike) == divided(replace(root, high=None)) == ()
     assert branched(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s

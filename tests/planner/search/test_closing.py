@@ -20,9 +20,9 @@ from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.descent import descend, lifted
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
-from tests.planner.programs import gpt2, lower
+from tests.planner.programs import PLAIN_A100, gpt2, lower
 
-EIGHT = replace(Cluster.local(8), hardware="a100")
+EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 COARSE = Mesh.of({"data": 2, "model": 4})
 FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
 
@@ -51,7 +51,7 @@ def test_a_bound_follows_heads_that_no_axis_divides(search: Search) -> None:
     rough_s, bound_s = (
         lower_bound(search.chain_to_bound(FINE, even_rank=4, uneven_rank=rank), 20.0) for rank in (EXACT_RANK, 4)
     )
-    assert rough_s < 0.99 * bound_s
+    assert rough_s < 0.98 * bound_s
     assert 0.99 * best.value <= bound_s <= best.value
 
 

@@ -14,11 +14,12 @@ from shardwright.cost.moves.collectives import Topology, collective_time_s
 from shardwright.errors import OptionError
 from shardwright.planner.search.meshes import candidate_meshes, given_mesh, refines
 from shardwright.shardings import Mesh
+from tests.planner.programs import PLAIN_A100
 
 
 def cluster(*devices: int) -> Cluster:
     nodes = (ClusterNode(index=i, ip=f"10.0.0.{i}", port=2222, device_count=n) for i, n in enumerate(devices))
-    return Cluster(name="test", nodes=tuple(nodes), platform="cuda", hardware="a100")
+    return Cluster(name="test", nodes=tuple(nodes), platform="cuda", hardware=PLAIN_A100)
 
 
 def factorizations(devices: int, most: int) -> set[tuple[int, ...]]:

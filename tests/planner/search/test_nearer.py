@@ -24,7 +24,7 @@ def descended(search: Search) -> Found:
 
 
 def test_two_axes_get_to_the_optimum_where_one_is_stuck() -> None:
-    search = Search(large_program(116, 2048), EIGHT, PlanOptions())
+    search = Search(large_program(35, 2048), EIGHT, PlanOptions())
     stuck = descended(search)
     best_s = search.chain(FINE, Forced(), frozenset()).solve(20.0).value
     assert stuck.cost.step_s > 1.01 * best_s
@@ -35,7 +35,7 @@ def test_two_axes_get_to_the_optimum_where_one_is_stuck() -> None:
 
 
 def test_it_ends_at_a_gap_that_may_be_open() -> None:
-    search = Search(large_program(116, 2048), EIGHT, PlanOptions())
+    search = Search(large_program(35, 2048), EIGHT, PlanOptions())
     stuck = descended(search)
     known = replace(stuck, cost=replace(stuck.cost, lower_bound_s=0.9 * stuck.cost.step_s))
     assert nearer(search, known, 0.2, together=2) is known
@@ -44,7 +44,7 @@ def test_it_ends_at_a_gap_that_may_be_open() -> None:
 
 
 def test_what_does_not_fit_is_not_taken() -> None:
-    text = large_program(116, 2048)
+    text = large_program(35, 2048)
     stuck = descended(Search(text, EIGHT, PlanOptions()))
     faster = nearer(Search(text, EIGHT, PlanOptions()), stuck, 0.0, together=2)
     tight = Search(text, EIGHT, PlanOptions())

@@ -20,6 +20,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.search.sparing import sparing_plan
 from shardwright.shardings import Mesh
 from tests.planner import programs
+from tests.planner.programs import PLAIN_A100
 
 #: Two heads over eight devices: each computes both, and two parts of the batch take less time than the whole.
 OPTIONS = {"force": "tensor", "mesh": "8", "stages": 1, "cache": False}
@@ -64,7 +65,7 @@ def test_the_program_of_the_plan_that_takes_little_is_searched_too(monkeypatch: 
 def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     """The plan of the fastest mesh needs more than there is, one of a mesh that is slower by 10 % fits."""
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
-    search = Search(programs.lower(step), replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    search = Search(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
     outcome = search.outcome()
     needed = {id(each): search.needed_bytes(outcome.plan(each)) for each in outcome.tried}
     slow = min(outcome.tried, key=lambda each: needed[id(each)])
@@ -81,7 +82,7 @@ def test_memory_has_a_price_before_more_parts_are_searched(excess: float, monkey
     """What fits tells how many parts need not be planned at all; what the fastest plan needs does not tell whether any
     fits."""
     text, way = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), {"mesh": {"data": 4}}
-    search = Search(text, replace(Cluster.local(4), hardware="a100"), PlanOptions(**way))
+    search = Search(text, replace(Cluster.local(4), hardware=PLAIN_A100), PlanOptions(**way))
     outcome = search.outcome()
     top = relief._ladder(outcome)[-1]
     least = search.variant(top, 1)
@@ -163,7 +164,7 @@ def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(monkeypa
 def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_saves_nothing() -> None:
     """Four meshes of one and two axes: of those, one that is slower than another needs less than that."""
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
-    search = Search(programs.lower(step), replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    search = Search(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
     outcome = search.outcome()
     plans = [outcome.plan(each) for each in outcome.tried if each.start is None]
     table = relief._Table(search, relief._ladder(outcome), {(1, relief.NOTHING): outcome})
@@ -181,7 +182,7 @@ def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
-    search = Search(programs.lower(step), replace(Cluster.local(8), hardware="a100"), PlanOptions())
+    search = Search(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
     outcome = search.outcome()
     plans = {each.mesh: outcome.plan(each) for each in outcome.tried}
     first, least = outcome.fastest.mesh, min(plans, key=lambda mesh: search.needed_bytes(plans[mesh]))
@@ -232,4 +233,4 @@ def _bisected(table: relief._Table) -> Iterator[int]:
 def _outcome() -> Outcome:
     """A small step on four devices, memory aside."""
     text, way = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), {"mesh": {"data": 4}}
-    return Search(text, replace(Cluster.local(4), hardware="a100"), PlanOptions(**way)).outcome()
+    return Search(text, replace(Cluster.local(4), hardware=PLAIN_A100), PlanOptions(**way)).outcome()

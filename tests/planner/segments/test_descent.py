@@ -35,10 +35,10 @@ from shardwright.planner.strategies import axis_order
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.sets import StrategyBuilder
 from shardwright.shardings import Mesh
-from tests.planner.programs import gpt2, lower, mlp
+from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
 from tests.planner.test_exact import random_program
 
-EIGHT = replace(Cluster.local(8), hardware="a100")
+EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 COARSE = Mesh.of({"data": 4, "model": 2})
 FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
 

@@ -16,8 +16,9 @@ from shardwright.planner.search.program import Program
 from shardwright.planner.segments.exposed import late_nodes
 from shardwright.plans import Plan
 from tests.planner import programs
+from tests.planner.programs import PLAIN_A100
 
-EIGHT = replace(Cluster.local(8), hardware="a100")
+EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 
 
 def planned(text: str, overlap: float, *, bandwidth: float | None = None, **options: object) -> Plan:

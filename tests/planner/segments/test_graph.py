@@ -20,7 +20,7 @@ from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.solve import solve
 from shardwright.planner.strategies.expansion import shardings_of
 from shardwright.shardings import Mesh
-from tests.planner.programs import PROGRAMS, gpt2, lower, volumes
+from tests.planner.programs import PLAIN_A100, PROGRAMS, gpt2, lower, volumes
 
 ONE_AXIS = Mesh.of({"data": 8})
 TWO_AXES = Mesh.of({"data": 4, "model": 2})
@@ -181,7 +181,7 @@ def test_every_value_with_a_hub_has_readers(name: str) -> None:
 
 @pytest.mark.parametrize("force", [None, "zero1"])
 def test_equal_segments_share_strategies_that_are_those_of_each(deep: str, force: str | None) -> None:
-    search = Search(deep, replace(Cluster.local(8), hardware="a100"), PlanOptions(mesh=ONE_AXIS.sizes, force=force))
+    search = Search(deep, replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions(mesh=ONE_AXIS.sizes, force=force))
     graph = search.chain(ONE_AXIS, search.program.forced(search.options, ONE_AXIS), frozenset()).graph
     apart = replace(graph, alike={}, _sets={})
     assert len(graph.alike) > len(graph.flow.nodes) / 2

@@ -16,7 +16,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.segments.chain import Chain
 from shardwright.planner.strategies.preference import MOST
 from shardwright.shardings import Mesh
-from tests.planner.programs import PROGRAMS, gpt2, lower
+from tests.planner.programs import PLAIN_A100, PROGRAMS, gpt2, lower
 
 LAYERS = 5
 
@@ -63,5 +63,5 @@ def test_replicated_is_free_and_every_split_is_not() -> None:
 
 def chain_of(name: str) -> Chain:
     mesh = Mesh.of({"data": 4, "model": 2})
-    cluster = replace(Cluster.local(8), hardware="a100")
+    cluster = replace(Cluster.local(8), hardware=PLAIN_A100)
     return Search(lower(PROGRAMS[name]()), cluster, PlanOptions(mesh=mesh.sizes)).chain(mesh, Forced(), frozenset())
