@@ -21,7 +21,7 @@ from shardwright.planner.memory.exact_fit import fit_exactly
 from shardwright.planner.memory.fitting import fitted
 from shardwright.planner.memory.mixing import of_one_chain
 from shardwright.planner.pins.force import Forced
-from shardwright.planner.search import closing, finishing
+from shardwright.planner.search import closing, finishing, simplest
 from shardwright.planner.search.finishing import Bounding, bounded
 from shardwright.planner.search.memory_bound import least_that_fits
 from shardwright.planner.search.search import Search
@@ -156,6 +156,7 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
         raise AssertionError("a plan is dearer than a bound")
 
     text = large_program(seed, 2047)
+    monkeypatch.setattr(simplest, "NEARLY", 0.0)  # plans on two axes are nearly as fast
     monkeypatch.setattr(closing, "MOST_OPEN", 1.0)
     rough = plan(text, EIGHT, PlanOptions())
     monkeypatch.setattr(closing, "MOST_OPEN", rough.cost.gap / 2)
@@ -168,11 +169,13 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
 
 def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     text = large_program(97, 2047)
+    monkeypatch.setattr(simplest, "NEARLY", 0.0)
     monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
     monkeypatch.setattr(closing, "FEW_ENTRIES", -1)  # all edges of so small a program are folded away
     monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)  # what is open before is more, what the bound leaves is less
     bounded = plan(text, EIGHT, PlanOptions())
     monkeypatch.undo()
+    monkeypatch.setattr(simplest, "NEARLY", 0.0)
     monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)
     monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)
     better = plan(text, EIGHT, PlanOptions())
