@@ -77,7 +77,9 @@ def test_combined_collectives_pay_one_latency() -> None:
             sum(each.wire_bytes for each in members) / link.bandwidth_bytes_per_s / profile.collective_efficiency
         )
         launches_s = len(members) * profile.launch_s
-        assert sum(each.time_s for each in members) == pytest.approx(14 * link.latency_s + sending_s, abs=1.01 * launches_s)
+        assert sum(each.time_s for each in members) == pytest.approx(
+            14 * link.latency_s + sending_s, abs=1.01 * launches_s
+        )
 
 
 @pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "reduce-scatter"])
