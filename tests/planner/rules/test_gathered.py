@@ -14,6 +14,7 @@ from shardwright.config import PlanOptions
 from shardwright.cost import wire_bytes
 from shardwright.planner import plan
 from shardwright.plans import InstructionPlan, Plan
+from tests.planner.programs import PLAIN_A100
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 
 
@@ -25,7 +26,7 @@ def step(table: Any, hidden: Any) -> Any:
 def planned(width: int, words: int, mesh: dict[str, int]) -> Plan:
     arguments = (jax.ShapeDtypeStruct((width, words), jnp.float32), jax.ShapeDtypeStruct((1, width), jnp.float32))
     text = jax.jit(step, donate_argnums=(0,), keep_unused=True).lower(*arguments).as_text("hlo", debug_info=True)
-    return plan(text, replace(Cluster.local(8), hardware="a100"), PlanOptions(mesh=mesh))
+    return plan(text, replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions(mesh=mesh))
 
 
 def reduction(made: Plan) -> InstructionPlan:
@@ -44,7 +45,7 @@ def test_partial_results_are_gathered_not_what_is_searched(width: int, words: in
     assert split.dims == ((), tuple(mesh))
     assert reduction(made).partial == tuple(mesh)
     number_and_index = [each for each in made.collectives if each.kind == "all-gather"]
-    assert {each.cause for each in number_and_index} == {"partial results of reduction (test_gathered.py:22)"}
+    assert {each.cause for each in number_and_index} == {"partial results of reduction (test_gathered.py:23)"}
     assert [(each.payload_bytes, each.wire_bytes) for each in number_and_index] == [
         (32, wire_bytes("all-gather", 32, 8))
     ] * 2
