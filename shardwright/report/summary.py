@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -12,6 +13,9 @@ from shardwright.report.units import format_bytes, format_seconds
 
 #: Arguments besides state that are named one by one.
 _SHOWN_INPUTS = 6
+
+#: How the scope of a bound begins where the plan is one that experts write by hand.
+_KNOWN_AS = re.compile(r"this is the plan that is known as '([^']+)'")
 
 #: Part of the step from which the time that inputs take to arrive is said.
 _LEAST_ARRIVAL = 0.01
@@ -24,6 +28,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     cost, memory = plan.cost, plan.memory
     wire = sum(each.wire_bytes * each.count for each in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
+    known = _KNOWN_AS.match(cost.bound_scope)
+    chosen = f"{known[1]}, {chosen}" if known else chosen
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
     arrival_s = _arrival_s(plan)
     parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _LEAST_ARRIVAL * cost.step_s else ""

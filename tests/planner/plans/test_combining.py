@@ -114,3 +114,9 @@ def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> No
     broken.write_text('description = "half a profile"\n')
     with pytest.raises(OptionError, match="is no hardware profile"):
         hardware_profile(str(broken))
+
+
+def test_a_plan_that_experts_write_says_so_in_its_first_line() -> None:
+    made = plan(layers(4, 256), EIGHT, PlanOptions())
+    assert "known as 'replicated'" in made.cost.bound_scope  # so small that no collective pays
+    assert "replicated, found by search" in made.explain().splitlines()[1]
