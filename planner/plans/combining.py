@@ -32,7 +32,7 @@ class Combinable:
 
 @dataclass(slots=True)
 class _Open:
-    """What is being combined: the members, the bytes of their payload, and what waits for them, as bits."""
+    """What is being combined: its number, the bytes of its payload, and its members, as bits."""
 
     number: int
     payload_bytes: int

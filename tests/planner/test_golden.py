@@ -28,6 +28,10 @@ def golden(model: str) -> str:
     return text
 
 
+#: Plans whose whole latencies take that much more than the shares that a bound counts.
+MOST_OPEN = {"llama": 0.011, "dlrm": 0.05}
+
+
 def test_every_benchmark_model_has_a_golden_plan() -> None:
     assert CASES.keys() == MODELS.keys() == {path.stem for path in FOLDER.glob("*.txt")}
 
@@ -37,7 +41,7 @@ def test_every_benchmark_model_has_a_golden_plan() -> None:
 def test_the_plan_is_the_golden_one(model: str) -> None:
     plan = plan_of(model)
     assert plan.cost.is_bounded
-    assert plan.cost.gap <= 0.05  # of small programs whole latencies are more than the shares of a bound
+    assert plan.cost.gap <= MOST_OPEN.get(model, 0.01)
     assert golden_text(model, plan) == golden(model), "if the change is meant: make golden, and say why in the commit"
 
 
