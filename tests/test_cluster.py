@@ -72,6 +72,7 @@ def test_units_become_si() -> None:
     links = {"intra_node": {"bandwidth_gb_per_s": 300, "latency_us": 3}, "inter_node": {"bandwidth_gb_per_s": 25}}
     cluster = load({"master": LOCAL, "memory_gib": 1.5, "links": links | {"overlap": 0.25}})
     assert cluster.overlap == 0.25
+    assert load({"master": LOCAL, "links": {"overlap": 1.0}}).overlap == 1
     assert cluster.content_hash != load({"master": LOCAL, "memory_gib": 1.5, "links": links}).content_hash
     assert cluster.memory_bytes_per_device == 1536 * 2**20
     assert cluster.intra_node == Link(bandwidth_bytes_per_s=3e11, latency_s=pytest.approx(3e-6))
@@ -172,6 +173,7 @@ TLS = {"certificate": "c.pem", "key": "k.pem"}
         ({}, "c.json: master", "the key is missing", 'add "master"'),
         ({"master": {**LOCAL, "prot": 1}}, "c.json: master", "unknown key 'prot'", "did you mean 'port'?"),
         ({"master": {**LOCAL, "token": "x"}}, "c.json: master", "unknown key 'token' here", "move it into security"),
+        ({"master": LOCAL, "links": {"overlap": 1.01}}, "c.json: links.overlap", "out of range", "between 0 and 1"),
         ({"master": {**LOCAL, "port": 70000}}, "c.json: master.port", "out of range", "between 1 and 65535"),
         ({"master": {**LOCAL, "port": "2222"}}, "c.json: master.port", 'expected an integer, found "2222"', "change"),
         ({"master": {**LOCAL, "port": True}}, "c.json: master.port", "expected an integer, found true", "change"),

@@ -285,6 +285,12 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
     def number(*path: str) -> float:
         return float(value(*path))
 
+    def part(*path: str) -> float:
+        found = number(*path)
+        if not 0 <= found <= 1:
+            raise ValueError(f"{'.'.join(path)} is {found:g}, not between 0 and 1")
+        return found
+
     def link(which: str) -> Link:
         return Link(bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s"))
 
@@ -305,7 +311,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
         latency_counts=value("latency_counts"),
         combiner_limits=tuple((kind, int(number("combiner_limits", kind))) for kind in data.get("combiner_limits", ())),
-        overlap=number("overlap"),
+        overlap=part("overlap"),
         compiler=Compiler(**{field.name: value("compiler", field.name) for field in fields(Compiler)}),
         sources=sources,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import resources
+from pathlib import Path
+
 import pytest
 
 from shardwright.cluster import Cluster, ClusterNode
@@ -40,7 +43,7 @@ def test_numbers_are_positive_and_have_sources(name: str) -> None:
     assert profile.sources["reduce_scatter_runs_as"]
     assert profile.latency_counts in ("ring-steps", "members")
     assert profile.intra_node.bandwidth_bytes_per_s >= profile.inter_node.bandwidth_bytes_per_s > 0
-    assert 0 <= profile.overlap < 1
+    assert 0 <= profile.overlap <= 1
     assert profile.sources["overlap"]
     assert 0 < profile.intra_node.latency_s <= profile.inter_node.latency_s
 
@@ -78,3 +81,14 @@ def test_the_margin_of_memory_is_a_larger_part_of_few_temporaries() -> None:
     assert compiler.margin_bytes(few) < compiler.margin_bytes(SMALL_BYTES) < compiler.margin_bytes(many)
     gpu = hardware_profile("a100").compiler
     assert gpu.margin_bytes(few) == pytest.approx(gpu.temporaries_margin * few, abs=1)
+
+
+@pytest.mark.parametrize("overlap", ["1.5", "-0.1", "nan"])
+def test_a_profile_of_ones_own_hides_no_more_than_all(tmp_path: Path, overlap: str) -> None:
+    text = (resources.files("shardwright.cost") / "data" / "a100.toml").read_text(encoding="utf-8")
+    whole, wrong = tmp_path / "whole.toml", tmp_path / "wrong.toml"
+    whole.write_text(text.replace("overlap = { value = 0.0", "overlap = { value = 1.0"))
+    wrong.write_text(text.replace("overlap = { value = 0.0", f"overlap = {{ value = {overlap}"))
+    assert hardware_profile(str(whole)).overlap == 1
+    with pytest.raises(OptionError, match="overlap is .*, not between 0 and 1"):
+        hardware_profile(str(wrong))

@@ -58,7 +58,7 @@ CLUSTER_VALUES = [
     (("name",), '"\\ud800"', "name", "cannot be printed"),
     (("security", "token_file"), '"to\\u0000ken"', "security.token_file", "cannot be printed"),
     (("links", "overlap"), "NaN", "cluster.json:1:", "NaN"),
-    (("links", "overlap"), "1.0", "links.overlap", "out of range"),
+    (("links", "overlap"), "1.1", "links.overlap", "out of range"),
     (("links", "inter_node", "bandwidth_gb_per_s"), "1e300", "links.inter_node", "out of range"),
     (("links", "inter_node", "latency_us"), "-Infinity", "cluster.json:1:", "Infinity"),
 ]

@@ -69,10 +69,19 @@ def test_nothing_hides_behind_compute_that_is_not_there(wide_mlp: str) -> None:
     )
 
 
+def test_all_of_it_hides_where_links_are_said_to_hide_all(wide_mlp: str) -> None:
+    made, nearly = (planned(wide_mlp, overlap, bandwidth=3e13, force="data") for overlap in (1.0, 0.99))
+    assert made.cost.hidden_s == pytest.approx(of_gradients_s(made))
+    assert nearly.cost.hidden_s == pytest.approx(0.99 * of_gradients_s(made))
+    assert made.cost.step_s == pytest.approx(nearly.cost.step_s - 0.01 * of_gradients_s(made))
+    assert "0% of the time that gradients move is priced" in made.cost.bound_scope
+
+
 @pytest.mark.parametrize("bandwidth", [2e9, 2e10])
-def test_plans_that_promise_too_much_are_searched_again(wide_mlp: str, bandwidth: float) -> None:
-    hiding, waiting = (planned(wide_mlp, overlap, bandwidth=bandwidth) for overlap in (0.9, 0.0))
-    forced = planned(wide_mlp, 0.9, bandwidth=bandwidth, force="data")
+@pytest.mark.parametrize("overlap", [0.9, 1.0])
+def test_plans_that_promise_too_much_are_searched_again(wide_mlp: str, bandwidth: float, overlap: float) -> None:
+    hiding, waiting = (planned(wide_mlp, each, bandwidth=bandwidth) for each in (overlap, 0.0))
+    forced = planned(wide_mlp, overlap, bandwidth=bandwidth, force="data")
     assert hiding.cost.lower_bound_s <= hiding.cost.step_s <= min(waiting.cost.step_s, forced.cost.step_s) * 1.002
     assert hiding.cost.lower_bound_s <= forced.cost.step_s
 
