@@ -174,7 +174,7 @@ def _chain_without(search: Search, off: str) -> _Chain:
         free = layout.is_free
         segments = Segments(of=tuple(-1 if each else 0 for each in free), count=1, cuts=())
         keys = dict.fromkeys(program.arriving, ("arriving",))
-        layout = lay_out(flow, free, segments, {}, keys, program.kernels, program.rules)
+        layout = lay_out(flow, free, segments, {}, keys, program.kernels, program.rules, program.gradients)
     if off == "hubs":
         needed = {hub: weight for hub, weight in layout.hubs.items() if hub in layout.crossing or hub in layout.whole}
         layout = replace(layout, hubs=needed)

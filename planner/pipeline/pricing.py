@@ -24,6 +24,7 @@ from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rules import rule_of
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.cut import Segments
+from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.layout import free_nodes, lay_out
 from shardwright.planner.strategies.expansion import Strategy, local_results
 from shardwright.planner.strategies.sets import StrategyBuilder
@@ -85,7 +86,7 @@ class Pricing:
         free = free_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
         kernels = find_kernels(flow, merges=self._profile.compiler.merges_loops)
-        layout = lay_out(flow, free, segments, {}, {}, kernels, self._builder.rules)
+        layout = lay_out(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow))
         graph = Graph(layout=layout, prices=self._prices, builder=self._builder, pinned={})
         entries = {entry.name: entry for entry in program.entries}
         parameters = {node: v.sharding for node, v in zip(flow.parameters, program.parameters, strict=True)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,7 +16,7 @@ from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.combining import Combinable, combine
-from shardwright.planner.segments.exposed import hidden_s
+from shardwright.planner.segments.readiness import Moved
 from shardwright.planner.strategies.expansion import Exchange, local_results, stages_of_sum
 from shardwright.plans import PlannedCollective
 from shardwright.shardings import TensorSharding
@@ -26,7 +26,8 @@ from shardwright.shardings import TensorSharding
 class _Ledger:
     """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
 
-    beside: the values that move beside compute, by the places of their collectives. combinable: what a combiner sees of
+    beside: the values that move beside compute, with the computation of what reads them, by the places of their
+    collectives. combinable: what a combiner sees of
     each collective that a compiler may combine, by its place. turned: of each node, seconds a step of bringing elements
     into another order for the moves of what it reads or makes. carried: computations that run inside the loop, by what
     it carries. moved: values brought from one layout to another, inside their loop or not.
@@ -34,7 +35,7 @@ class _Ledger:
 
     decisions: Decisions
     found: list[PlannedCollective] = field(default_factory=list)
-    beside: dict[int, Leaf] = field(default_factory=dict)
+    beside: dict[int, tuple[Leaf, str]] = field(default_factory=dict)
     combinable: dict[int, Combinable] = field(default_factory=dict)
     turned: list[tuple[Node, float]] = field(default_factory=list)
     carried: dict[Leaf, frozenset[str]] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class _Ledger:
             self.moved.add(done)
             cause = causes.move(node, use) if causes else ""
             self._turn(node, use.source, before, after, use.weight, self._ends(node, use, after))
-            self._add(node.instruction.name, cause, use.source, moves, use.weight, use.runs, is_read=True)
+            self._add(node, cause, use.source, moves, use.weight, use.runs, is_read=True)
 
     def _used(self, node: Node, use: Use) -> TensorSharding:
         """How a node takes an operand. What is only handed on is brought to how it lies: a sum that a loop carries and
@@ -76,10 +77,8 @@ class _Ledger:
         """What reduces a result that lies as each of `stages` after the other."""
         whole = (node.index, leaf)
         *sums, last = ([*self._moves(whole, before, after)] for before, after in pairwise(stages))
-        self._add(
-            node.instruction.name, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs
-        )
-        self._add(node.instruction.name, cause, whole, last, node.weight, node.runs, is_read=True)
+        self._add(node, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs)
+        self._add(node, cause, whole, last, node.weight, node.runs, is_read=True)
         ends = self.decisions.graph.layout.ends_of(whole, LOOP)
         self._turn(node, whole, stages[-2], stages[-1], node.weight, ends)
 
@@ -124,7 +123,7 @@ class _Ledger:
 
     def _add(
         self,
-        instruction: str,
+        node: Node,
         cause: str,
         leaf: Leaf,
         moves: Sequence[Move],
@@ -133,21 +132,22 @@ class _Ledger:
         *,
         is_read: bool = False,
     ) -> None:
-        """Moves of a value, one after the other. is_read: for a reader; what is fused into that is written first."""
+        """Moves of a value that a node makes or reads, one after the other. is_read: for a reader; what is fused into
+        that is written first."""
         graph = self.decisions.graph
         launch_s = graph.prices.profile.launch_s if is_read and graph.layout.kernels.is_fused[leaf[0]] else 0.0
         for place, move in enumerate(moves):
             once_s = move.time_s(graph.prices.mesh, graph.prices.topology) + (0.0 if place else launch_s)
             count = max(1, runs)
             if leaf in graph.beside:
-                self.beside[len(self.found)] = leaf
+                self.beside[len(self.found)] = leaf, node.computation
             if graph.prices.topology.most_combined_bytes(move.kind, move.group_size):
                 self.combinable[len(self.found)] = Combinable(leaf=leaf, move=move, weight=weight)
             self.found.append(
                 PlannedCollective(
                     kind=move.kind,
                     axes=move.axes,
-                    instruction=instruction,
+                    instruction=node.instruction.name,
                     cause=cause,
                     payload_bytes=move.payload_bytes,
                     wire_bytes=move.wire_bytes,
@@ -199,21 +199,36 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
 
 
 class Communication(NamedTuple):
-    """Seconds a step of communication: that the step waits for, that run beside compute, and that would if there
-    were enough compute."""
+    """Seconds a step of communication: that the step waits for, that run beside compute, and that would but for which
+    there is nothing to compute."""
 
     waited_s: float
     hidden_s: float
-    hideable_s: float
+    promised_s: float
 
 
 def communication(decisions: Decisions) -> Communication:
     """What all collectives take, and the arguments that the client sends."""
     ledger, overlap = _ledger(decisions, None), decisions.graph.prices.topology.overlap
     whole_s = sum(collective.time_s for collective in ledger.found) + arrival_time_s(decisions)
-    beside = [(leaf, overlap * ledger.found[place].time_s) for place, leaf in ledger.beside.items()]
-    hidden = hidden_s(decisions.graph.flow, beside, node_times_s(decisions))
-    return Communication(whole_s - hidden, hidden, sum(seconds for _, seconds in beside))
+    beside, readiness = _beside(ledger, overlap), decisions.graph.readiness
+    if readiness is None or not beside:
+        return Communication(whole_s, 0.0, 0.0)
+    times = [*_computing_s(decisions)]
+    hidden_s = readiness.hidden_s(beside, times)
+    behind_s = sum(seconds for node, seconds in times if node.index in readiness.behind)
+    return Communication(whole_s - hidden_s, hidden_s, max(0.0, sum(moved.seconds for moved in beside) - behind_s))
+
+
+def _beside(ledger: _Ledger, overlap: float) -> list[Moved]:
+    """What could run beside compute of the collectives that move gradients, combined ones as one."""
+    members: defaultdict[int, list[tuple[Leaf, str]]] = defaultdict(list)
+    seconds: defaultdict[int, float] = defaultdict(float)
+    for place, moved in ledger.beside.items():
+        number = ledger.found[place].combined or -place
+        members[number].append(moved)
+        seconds[number] += overlap * ledger.found[place].time_s
+    return [Moved(tuple(found), seconds[number]) for number, found in members.items()]
 
 
 def _ledger(decisions: Decisions, causes: Causes | None) -> _Ledger:
@@ -245,9 +260,14 @@ def compute_time_s(decisions: Decisions) -> float:
 def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
     """Seconds a step that each instruction computes on one device, and that elements are brought into another order
     for what it moves."""
-    prices = decisions.graph.prices
-    if prices.turns:
+    if decisions.graph.prices.turns:
         yield from _ledger(decisions, None).turned
+    yield from _computing_s(decisions)
+
+
+def _computing_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
+    """Seconds a step that each instruction computes on one device."""
+    prices = decisions.graph.prices
     once: dict[tuple[int, int, bool, Traffic | None], float] = {}  # equal instructions share their strategies
     layout = decisions.graph.layout
     for node in decisions.graph.flow.nodes:

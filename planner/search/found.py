@@ -43,7 +43,7 @@ class Tried:
 class Found:
     """A plan on one mesh, before it is bounded and written down.
 
-    promised_s: seconds a step that the search took to run beside compute, and that find nothing to run beside.
+    promised_s: seconds a step that the search took to run beside compute, for which there is none.
     start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh,
     whose bounds hold too. held: buffers that are live where it takes most. price_bound_s: no plan of the chain that
     fits the memory takes less; price: of memory, that bounds those; fastest: the chain's plan that does not fit.

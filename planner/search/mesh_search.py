@@ -31,7 +31,7 @@ from shardwright.planner.search.rule_mode import propagated
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.combinable import combinable_at
-from shardwright.planner.segments.exposed import nodes_at, nodes_behind
+from shardwright.planner.segments.exposed import nodes_at
 from shardwright.planner.segments.layout import with_views
 from shardwright.planner.segments.neighbourhoods import Neighbourhoods
 from shardwright.planner.strategies.bounding import BoundingBuilder
@@ -202,7 +202,7 @@ class MeshSearch:
             memory=predicted.summary,
             held=predicted.held,
             stored=predicted.stored,
-            promised_s=moved.hideable_s - moved.hidden_s,
+            promised_s=moved.promised_s,
         )
 
     def needed_bytes(self, found: Found) -> int:
@@ -286,7 +286,7 @@ class MeshSearch:
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
         if overlap:
             beside = self.program.gradients
-            behind = nodes_behind(self.flow, beside) if self.hidden_share < 1 else behind
+            behind = self.program.readiness.behind if self.hidden_share < 1 else behind
             extra |= {node: (*extra.get(node, ()), "beside") for node in nodes_at(self.flow, beside)}
             extra |= {node: (*extra.get(node, ()), "behind") for node in sorted(behind)}
         if confinement is not None:
@@ -306,6 +306,7 @@ class MeshSearch:
             combinable=combinable,
             beside=beside,
             exposed=1.0 - self.hidden_share * overlap,
+            readiness=self.program.readiness if overlap else None,
             behind=behind,
             counted=self.hidden_share,
             clock=self.clock,

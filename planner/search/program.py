@@ -44,6 +44,7 @@ from shardwright.planner.segments.combinable import combinable
 from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
 from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.layout import Layout, free_nodes, lay_out, variables_of
+from shardwright.planner.segments.readiness import Readiness
 from shardwright.planner.segments.remade import dear_nodes
 from shardwright.planner.strategies.known_rules import KnownRules
 from shardwright.shardings import Mesh
@@ -140,6 +141,7 @@ class Program:
         self._structures: dict[Hashable, Structure] = {}
         self._numbers: dict[Hashable, int] = {}  # of what `structure` is told of nodes
         self._gradients: frozenset[Leaf] | None = None
+        self._readiness: Readiness | None = None
         self._combinable: Mapping[Leaf, int] | None = None
         self._batch_dims: Mapping[int, int] | None = None
         self._ties: dict[tuple[bool, ...], Ties] = {}
@@ -168,6 +170,13 @@ class Program:
         if self._gradients is None:
             self._gradients = gradients(self.flow)
         return self._gradients
+
+    @property
+    def readiness(self) -> Readiness:
+        """What has to be computed before these values."""
+        if self._readiness is None:
+            self._readiness = Readiness(self.flow, self.gradients)
+        return self._readiness
 
     @property
     def combinable(self) -> Mapping[Leaf, int]:
@@ -240,7 +249,9 @@ class Structure:
         keys: dict[int, Hashable] = dict(extra)
         for node in program.arriving:
             keys[node] = ("arriving", extra.get(node))
-        self.layout: Layout = lay_out(flow, self.free, self.segments, pinned, keys, program.kernels, program.rules)
+        self.layout: Layout = lay_out(
+            flow, self.free, self.segments, pinned, keys, program.kernels, program.rules, program.gradients
+        )
         self.instances: tuple[Instance, ...] = instances_of(
             flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
         )

@@ -14,6 +14,7 @@ from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.pins.confine import Confinement
 from shardwright.planner.segments.layout import FILLED, Layout, Variable
 from shardwright.planner.segments.neighbourhoods import Neighbourhoods
+from shardwright.planner.segments.readiness import Readiness
 from shardwright.planner.solver.pbqp import Problem
 from shardwright.planner.strategies.expansion import Near
 from shardwright.planner.strategies.preference import Preference
@@ -32,7 +33,7 @@ class Graph:
     never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
     variable, where only the neighbourhood of one plan is searched. combinable: bytes of all values whose moves a
     compiler may combine with a value's. beside: values that are moved beside compute, of whose moves the part `exposed`
-    is priced. behind: nodes of whose computing only the part `counted` is.
+    is priced. behind: nodes of whose computing only the part `counted` is. readiness: of what is moved beside compute.
     alike: of variables in segments that equal another one, that one's, which have the same states.
     clock: ends the making of problems. neighbourhoods: what those of plans on this mesh have in common.
     """
@@ -49,6 +50,7 @@ class Graph:
     combinable: Mapping[Leaf, int] = field(default_factory=dict)
     beside: frozenset[Leaf] = frozenset()
     exposed: float = 1.0
+    readiness: Readiness | None = None
     behind: frozenset[int] = frozenset()
     counted: float = 1.0
     alike: Mapping[Variable, Variable] = field(default_factory=dict)

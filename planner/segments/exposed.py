@@ -4,15 +4,15 @@ What only the optimizer reads may be reduced while the backward pass goes on: th
 cluster file) says which part of that time a device hides (`overlap`); the rest is *exposed*, and priced. All else is on
 the way from batch to loss and back, where the next product waits for it.
 
-A step hides no more than it computes after its first gradient is there (`hidden_s`; how the search keeps to that:
+A step hides no more than it computes after its gradients are there (`readiness.py`; how the search keeps to that:
 `hiding.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
+from shardwright.planner.graph.dataflow import Dataflow, Leaf
 from shardwright.planner.segments.forward import CHOOSERS
 
 #: What adds up a gradient, and what hands one on.
@@ -63,14 +63,6 @@ def late_nodes(flow: Dataflow) -> list[bool]:
     return late
 
 
-def nodes_behind(flow: Dataflow, beside: frozenset[Leaf]) -> frozenset[int]:
-    """What is computed after the first of `beside` is there, but for what waits for them itself."""
-    if not beside:
-        return frozenset()
-    first, late = min(index for index, _ in beside), late_nodes(flow)
-    return frozenset(node.index for node in flow.nodes if node.index > first and not late[node.index])
-
-
 def _sums(flow: Dataflow) -> list[bool]:
     """Per node, whether it is a sum over the batch, as far as opcodes tell, or hands one on."""
     arguments = frozenset(flow.parameters)
@@ -85,15 +77,3 @@ def _sums(flow: Dataflow) -> list[bool]:
                 found[node.index] = any(found[use.source[0]] for use in node.uses)
                 changed = changed or found[node.index]
     return found
-
-
-def hidden_s(flow: Dataflow, hideable: Iterable[tuple[Leaf, float]], times: Iterable[tuple[Node, float]]) -> float:
-    """Seconds a step of communication that runs beside compute.
-
-    hideable: seconds that each gradient's moves could hide. times: seconds a step of every node.
-    """
-    wanted = [(leaf, seconds) for leaf, seconds in hideable if seconds > 0]
-    if not wanted:
-        return 0.0
-    behind = nodes_behind(flow, frozenset(leaf for leaf, _ in wanted))
-    return min(sum(seconds for node, seconds in times if node.index in behind), sum(seconds for _, seconds in wanted))

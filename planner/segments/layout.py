@@ -21,7 +21,6 @@ from shardwright.planner.costs.kernels import Kernels
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.rules.linear import is_zero, reduced_at_once
 from shardwright.planner.segments.cut import Segments
-from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.forward import CHOOSERS
 from shardwright.planner.strategies.expansion import ways_through
 from shardwright.planner.strategies.known_rules import KnownRules
@@ -144,18 +143,19 @@ def lay_out(
     keys: Mapping[int, Hashable],
     kernels: Kernels,
     rules: KnownRules,
+    gradients: frozenset[Leaf],
 ) -> Layout:
     """Decide what may be partial and which values get hubs.
 
     pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
     keys: the same of nodes that differ in anything else. kernels: see `find_kernels`. rules: of the instructions.
+    gradients: see `exposed.gradients`.
     """
     signatures = [-1 if node.is_value else rules.number(node.instruction) for node in flow.nodes]
     partial, ways = _partial_sums(flow, free, frozenset(pinned), signatures, rules)
     readers = _readers(flow, free, partial)
     apart, direct = _behind_loops(flow, segments, readers.uses, readers.whole)
     hubs, crossing = _hubs(flow, segments, readers, partial, apart, direct)
-    late = gradients(flow)
     return Layout(
         flow=flow,
         segments=segments,
@@ -164,8 +164,8 @@ def lay_out(
         can_be_partial=tuple(partial),
         ways=ways,
         hubs=hubs,
-        hub_ends={leaf: _ends(flow, kernels, late, leaf, _pickiest(leaf, readers, direct)) for leaf in hubs},
-        gradients=late,
+        hub_ends={leaf: _ends(flow, kernels, gradients, leaf, _pickiest(leaf, readers, direct)) for leaf in hubs},
+        gradients=gradients,
         crossing=crossing,
         apart=apart,
         direct=direct,

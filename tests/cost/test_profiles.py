@@ -90,5 +90,5 @@ def test_a_profile_of_ones_own_hides_no_more_than_all(tmp_path: Path, overlap: s
     whole.write_text(text.replace("overlap = { value = 0.0", "overlap = { value = 1.0"))
     wrong.write_text(text.replace("overlap = { value = 0.0", f"overlap = {{ value = {overlap}"))
     assert hardware_profile(str(whole)).overlap == 1
-    with pytest.raises(OptionError, match="overlap is .*, not between 0 and 1"):
+    with pytest.raises(OptionError, match=r"overlap is .*, not between 0 and 1"):
         hardware_profile(str(wrong))
