@@ -29,6 +29,12 @@ class ShardwrightError(Exception):
         return (_rebuild, (type(self), self.message, self.where, self.remedy))
 
 
+def placed(error: ShardwrightError, place: str) -> ShardwrightError:
+    """The same error, with a place ahead of where it came up."""
+    where = f"{place}, {error.where}" if error.where else place
+    return type(error)(error.message, where=where, remedy=error.remedy)
+
+
 def _rebuild(cls: type[ShardwrightError], message: str, where: str, remedy: str) -> ShardwrightError:
     return cls(message, where=where, remedy=remedy)
 

@@ -12,7 +12,7 @@ Units: bytes and seconds, in the names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,9 @@ COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", 
 
 #: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
 PLAN_FORMAT = "1.6"
+
+#: What an option of XLA's can be set to.
+OptionValue = bool | int | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +280,8 @@ class Plan:
     `original_sha256` is set where the planned program is a rewritten one: the hash of the text it was
     rewritten from. `hlo_text` and `hlo_sha256` are then the rewritten program's, which travels in the JSON.
     `recomputed` is what it computes again to save memory; `micro_batches` how many parts of the batch it goes
-    through one after another, accumulating gradients.
+    through one after another, accumulating gradients. `compile_options` are XLA's, by name, that its prices take for
+    granted: servers compile with them; `jax.jit` takes them as `compiler_options`.
     """
 
     module_name: str
@@ -295,6 +299,7 @@ class Plan:
     segments: tuple[SegmentPlan, ...] = ()
     recomputed: tuple[RecomputedSegment, ...] = ()
     micro_batches: int = 1
+    compile_options: Mapping[str, OptionValue] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     original_sha256: str = ""

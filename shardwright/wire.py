@@ -29,8 +29,9 @@ from shardwright.errors import (
 )
 from shardwright.layouts import Layout
 from shardwright.options import check_limits
+from shardwright.plans import OptionValue
 from shardwright.progress import PlanProgress
-from shardwright.proto.v1 import common_pb2, master_pb2
+from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
 from shardwright.shardings import Mesh, MeshAxis, TensorSharding
 from shardwright.xla.compiled import CompiledProgram, ObservedCollective
 
@@ -92,6 +93,22 @@ def mesh_to_proto(mesh: Mesh) -> list[common_pb2.MeshAxis]:
 
 def mesh_from_proto(axes: Iterable[common_pb2.MeshAxis]) -> Mesh:
     return Mesh(axes=tuple(MeshAxis(name=axis.name, size=axis.size) for axis in axes))
+
+
+def compile_options_to_proto(options: Mapping[str, OptionValue]) -> list[worker_pb2.CompileOption]:
+    return [_option_to_proto(name, value) for name, value in options.items()]
+
+
+def _option_to_proto(name: str, value: OptionValue) -> worker_pb2.CompileOption:
+    if isinstance(value, bool):  # an int, too
+        return worker_pb2.CompileOption(name=name, flag=value)
+    if isinstance(value, int):
+        return worker_pb2.CompileOption(name=name, number=value)
+    return worker_pb2.CompileOption(name=name, text=value)
+
+
+def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> dict[str, OptionValue]:
+    return {each.name: getattr(each, each.WhichOneof("value") or "text") for each in options}
 
 
 # ---- plan options ----------------------------------------------------------

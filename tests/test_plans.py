@@ -127,6 +127,17 @@ def test_round_trip() -> None:
     assert Plan.from_json(plan.to_json(indent=2)).hlo_text is None
 
 
+def test_options_of_the_compiler_are_kept_and_checked() -> None:
+    plan = small_plan(compile_options={"a_flag": True, "a_number": 3, "a_text": "x"})
+    data = json.loads(plan.to_json())
+    jsonschema.validate(data, SCHEMA)
+    assert Plan.from_json(json.dumps(data)) == plan
+    assert "compile_options" not in json.loads(small_plan().to_json())
+    with pytest.raises(PlanError, match="a whole number") as refusal:
+        Plan.from_json(json.dumps(data | {"compile_options": {"a_part": 0.5}}))
+    assert refusal.value.where == "plan.compile_options.a_part"
+
+
 def test_collectives_along_parts_of_axes_keep_their_devices() -> None:
     whole = small_plan().collectives[0]
     part = replace(whole, groups=((0, 2), (1, 3), (4, 6), (5, 7)))

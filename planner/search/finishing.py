@@ -28,7 +28,7 @@ from shardwright.planner.search.refining import beside_s, refined
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.strategies.preference import MOST
-from shardwright.plans import Candidate, InstructionPlan, Plan
+from shardwright.plans import Candidate, InstructionPlan, OptionValue, Plan
 from shardwright.shardings import Mesh
 
 
@@ -195,11 +195,18 @@ def assembled(search: MeshSearch, found: Found, candidates: tuple[Candidate, ...
         segments=segment_plans(decisions, found.chain),
         recomputed=search.recomputation.segments if search.recomputation else (),
         micro_batches=program.micro_batches,
+        compile_options=_compile_options(search, found),
         notes=(*found.notes, *scaling_notes(program.pins, found.mesh), *_replicated_notes(found.instructions)),
         hlo_text=program.text,
     )
     original = hashlib.sha256(program.original_text.encode()).hexdigest()
     return plan_with_views(made, program.rewritten, program.original, original)
+
+
+def _compile_options(search: MeshSearch, found: Found) -> dict[str, OptionValue]:
+    """What XLA must be told for gradients to move beside compute, where a plan's price says that they do."""
+    option = search.profile.compiler.hiding_option
+    return {option: True} if option and found.cost.hidden_s else {}
 
 
 def _replicated_notes(instructions: tuple[InstructionPlan, ...]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright import wire
+from shardwright.errors import CompilationError, placed
 from shardwright.layouts import Layout
 from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan, PipelineProgram, PipelineStage
 from shardwright.plans import Plan, VariablePlan
@@ -72,7 +73,10 @@ def compile_facts(plan_id: str, record: PlanRecord, compiler: CompileService, no
             payload=Payload(record=record, binaries=_binaries_of(plan, compiler, nodes_of)),
         )
     nodes = nodes_of(range(record.first_device, record.first_device + plan.mesh.device_count))
-    compiled = compiler.compile(plan.require_hlo(), plan, want_executable=len(nodes) == 1)
+    try:
+        compiled = compiler.compile(plan.require_hlo(), plan, want_executable=len(nodes) == 1)
+    except CompilationError as error:  # of the compile child, on the master's machine
+        raise placed(error, "worker 0") from error
     return ev.ProgramFacts(
         plan_id=plan_id,
         argument_count=len(plan.parameters),
@@ -140,6 +144,7 @@ def _program(plan: Plan, first_device: int, binary: Binary) -> worker_pb2.LoadPr
         donated=[variable.number for variable in plan.parameters if variable.alias is not None],
         mesh=wire.mesh_to_proto(plan.mesh),
         first_device=first_device,
+        compile_options=wire.compile_options_to_proto(plan.compile_options),
     )
 
 

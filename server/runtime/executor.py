@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from shardwright import wire
-from shardwright.errors import ArrayError, SessionError, ShardwrightError
+from shardwright.errors import ArrayError, CompilationError, SessionError, ShardwrightError, placed
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.runtime.arrays import (
     ArrayStore,
@@ -144,15 +144,19 @@ class Executor:
             return
         arguments = [boundary_of(wire.layout_from_proto(layout)) for layout in load.arguments]
         outputs = tuple(wire.layout_from_proto(layout) for layout in load.outputs)
-        loaded = load_program(
-            payload,
-            is_serialized=load.is_serialized,
-            mesh=mesh,
-            devices=mesh_devices()[load.first_device :],
-            arguments=arguments,
-            outputs=[boundary_of(layout) for layout in outputs],
-            donated=tuple(load.donated),
-        )
+        try:
+            loaded = load_program(
+                payload,
+                is_serialized=load.is_serialized,
+                mesh=mesh,
+                devices=mesh_devices()[load.first_device :],
+                arguments=arguments,
+                outputs=[boundary_of(layout) for layout in outputs],
+                donated=tuple(load.donated),
+                compile_options=wire.compile_options_from_proto(load.compile_options),
+            )
+        except CompilationError as error:
+            raise placed(error, f"worker {jax.process_index()}") from error
         self._executables[load.session_id, load.executable_id] = SpmdExecutable(
             loaded=loaded,
             outputs=outputs,

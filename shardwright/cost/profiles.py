@@ -71,6 +71,7 @@ class Compiler:
         elementwise instructions are, so that nothing of it is stored.
     expands_select_and_scatter: whether it is computed by arrays of the indices of all elements, a reduction of them by
         windows, and a scatter.
+    hiding_option: XLA's option that has collectives run beside compute; empty where they do without, or cannot.
     chip_memory_bytes: memory on the chip in which the compiler keeps values that are read soon; 0 where it keeps none.
     product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
     temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
@@ -103,6 +104,7 @@ class Compiler:
     hoists_loop_invariants: str
     scatters_compare: bool
     expands_select_and_scatter: bool
+    hiding_option: str
     chip_memory_bytes: int
     product_workspace_bytes: int
     temporaries_margin: float
@@ -262,6 +264,7 @@ def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
         overlap=min(profile.overlap for profile in kinds),
         compiler=replace(
             kinds[0].compiler,
+            hiding_option=max(profile.compiler.hiding_option for profile in kinds),
             temporaries_margin=max(profile.compiler.temporaries_margin for profile in kinds),
             small_temporaries_margin=max(profile.compiler.small_temporaries_margin for profile in kinds),
         ),

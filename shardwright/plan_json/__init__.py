@@ -9,7 +9,8 @@ Reading accepts any minor version of the format's major number; keys that are no
 known are refused, except from a later minor version. Version 1.1 added `segments`,
 the `name` of candidates, and `rewritten` and `view_of` for plans of rewritten programs; 1.3 `recomputed` and
 `micro_batches`; 1.4 `hidden_s` and
-`is_bounded` of the cost; 1.5 the `groups` of collectives along parts of axes; 1.6 which are `combined`.
+`is_bounded` of the cost; 1.5 the `groups` of collectives along parts of axes; 1.6 which are `combined`, and
+`compile_options`, where there are any.
 
 A plan of a rewritten program carries that program's text, since nobody but the planner has it.
 """

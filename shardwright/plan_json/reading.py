@@ -19,6 +19,7 @@ from shardwright.plans import (
     CostSummary,
     InstructionPlan,
     MemorySummary,
+    OptionValue,
     Plan,
     PlannedCollective,
     RecomputedSegment,
@@ -148,6 +149,7 @@ def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None)
         segments=reader.objects("segments", lambda row: _read_segment(row, shardings)),
         recomputed=reader.objects("recomputed", _read_recomputed),
         micro_batches=reader.integer("micro_batches", least=1),
+        compile_options=_read_options(reader),
         notes=reader.texts("notes"),
         original_sha256=original,
         hlo_text=hlo_text,
@@ -156,6 +158,20 @@ def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None)
         part.finish()
     _check_numbers(plan.parameters, plan.outputs)
     return plan
+
+
+def _read_options(reader: Reader) -> dict[str, OptionValue]:
+    if not reader.has("compile_options"):
+        return {}
+    options = reader.object("compile_options")
+    return {name: _read_option(options, name) for name in options.names()}
+
+
+def _read_option(options: Reader, name: str) -> OptionValue:
+    found = options.take(name)
+    if not isinstance(found, bool | int | str):
+        raise options.wrong(name, "true, false, a whole number or text", found)
+    return found
 
 
 def version_of(text: str) -> tuple[int, int]:

@@ -81,6 +81,7 @@ def encode(plan: Plan) -> dict[str, Any]:
         "segments": segments,
         "recomputed": [asdict(segment) for segment in plan.recomputed],
         "micro_batches": plan.micro_batches,
+        **({"compile_options": dict(plan.compile_options)} if plan.compile_options else {}),
         "notes": list(plan.notes),
         "parameters": parameters,
         "outputs": outputs,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from shardwright.errors import CompilationError
+from shardwright.plans import OptionValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,19 @@ class CompiledProgram:
     @property
     def partitioned(self) -> str:
         return gzip.decompress(self.partitioned_gzip).decode()
+
+
+def refusal(error: Exception, options: Mapping[str, OptionValue]) -> CompilationError:
+    """What XLA says against a program or one of the options that it is compiled with."""
+    said = beginning_of(error)
+    name = next((name for name in options if f"'{name}'" in said or f"option {name}," in said), None)
+    if name is None:
+        return CompilationError(f"XLA refused the program: {said}")
+    return CompilationError(
+        f"XLA does not take the option {name} = {options[name]!r}: {said}",
+        where="compile_options",
+        remedy="correct compiler.hiding_option of the hardware profile, or set links.overlap to 0 in the cluster file",
+    )
 
 
 def beginning_of(error: Exception, limit: int = 2000) -> str:

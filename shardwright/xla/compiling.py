@@ -7,14 +7,16 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import CompilationError
-from shardwright.plans import Plan
+from shardwright.plans import OptionValue, Plan
 from shardwright.xla import private
-from shardwright.xla.compiled import CompiledMemory, CompiledProgram, beginning_of
+from shardwright.xla.compiled import CompiledMemory, CompiledProgram, refusal
 from shardwright.xla.emit import emit_stablehlo
 from shardwright.xla.inspect import observed_collectives
 from shardwright.xla.layouts import require_shardings
@@ -46,7 +48,7 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     if len(devices) < plan.mesh.device_count:
         raise CompilationError(f"the mesh {plan.mesh} needs more than the {len(devices)} devices of the compiler")
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
-        executable = _compile(stablehlo, devices, folder)
+        executable = _compile(stablehlo, devices, folder, plan.compile_options)
         compile_s = time.perf_counter() - started
         text = _newest(folder, _BEFORE_COMBINER) or private.compiled_hlo(executable)
     require_shardings(
@@ -130,21 +132,24 @@ def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
     return text
 
 
-def _compile(stablehlo: str, devices: list[Any], folder: str) -> Any:
+def _compile(
+    stablehlo: str, devices: list[Any], folder: str, options: Mapping[str, OptionValue] = MappingProxyType({})
+) -> Any:
     """XLA's executable, with the interesting passes dumped into `folder`."""
-    options = private.compile_options(
+    build = private.compile_options(
         [device.id for device in devices],
         platform=devices[0].platform,
         overrides=[
+            *options.items(),
             ("xla_dump_to", folder),
             ("xla_dump_hlo_pass_re", _DUMPED_PASSES),
             ("xla_dump_large_constants", True),  # tables of slice offsets, one entry a device
         ],
     )
     try:
-        return private.compile_and_load(stablehlo, devices, options)
+        return private.compile_and_load(stablehlo, devices, build)
     except Exception as error:
-        raise CompilationError(f"XLA refused the program: {beginning_of(error)}") from None
+        raise refusal(error, options) from None
 
 
 def compile_stablehlo(stablehlo: str, device_count: int) -> Any:

@@ -6,16 +6,17 @@ process loads the same module and runs it on global arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwright.dtypes import to_dtype
 from shardwright.errors import CompilationError, ExecutionError
-from shardwright.plans import VariablePlan
+from shardwright.plans import OptionValue, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
-from shardwright.xla.compiled import beginning_of
+from shardwright.xla.compiled import beginning_of, refusal
 from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, require_shardings
 
 if TYPE_CHECKING:
@@ -115,12 +116,14 @@ def load_program(
     outputs: Sequence[BoundaryArray],
     devices: Sequence[Any] | None = None,
     donated: Sequence[int] = (),
+    compile_options: Mapping[str, OptionValue] = MappingProxyType({}),
 ) -> LoadedProgram:
     """Load a compiled program, or compile its StableHLO text, onto `devices` in mesh order.
 
     payload: `CompiledProgram.serialized`, or its StableHLO text as UTF-8.
     devices: default all devices of the job, by process, then id.
     donated: argument numbers whose buffers the program must reuse.
+    compile_options: of XLA, by name.
 
     What was loaded is compared with `arguments`, `outputs` and `donated` every time.
     Raises CompilationError where it differs or XLA refuses it, PlanError where there
@@ -128,14 +131,15 @@ def load_program(
     """
     devices = list(mesh_devices() if devices is None else devices)[: mesh.device_count]
     grid = jax_mesh(mesh, devices)
-    options = private.compile_options([device.id for device in devices], platform=devices[0].platform)
+    ids = [device.id for device in devices]
+    options = private.compile_options(ids, platform=devices[0].platform, overrides=[*compile_options.items()])
     try:
         if is_serialized:
             executable = private.deserialize_executable(payload, devices, options)
         else:
             executable = private.compile_and_load(payload.decode(), devices, options)
     except Exception as error:
-        raise CompilationError(f"XLA refused the program: {beginning_of(error)}") from error
+        raise refusal(error, compile_options) from error
     require_shardings("argument", private.parameter_shardings(executable), [a.sharding for a in arguments], mesh)
     require_shardings("output", private.output_shardings(executable), [o.sharding for o in outputs], mesh)
     text = private.compiled_hlo(executable)

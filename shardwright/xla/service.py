@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +50,11 @@ class CompileJob:
     hlo_text: str
     plan: Plan
     want_executable: bool = True
+
+
+def _compiled_as(job: CompileJob) -> Hashable:
+    """What besides a program's text decides what XLA makes of it."""
+    return str(job.plan.mesh), job.want_executable, tuple(sorted(job.plan.compile_options.items()))
 
 
 class CompileService:
@@ -106,9 +111,9 @@ class CompileService:
         devices = max((job.plan.mesh.device_count for job in jobs), default=1)
         at_once = _fitting([len(job.hlo_text) for job in jobs], self._count)
         emitted = self._map(lambda job: self._emitted(job, devices), jobs, at_once)
-        twins: dict[tuple[str, str, bool], int] = {}
+        twins: dict[Hashable, int] = {}
         first_of = [
-            twins.setdefault((text.text, str(job.plan.mesh), job.want_executable), number)
+            twins.setdefault((text.text, _compiled_as(job)), number)
             for number, (job, text) in enumerate(zip(jobs, emitted, strict=True))
         ]
         distinct = sorted(twins.values(), key=lambda number: -len(emitted[number].original))  # the longest first

@@ -174,8 +174,20 @@ class ProgramChunk(_message.Message):
     chunk: bytes
     def __init__(self, executable_id: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
+class CompileOption(_message.Message):
+    __slots__ = ("name", "flag", "number", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    flag: bool
+    number: int
+    text: str
+    def __init__(self, name: _Optional[str] = ..., flag: _Optional[bool] = ..., number: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
 class LoadProgram(_message.Message):
-    __slots__ = ("session_id", "executable_id", "is_serialized", "arguments", "outputs", "donated", "mesh", "first_device")
+    __slots__ = ("session_id", "executable_id", "is_serialized", "arguments", "outputs", "donated", "mesh", "first_device", "compile_options")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
     IS_SERIALIZED_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +196,7 @@ class LoadProgram(_message.Message):
     DONATED_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
     FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     executable_id: str
     is_serialized: bool
@@ -192,7 +205,8 @@ class LoadProgram(_message.Message):
     donated: _containers.RepeatedScalarFieldContainer[int]
     mesh: _containers.RepeatedCompositeFieldContainer[_common_pb2.MeshAxis]
     first_device: int
-    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., first_device: _Optional[int] = ...) -> None: ...
+    compile_options: _containers.RepeatedCompositeFieldContainer[CompileOption]
+    def __init__(self, session_id: _Optional[str] = ..., executable_id: _Optional[str] = ..., is_serialized: _Optional[bool] = ..., arguments: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., donated: _Optional[_Iterable[int]] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., first_device: _Optional[int] = ..., compile_options: _Optional[_Iterable[_Union[CompileOption, _Mapping]]] = ...) -> None: ...
 
 class StageProgram(_message.Message):
     __slots__ = ("name", "stage", "is_serialized", "arguments", "outputs", "donated")

@@ -91,6 +91,15 @@ def test_plans_that_promise_too_much_are_searched_again(wide_mlp: str, bandwidth
     assert hiding.cost.lower_bound_s <= forced.cost.step_s
 
 
+def test_what_hides_is_compiled_so(wide_mlp: str) -> None:
+    hiding, waiting = (planned(wide_mlp, overlap, bandwidth=3e12, force="data") for overlap in (0.5, 0.0))
+    assert hiding.compile_options == {"xla_gpu_enable_latency_hiding_scheduler": True}
+    assert waiting.compile_options == {}
+    always = plan(wide_mlp, replace(EIGHT, hardware="h100", overlap=0.5), PlanOptions(force="data"))
+    assert always.cost.hidden_s > 0
+    assert always.compile_options == {}
+
+
 @pytest.mark.parametrize("bandwidth", [2e9, 2e10])
 def test_plans_that_were_compared_hide_no_more_than_they_can_either(wide_mlp: str, bandwidth: float) -> None:
     made = planned(wide_mlp, 0.9, bandwidth=bandwidth)
