@@ -51,13 +51,15 @@ def count(hlo_text: str, device_count: int) -> Counted:
     Raises CountingError for text it cannot read and for a loop whose trips it cannot tell.
     """
     module = read_module(hlo_text)
-    counting = _Counting(module, device_count)
+    counting = Counting(module, device_count)
     counting.visit(module.entry, 1)
     return put_together(counting.collectives, counting.kernels)
 
 
 @dataclass
-class _Counting:
+class Counting:
+    """What was counted so far, of any instructions of a module."""
+
     module: Module
     device_count: int
     collectives: Counter[CollectiveKey] = field(default_factory=Counter)
@@ -66,20 +68,23 @@ class _Counting:
     def visit(self, computation: str, runs: int) -> None:
         body = self.module.computations[computation]
         for instruction in body.values():
-            opcode = instruction.opcode
-            if opcode == "while":
-                self.visit(instruction.attribute("body"), runs * trip_count(instruction))
-            elif opcode == "conditional":  # all branches: which one runs is not known here
-                for branch in instruction.branches():
-                    self.visit(branch, runs)
-            elif opcode == "async-start":
-                self.visit(instruction.attribute("calls"), runs)
-            elif opcode in KINDS:
-                self._collective(KINDS[opcode], instruction, body, runs)
-            elif opcode in _NOT_COUNTED:
-                raise CountingError(f"{opcode} {instruction.name} is not counted")
-            elif opcode not in _FREE:
-                self.kernels[self._kernel(instruction, body)] += runs
+            self.add(instruction, body, runs)
+
+    def add(self, instruction: Instruction, body: Body, runs: int) -> None:
+        opcode = instruction.opcode
+        if opcode == "while":
+            self.visit(instruction.attribute("body"), runs * trip_count(instruction))
+        elif opcode == "conditional":  # all branches: which one runs is not known here
+            for branch in instruction.branches():
+                self.visit(branch, runs)
+        elif opcode == "async-start":
+            self.visit(instruction.attribute("calls"), runs)
+        elif opcode in KINDS:
+            self._collective(KINDS[opcode], instruction, body, runs)
+        elif opcode in _NOT_COUNTED:
+            raise CountingError(f"{opcode} {instruction.name} is not counted")
+        elif opcode not in _FREE:
+            self.kernels[self._kernel(instruction, body)] += runs
 
     def _collective(self, kind: str, instruction: Instruction, body: Body, runs: int) -> None:
         groups = collective_groups(instruction, self.device_count)

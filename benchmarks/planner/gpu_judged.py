@@ -4,7 +4,8 @@
     python -m benchmarks.planner.gpu_judged --gpu-packages F --stablehlo step.mlir --devices 8 --machine h100
 
 `--changes '{"layers": 2}'`: of the model. `--collectives`, `--kinds`, `--kernels N`: each collective, kernels by what
-they do, the N longest. `--text FILE` keeps the optimized HLO.
+they do, the N longest. `--beside`: how long kernels wait for collectives, as XLA has scheduled them. `--xla
+OPTION=VALUE`: compiled with it, e.g. `xla_gpu_enable_latency_hiding_scheduler=true`. `--text FILE` keeps the HLO.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_targets import TARGETS, add_packages_option, require_packages
+from benchmarks.planner.beside import beside
 from benchmarks.planner.counted import Counted
 from benchmarks.planner.counter import count
 from benchmarks.planner.judge import MACHINES, Machine, collective_s, judge, kernel_s
@@ -26,7 +28,7 @@ def main() -> None:
     arguments = _arguments()
     job, machine = _job(arguments)
     require_packages(arguments)
-    compiled = compile_for_gpus(job, machine, limit_s=arguments.limit)
+    compiled = compile_for_gpus(job, machine, options=arguments.xla, limit_s=arguments.limit)
     if arguments.text:
         arguments.text.write_text(compiled.hlo_text)
     counted = count(compiled.hlo_text, job["devices"])
@@ -38,6 +40,9 @@ def main() -> None:
         f"{sum(k.count for k in counted.kernels)} kernels, {counted.memory_bytes / 1e9:.2f} GB moved, "
         f"{compiled.memory_bytes} bytes of memory"
     )
+    if arguments.beside:
+        found = beside(compiled.hlo_text, job["devices"], MACHINES[machine])
+        print(f"waits {found.waited_s * 1e3:.2f} ms for collectives, {found.hidden:.0%} of them run beside kernels")
     if arguments.collectives:
         _print_collectives(counted, MACHINES[machine])
     if arguments.kinds:
@@ -93,6 +98,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--changes", type=json.loads, default={}, metavar="JSON", help="arguments of the model's build")
     parser.add_argument("--devices", type=int, default=8, metavar="N")
     parser.add_argument("--machine", choices=sorted(TARGETS), help="the case's, or a100")
+    parser.add_argument("--beside", action="store_true", help="print how long kernels wait for collectives")
+    parser.add_argument("--xla", action="append", default=[], metavar="OPTION=VALUE", help="an option of the compiler")
     parser.add_argument("--collectives", action="store_true", help="print each of them")
     parser.add_argument("--kinds", action="store_true", help="print the kernels without products by what they do")
     parser.add_argument("--kernels", type=int, default=0, metavar="N", help="print the longest of them")

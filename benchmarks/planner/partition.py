@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,19 @@ def partition(job: dict[str, Any], devices: int, *, limit_s: float = 300.0) -> P
     return _in_child(job, environment, _PARTITIONED, limit_s)
 
 
-def compile_for_gpus(job: dict[str, Any], target: str, *, limit_s: float = 300.0) -> Partitioned:
+def compile_for_gpus(
+    job: dict[str, Any], target: str, *, options: Sequence[str] = (), limit_s: float = 300.0
+) -> Partitioned:
     """Run a job of `partition_child` for GPUs of a target, with the compiler in `gpu_targets.packages`.
+
+    options: more of the compiler's, as `xla_gpu_some_option=value`.
 
     Raises PartitionError.
     """
     folder = gpu_targets.packages()
-    return _in_child({**job, "target": target, "packages": folder}, gpu_targets.environment(folder), _FOR_GPUS, limit_s)
+    environment = gpu_targets.environment(folder)
+    environment["XLA_FLAGS"] = " ".join([environment["XLA_FLAGS"], *(f"--{option}" for option in options)])
+    return _in_child({**job, "target": target, "packages": folder}, environment, _FOR_GPUS, limit_s)
 
 
 def compile_for(job: dict[str, Any], machine: str, *, limit_s: float = 300.0) -> Partitioned:

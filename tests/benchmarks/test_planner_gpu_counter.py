@@ -16,9 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.planner.beside import beside  # noqa: E402
 from benchmarks.planner.counter import count  # noqa: E402
 from benchmarks.planner.every_model import EVERY_MODEL  # noqa: E402
 from benchmarks.planner.experts.rules import lower  # noqa: E402
+from benchmarks.planner.judge import MACHINES, judge  # noqa: E402
 from benchmarks.planner.partitioned_text import CountingError  # noqa: E402
 
 #: text → model, size, expert, changes.
@@ -278,3 +280,31 @@ def test_an_unknown_product_is_refused():
     line = '(f32[8]{0}, u8[0]{0}) custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"'
     with pytest.raises(CountingError, match="fmhaSoftmax"):
         counted(f"  %a = f32[8]{{0}} parameter(0)\n  ROOT %call = {line}\n")
+
+
+SUM = "all-reduce%s(%%a), replica_groups=[1,8]<=[8], to_apply=%%add"
+SMALL, LARGE = (f"  %{name} = f32[{size}]{{0}} copy(%{name}0)\n" for name, size in (("s", 64), ("l", 1 << 28)))
+GIVEN = "  %s0 = f32[64]{0} parameter(0)\n  %l0 = f32[268435456]{0} parameter(1)\n  %a = f32[1048576]{0} parameter(2)\n"
+
+
+STARTED, DONE = f"  %r = f32[1048576]{{0}} {SUM % '-start'}\n", "  %d = f32[1048576]{0} all-reduce-done(%r)\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "hides"),
+    [
+        (f"  %r = f32[1048576]{{0}} {SUM % ''}\n{LARGE}", "nothing"),
+        (STARTED + DONE + LARGE, "nothing"),
+        (STARTED + LARGE + DONE, "all"),
+        (STARTED + SMALL + DONE, "a kernel"),
+    ],
+    ids=["synchronous", "done at once", "behind much", "behind little"],
+)
+def test_kernels_wait_for_what_is_left_where_a_collective_is_done(lines, hides):
+    machine = MACHINES["a100"]
+    text = f"HloModule m\n\n{ADD}\nENTRY %main () -> f32[] {{\n{GIVEN}{lines}}}\n"
+    whole, found = judge(count(text, 8), machine), beside(text, 8, machine)
+    assert found.compute_s == pytest.approx(whole.compute_s)
+    assert found.communication_s == pytest.approx(whole.communication_s)
+    hidden_s = {"nothing": 0.0, "all": whole.communication_s, "a kernel": machine.launch_s}[hides]
+    assert found.communication_s - found.waited_s == pytest.approx(hidden_s, abs=1e-12)
