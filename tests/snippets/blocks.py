@@ -1,6 +1,7 @@
 """The `python` and `sh` blocks of a document.
 
-A comment on the line before a block, `<!-- not run: why -->`, says why it is not run; readers of the page do not see it.
+A comment on the line before a block, `<!-- not run: why -->`, says why it is not run. Readers of the
+page do not see it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 
-import shardwright as sw
 from examples.mlp.train import init, spirals
 from examples.mlp.train import train_step as _step
 
