@@ -7,10 +7,12 @@ import inspect
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from shardwright import __version__
 from shardwright.cli.app import build_parser
 from shardwright.client.session import Session
 from shardwright.offline import plan
@@ -83,6 +85,12 @@ def test_every_option_of_a_plan_is_explained() -> None:
     )
     parameters = {*inspect.signature(Session.parallelize).parameters, *inspect.signature(plan).parameters}
     assert parameters - {"self", "fn", "hlo_text", "cluster"} <= rows
+
+
+def test_changelog_has_the_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == __version__
+    assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_makefile_targets_named_in_documents_exist() -> None:
