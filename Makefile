@@ -68,6 +68,10 @@ format: $(VENV)/.stamp-dev ## Format the code and mend what lint can mend.
 protos: $(VENV)/.stamp-dev ## Generate shardwright/proto from protos/.
 	@$(BIN)/python scripts/generate_protos.py
 
+.PHONY: site
+site: $(VENV)/.stamp-dev ## Build the documents as a static site, in build/site.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 .PHONY: bench
 bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with plain jax.jit.
 	@$(BIN)/python benchmarks/bench_step.py

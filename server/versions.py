@@ -1,22 +1,21 @@
-"""Versions of installed packages, without importing them."""
+"""Versions of this code and of JAX, without importing JAX."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-
-@cache
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+from shardwright import __version__
 
 
 def shardwright_version() -> str:
-    return _version("shardwright")
+    """The version of the code that runs: what is installed may be older where the sources are in place."""
+    return __version__
 
 
+@cache
 def jax_version() -> str:
-    return _version("jax")
+    try:
+        return version("jax")
+    except PackageNotFoundError:
+        return "not installed"

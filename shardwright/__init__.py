@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardwright.offline import plan
     from shardwright.plans import Plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Public name → the module that holds it ("" is the module itself).
 _LAZY = {

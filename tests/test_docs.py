@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from shardwright import __version__
 from shardwright.cli.app import build_parser
-
-ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+from shardwright.client.session import Session
+from shardwright.offline import plan
+from tests.snippets.blocks import DOCUMENTS, ROOT
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -59,13 +62,35 @@ def test_decisions_are_listed_by_their_titles() -> None:
     assert sorted(listed) == sorted(titles)
 
 
-def test_readme_names_every_key_of_a_cluster_file() -> None:
+def test_decisions_are_short() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
+    assert {name: count for name, count in lines.items() if count > 40} == {}
+
+
+def test_every_key_of_a_cluster_file_is_explained() -> None:
     schema = json.loads((ROOT / "shardwright" / "cluster.schema.json").read_text())
-    readme = (ROOT / "README.md").read_text()
+    options = (ROOT / "docs" / "options.md").read_text()
     known = [*schema["properties"], *schema["properties"]["security"]["properties"]]
     known += [*schema["properties"]["links"]["properties"], *schema["$defs"]["node"]["properties"]]
     known += [*schema["$defs"]["link"]["properties"]]
-    assert [key for key in known if f"`{key}`" not in readme and f'"{key}"' not in readme] == []
+    assert [key for key in known if f"`{key}`" not in options and f'"{key}"' not in options] == []
+
+
+def test_every_option_of_a_plan_is_explained() -> None:
+    rows = set(
+        re.findall(
+            r"`(\w+)`",
+            "\n".join(re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "options.md").read_text(), re.MULTILINE)),
+        )
+    )
+    parameters = {*inspect.signature(Session.parallelize).parameters, *inspect.signature(plan).parameters}
+    assert parameters - {"self", "fn", "hlo_text", "cluster"} <= rows
+
+
+def test_changelog_has_the_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == __version__
+    assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_makefile_targets_named_in_documents_exist() -> None:
