@@ -27,10 +27,10 @@ class _Ledger:
     """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
 
     beside: the values that move beside compute, with the computation of what reads them, by the places of their
-    collectives. combinable: what a combiner sees of
-    each collective that a compiler may combine, by its place. turned: of each node, seconds a step of bringing elements
-    into another order for the moves of what it reads or makes. carried: computations that run inside the loop, by what
-    it carries. moved: values brought from one layout to another, inside their loop or not.
+    collectives. combinable: what a combiner sees of each collective that a compiler may combine, by its place. turned:
+    of each node, seconds a step of bringing elements into another order for the moves of what it reads or makes.
+    carried: computations that run inside the loop, by what it carries. moved: values brought from one layout to
+    another, inside their loop or not.
     """
 
     decisions: Decisions
@@ -199,8 +199,8 @@ def planned_collectives(decisions: Decisions, causes: Causes | None = None) -> t
 
 
 class Communication(NamedTuple):
-    """Seconds a step of communication: that the step waits for, that run beside compute, and that would but for which
-    there is nothing to compute."""
+    """Seconds a step of communication: that the step waits for, that run beside compute, and for which
+    there is no compute to run beside, whatever comes first."""
 
     waited_s: float
     hidden_s: float

@@ -41,7 +41,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("on the wire", f"{format_bytes(wire)} a device and step, {_runs(plan)}" if plan.collectives else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
         ("bound", certificate(cost)),
-        ("prices", f"hardware profile {plan.hardware!r}"),
+        ("prices", f"hardware profile {plan.hardware!r}{_compiled_with(plan)}"),
     ]
 
 
@@ -49,6 +49,12 @@ def _runs(plan: Plan) -> str:
     """`12 collectives`, `646 collectives, 128 once combined` by the compiler."""
     count, left = sum(each.count for each in plan.collectives), combined_count(plan.collectives)
     return f"{count} collectives" + (f", {left} once combined" if left < count else "")
+
+
+def _compiled_with(plan: Plan) -> str:
+    """`, compiled with xla_gpu_enable_latency_hiding_scheduler=True`: what the prices take for granted."""
+    options = ", ".join(f"{name}={value}" for name, value in plan.compile_options.items())
+    return f", compiled with {options}" if options else ""
 
 
 def _arrival_s(plan: Plan) -> float:

@@ -185,6 +185,12 @@ def test_inputs_that_take_long_to_arrive_are_no_collectives() -> None:
     assert "for inputs" not in explain_plan(plan(cost=hidden))
 
 
+def test_options_of_the_compiler_stand_beside_the_prices() -> None:
+    told = " ".join(explain_plan(plan(compile_options={"xla_some_option": True})).split())
+    assert "compiled with xla_some_option=True" in told
+    assert "compiled with" not in explain_plan(plan())
+
+
 def test_the_report_says_it_all() -> None:
     text = explain_plan(plan())
     for part in (
