@@ -19,6 +19,7 @@ from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.ledger import planned_collectives
 from shardwright.planner.rewrites import without_idle_views
+from shardwright.planner.rewrites.undo import undone
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.search.closing import MOST_OPEN, closed
 from shardwright.planner.search.found import Found
@@ -214,6 +215,8 @@ def as_stored(search: MeshSearch, plan: Plan) -> tuple[Module, Plan]:
     Reshapes at the boundary take no time, but a compiler may copy donated arguments for them.
     """
     module, options, profile = search.program.module, search.options, search.profile
+    if module is not search.program.unsplit and not (options.argument_views or options.output_views):
+        module, plan = undone(module, plan, search.program.unsplit)
     made, settled = without_idle_views(module, plan, arguments=options.argument_views, outputs=options.output_views)
     if made is module or not profile.compiler.copies_donated:
         return made, settled

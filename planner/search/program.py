@@ -52,7 +52,7 @@ from shardwright.shardings import Mesh
 class Program:
     """One module, ready to be planned on any mesh.
 
-    module: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
+    module: as planned, after rewrites. unsplit: as it was before dimensions were written as two. rewritten: which arguments and outputs have other dimensions now.
     original / original_text: as it was given. arguments / outputs: their names.
     batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
     pins: requirements by node. twins: nodes that compute again what another one does, and which.
@@ -117,6 +117,7 @@ class Program:
             self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
         named = _named(self.original, options) | _split(self.said.arguments)
         named = named.difference(self.batch or ())
+        self.unsplit = module
         self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
         self.clock.check()
         self.module = self.rewritten.module
