@@ -37,6 +37,7 @@ from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
 from shardwright.planner.rewrites.folding import folded
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.starts import started_neutrally
+from shardwright.planner.rewrites.swapped import products_swapped
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.search.batch_dims import batch_dims
@@ -100,7 +101,7 @@ class Program:
         module = self._written
         self.clock.check()
         if options.rewrites != "none":
-            module = started_neutrally(reduced_apart(own_rows(folded(module))))
+            module = started_neutrally(reduced_apart(own_rows(products_swapped(folded(module)))))
             module = normalizations_taken_apart(in_rounds(module))
         if again is not None:
             made = rematerialized(module, again)
