@@ -122,7 +122,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_folded(node: Node, readers: Sequence[int], flow: Dataflow) -> bool:
-    """Whether a node is a transposed matrix that only products read, which take it as it lies (XLA's TransposeFolding)."""
+    """Whether a node is a transposed matrix that only products read: they take it as it lies (TransposeFolding)."""
     if node.is_value or node.instruction.opcode != "transpose" or node.shapes[0].rank != 2:
         return False
     read_by = [flow.nodes[reader] for reader in readers]

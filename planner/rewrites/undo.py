@@ -16,9 +16,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import prod
 
-from shardwright.errors import PlanCheckError
 from shardwright.hlo import Instruction, Module
-from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rewrites.classes import planned_computations
 from shardwright.planner.rewrites.split_dims import variable_dims
 from shardwright.planner.rules.data_movement import reshape_groups
@@ -36,17 +34,15 @@ class _NotSaidError(Exception):
     """Something is split within pieces that are cut apart."""
 
 
-def undone(module: Module, plan: Plan, written: Module) -> tuple[Module, Plan]:
-    """The program before its dimensions were split, and the plan of it; both as they are where it needs the split.
+def undone(module: Module, plan: Plan, written: Module) -> Plan | None:
+    """The same plan of the program before its dimensions were split; None where it cannot be said of that.
 
-    module: the program that `plan` is of, a rewrite of `written`.
+    module: the program that `plan` is of, a rewrite of `written`. Whether the plan is legal is left to its checker.
     """
     try:
-        made = _Undoing(module, plan, written).run()
-        check_plan(written, made)
-    except (_NotSaidError, PlanCheckError):
-        return module, plan
-    return written, made
+        return _Undoing(module, plan, written).run()
+    except _NotSaidError:
+        return None
 
 
 @dataclass(slots=True)
@@ -113,9 +109,7 @@ class _Undoing:
             self._known[key] = _joined(whole, parts, lies, self.plan.mesh, is_alike)
         return self._known[key]
 
-    def _variables(
-        self, variables: tuple[VariablePlan, ...], dims: list[tuple[int, ...]]
-    ) -> tuple[VariablePlan, ...]:
+    def _variables(self, variables: tuple[VariablePlan, ...], dims: list[tuple[int, ...]]) -> tuple[VariablePlan, ...]:
         return tuple(self._variable(each, dims[number]) for number, each in enumerate(variables))
 
     def _variable(self, variable: VariablePlan, dims: tuple[int, ...]) -> VariablePlan:
@@ -160,7 +154,8 @@ def _is_alike(instruction: Instruction) -> bool:
     if instruction.opcode not in ("reshape", "bitcast"):
         return instruction.opcode not in _PLACED
     before, after = (
-        [size for size in value.shape.leaves[0].dimensions if size > 1] for value in (instruction.operands[0], instruction)
+        [size for size in value.shape.leaves[0].dimensions if size > 1]
+        for value in (instruction.operands[0], instruction)
     )
     return before == after
 

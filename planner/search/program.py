@@ -53,7 +53,8 @@ from shardwright.shardings import Mesh
 class Program:
     """One module, ready to be planned on any mesh.
 
-    module: as planned, after rewrites. unsplit: as it was before dimensions were written as two. rewritten: which arguments and outputs have other dimensions now.
+    module: as planned, after rewrites. unsplit: as it was before dimensions were written as two.
+    rewritten: which arguments and outputs have other dimensions now.
     original / original_text: as it was given. arguments / outputs: their names.
     batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
     pins: requirements by node. twins: nodes that compute again what another one does, and which.
