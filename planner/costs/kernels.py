@@ -59,7 +59,7 @@ def find_kernels(flow: Dataflow, *, merges: bool = False) -> Kernels:
             readers[use.source[0]].append(node.index)
             if node.instruction.opcode in SLICES and use.position == 0 and not node.is_value:
                 slices.setdefault(use.source[0], []).append(node.index)
-    is_view = [_is_view(node) for node in flow.nodes]
+    is_view = [_is_view(node) or (merges and _is_folded(node, readers[node.index], flow)) for node in flow.nodes]
     is_loop = [is_view[node.index] or (not node.is_value and node.instruction.opcode in LOOPS) for node in flow.nodes]
     is_fused = [False] * len(flow.nodes)
     takes_in = [False] * len(flow.nodes)
@@ -119,6 +119,14 @@ def _is_view(node: Node) -> bool:
     if node.is_value:
         return node.instruction.opcode == "custom-call"
     return is_free(node.instruction)
+
+
+def _is_folded(node: Node, readers: Sequence[int], flow: Dataflow) -> bool:
+    """Whether a node is a transposed matrix that only products read: they take it as it lies (TransposeFolding)."""
+    if node.is_value or node.instruction.opcode != "transpose" or node.shapes[0].rank != 2:
+        return False
+    read_by = [flow.nodes[reader] for reader in readers]
+    return bool(read_by) and all(not each.is_value and each.instruction.opcode == "dot" for each in read_by)
 
 
 def whole_s(node: Node, kernels: Kernels, profile: HardwareProfile, *, ends_kernel: bool = False) -> float:

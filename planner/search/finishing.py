@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from shardwright.cost import memory, required_bytes
+from shardwright.errors import PlanCheckError
 from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.costs.least_moves import EXACT_RANK
@@ -18,7 +19,9 @@ from shardwright.planner.pins.own import scaling_notes
 from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.ledger import planned_collectives
+from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rewrites import without_idle_views
+from shardwright.planner.rewrites.undo import undone
 from shardwright.planner.rewrites.variables import with_views as plan_with_views
 from shardwright.planner.search.closing import MOST_OPEN, closed
 from shardwright.planner.search.found import Found
@@ -215,12 +218,26 @@ def _replicated_notes(instructions: tuple[InstructionPlan, ...]) -> list[str]:
     return [f"{count} × {opcode}: {reason}" for (opcode, reason), count in sorted(counts.items())]
 
 
+def _unsplit(module: Module, plan: Plan, written: Module) -> tuple[Module, Plan]:
+    """The program before dimensions were written as two and its plan, where that is one; else both as they are."""
+    made = None if module is written else undone(module, plan, written)
+    if made is None:
+        return module, plan
+    try:
+        check_plan(written, made)
+    except PlanCheckError:
+        return module, plan
+    return written, made
+
+
 def as_stored(search: MeshSearch, plan: Plan) -> tuple[Module, Plan]:
     """The planned program and its plan without the views that it makes no use of, where that fits the memory too.
 
     Reshapes at the boundary take no time, but a compiler may copy donated arguments for them.
     """
     module, options, profile = search.program.module, search.options, search.profile
+    if not (options.argument_views or options.output_views):
+        module, plan = _unsplit(module, plan, search.program.unsplit)
     made, settled = without_idle_views(module, plan, arguments=options.argument_views, outputs=options.output_views)
     if made is module or not profile.compiler.copies_donated:
         return made, settled

@@ -37,6 +37,7 @@ from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
 from shardwright.planner.rewrites.folding import folded
 from shardwright.planner.rewrites.lookups import own_rows
 from shardwright.planner.rewrites.starts import started_neutrally
+from shardwright.planner.rewrites.swapped import products_swapped
 from shardwright.planner.rewrites.top_k import in_rounds
 from shardwright.planner.rewrites.variables import rewrite_for
 from shardwright.planner.search.batch_dims import batch_dims
@@ -53,7 +54,8 @@ from shardwright.shardings import Mesh
 class Program:
     """One module, ready to be planned on any mesh.
 
-    module: as planned, after rewrites. rewritten: which arguments and outputs have other dimensions now.
+    module: as planned, after rewrites. unsplit: as it was before dimensions were written as two.
+    rewritten: which arguments and outputs have other dimensions now.
     original / original_text: as it was given. arguments / outputs: their names.
     batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
     pins: requirements by node. twins: nodes that compute again what another one does, and which.
@@ -101,7 +103,7 @@ class Program:
         module = self._written
         self.clock.check()
         if options.rewrites != "none":
-            module = started_neutrally(reduced_apart(own_rows(folded(module))))
+            module = started_neutrally(reduced_apart(own_rows(products_swapped(folded(module)))))
             module = normalizations_taken_apart(in_rounds(module))
         if again is not None:
             made = rematerialized(module, again)
@@ -118,6 +120,7 @@ class Program:
             self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
         named = _named(self.original, options) | _split(self.said.arguments)
         named = named.difference(self.batch or ())
+        self.unsplit = module
         self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
         self.clock.check()
         self.module = self.rewritten.module

@@ -12,12 +12,12 @@ operands in order (`operand_shapes`) and of the result (`result_shapes`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import log2, prod
 from typing import NamedTuple
 
 from shardwright.cost.convolution import convolution_flops
-from shardwright.cost.opcodes import MARKER_TARGETS
+from shardwright.cost.opcodes import IDENTITIES, LOOPS, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS
@@ -48,6 +48,9 @@ _KERNEL_OPCODES = frozenset({
     "ragged-dot", "select-and-scatter", "rng-bit-generator", "all-gather", "all-reduce", "all-to-all", "reduce-scatter",
     "collective-permute", "copy",
 })  # fmt: skip
+
+#: Instructions that a product takes in: its operands lie in any order.
+_REORDERING = IDENTITIES | {"transpose", "copy"}
 
 
 def is_free(instruction: Instruction) -> bool:
@@ -147,9 +150,31 @@ def compute_time_s(
         rate = profile.vector_flops_per_s
         if instruction.opcode in ("dot", "convolution", "ragged-dot"):
             rate = profile.matmul_flops_per_s(instruction.operands[0].shape.leaves[0].element_type)
-        return max(work / rate, memory_s, profile.launch_s)
+        masked_s = 0.0
+        if traffic is not None and instruction.opcode == "dot":
+            masked = _masked_bytes(instruction, operand_shapes)
+            masked_s = sum(max(size / profile.memory_bandwidth_bytes_per_s, profile.launch_s) for size in masked)
+        return max(work / rate, memory_s, profile.launch_s) + masked_s
     time_s = max(work / profile.vector_flops_per_s, memory_s * (profile.fused_traffic if traffic is None else 1.0))
     return max(time_s, profile.launch_s) if ends_kernel else time_s
+
+
+def _masked_bytes(dot: Instruction, operand_shapes: ShardShapes) -> Iterator[float]:
+    """Bytes through memory of the kernels in which XLA sets padding of a product's operands to zero: where it sums over
+    a dimension whose shards are uneven. The operand is read and written once more; a loop that makes it writes both."""
+    for operand, shape, side in zip(dot.operands, operand_shapes, ("lhs", "rhs"), strict=True):
+        (leaf,) = operand.shape.leaves
+        contracted: tuple[int, ...] = dot.get(f"{side}_contracting_dims", ())
+        if any(shape[dim] and leaf.dimensions[dim] % shape[dim] for dim in contracted):
+            yield _bytes([leaf], [shape]) * (1 if _is_made_by_loop(operand) else 2)
+
+
+def _is_made_by_loop(value: Instruction) -> bool:
+    """An add of what is scattered is no loop: XLA scatters into the other operand instead."""
+    while value.opcode in _REORDERING:
+        value = value.operands[0]
+    is_scattered = value.opcode == "add" and any(operand.opcode == "scatter" for operand in value.operands)
+    return value.opcode in LOOPS and not is_scattered
 
 
 def _bytes(leaves: Sequence[ArrayShape], shapes: ShardShapes) -> float:
