@@ -254,17 +254,24 @@ class Prices:
         found: FloatArray = known[numbers]
         if np.isnan(found).any():
             for number in np.unique(numbers[np.isnan(found)]).tolist():
-                moves = [
-                    passed(kind, round(part * shape.size_bytes), atoms, reads, writes)
-                    for kind, atoms, part, reads, writes in self._lists[number]
-                ]
-                known[number] = relayout_s(moves, shape.dimensions, ends, self.profile)
+                known[number] = self._relayout_s(self._lists[number], shape, ends)
             found = known[numbers]
         if not ends.is_fused:
             return found
         stored = self.stored_bytes(shape, sources)[:, None] + self.stored_bytes(shape, targets)[None, :]
         is_moved = (numbers > _NUMBER_OF_IMPOSSIBLE) & (self._unreduced[sources] == 0)[:, None]
         return found + np.where(is_moved, stored / self.profile.memory_bandwidth_bytes_per_s, 0.0)
+
+    def _relayout_s(self, moves: Moves, shape: ArrayShape, ends: Ends) -> float:
+        """Seconds of the kernels that bring elements into another order for moves, mostly none."""
+        is_in_order = all(reads is None and writes is None for *_, reads, writes in moves)
+        if is_in_order and (ends.waits or all(kind != "all-reduce" for kind, *_ in moves)):
+            return 0.0
+        each = [
+            passed(kind, round(part * shape.size_bytes), atoms, reads, writes)
+            for kind, atoms, part, reads, writes in moves
+        ]
+        return relayout_s(each, shape.dimensions, ends, self.profile)
 
     def _layouts_of(self, rank: int) -> Layouts:
         """Kept here, for their numbers are in `_layout`."""

@@ -38,7 +38,7 @@ def nearer(search: MeshSearch, found: Found, most_open: float, *, together: int)
         if found.cost.gap <= most_open or search.is_late() or idle == len(blocks):
             break
         made = _freed(search, found, blocks[number % len(blocks)])
-        idle = 0 if made is not found else idle + 1
+        idle = 1 if made is not found else idle + 1  # what was just free has no more to gain
         found = made
     return found
 

@@ -87,12 +87,15 @@ def solve(
     rows: Sequence[Row] = (),
     forbidden: Sequence[IntArray] = (),
     most_cpu_s: float = MOST_CPU_S,
+    below: float = np.inf,
+    most_work: float = np.inf,
 ) -> Solution:
     """Best assignment found within the limit, with a certified bound. PlanError where none is finite.
 
     time_limit_s: seconds on the wall, for those who have a deadline; CPU seconds are limited for all (`most_cpu_s`).
     gap: relative distance from the bound at which to stop. rows: sums that are limited. forbidden: assignments that
-    may not be chosen.
+    may not be chosen. below: a known value; where nothing is found below it, so much is the bound, and what is returned
+    is some assignment. most_work: constraints times linear relaxations that may be solved.
     """
     if not problem.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
@@ -106,7 +109,12 @@ def solve(
         _row(program, row, x, edges)
     for states in forbidden:
         _forbid(program, states, x)
-    status = program.solve(highs(gap=gap, most_cpu_s=most_cpu_s, time_limit_s=time_limit_s))
+    most_rounds = most_work / program.numConstraints()
+    status = program.solve(
+        highs(gap=gap, most_cpu_s=most_cpu_s, time_limit_s=time_limit_s, below=below * scale, most_rounds=most_rounds)
+    )
+    if status == pulp.LpStatusInfeasible and np.isfinite(below):
+        return Solution(states=start, value=problem.value(start), lower_bound=below)
     if status == pulp.LpStatusInfeasible:
         raise PlanError(
             "no combination of strategies satisfies all pins and forced shardings",
@@ -119,7 +127,7 @@ def solve(
         start, value = found, problem.value(found)
     if not np.isfinite(value):
         raise PlanError("the search found no legal plan within its time limit", remedy="pin or force less")
-    return Solution(states=start, value=value, lower_bound=min(bound, value) if np.isfinite(bound) else 0.0)
+    return Solution(states=start, value=value, lower_bound=min(bound, value, below) if np.isfinite(bound) else 0.0)
 
 
 def _program(

@@ -23,9 +23,11 @@ CLOSE = 1e-4
 NEAR = (1e-4, 1e-3, 3e-3, 1e-2, 4e-2)
 _ALL = 1.0
 
-#: Entries of the edges of the largest integer program that is begun, where a gap is good enough and where none is:
-#: larger ones take longer than they may (70,000 entries take 6 s, 100,000 over 20 s).
-MOST_ENTRIES_IF_CLOSE, MOST_ENTRIES = 40_000, 70_000
+#: Entries of the edges of the largest integer program that is begun, where a gap is good enough and where none is, and
+#: the work that it may take (`ilp.solve`): with many equally good choices the first linear relaxation of 60,000 entries
+#: takes 5 s, and of 13,000 entries each further one 0.1 s, mostly for a bound that nobody waits for.
+MOST_ENTRIES_IF_CLOSE, MOST_ENTRIES = 15_000, 25_000
+MOST_WORK = 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ def _among(
         most = MOST_ENTRIES_IF_CLOSE if gap > ilp.EXACT else MOST_ENTRIES
         if _entries(rest.core) > most and np.isfinite(known.value):
             return None
-        solved = ilp.solve(rest.core, time_limit_s=time_limit_s, gap=gap)
+        below = known.value - rest.constant
+        solved = ilp.solve(rest.core, time_limit_s=time_limit_s, gap=gap, below=below, most_work=MOST_WORK)
     except (ValueError, PlanError):  # no finite assignment among these
         if np.isfinite(known.value):
             return known

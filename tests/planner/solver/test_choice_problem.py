@@ -110,6 +110,27 @@ def test_time_limit_leaves_a_valid_bound() -> None:
     assert problem.value(found.states) == pytest.approx(found.value)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_an_integer_program_finds_what_is_below_a_known_value_or_bounds_all_by_it(seed: int) -> None:
+    problem = random_problem(seed)
+    optimum = exhaustive(problem)
+    if not math.isfinite(optimum):
+        return
+    better = ilp.solve(problem, time_limit_s=10, below=optimum + 0.5)
+    assert better.value == pytest.approx(optimum)
+    assert better.lower_bound <= optimum + 1e-6
+    none = ilp.solve(problem, time_limit_s=10, below=optimum - 0.5)
+    assert none.value >= optimum - 1e-6
+    assert none.lower_bound == pytest.approx(optimum - 0.5)
+
+
+def test_an_integer_program_ends_by_the_work_that_it_may_take() -> None:
+    problem = hard_problem(60)
+    found = ilp.solve(problem, time_limit_s=math.inf, most_work=0.0)
+    assert problem.value(found.states) == pytest.approx(found.value)
+    assert found.lower_bound <= ilp.solve(problem, time_limit_s=10).lower_bound
+
+
 def test_an_integer_program_ends_by_cpu_time_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = hard_problem(9)
     cut_short = ilp.solve(problem, time_limit_s=math.inf, most_cpu_s=0.0)
