@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
-from shardwright.cost.peak.combined import combined_all_reduces
+from shardwright.cost.peak.combined import combined_reductions, limits_of
 from shardwright.cost.peak.donated import copied_arguments, written_over
 from shardwright.cost.peak.fusion import Kernels, fuse
 from shardwright.cost.peak.inline import first_leaf
 from shardwright.cost.peak.program import Program
 from shardwright.cost.peak.rounding import round_for_products
 from shardwright.cost.peak.schedule import Step, schedule
-from shardwright.cost.profiles import Compiler
+from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import TupleShape
 
@@ -61,17 +61,22 @@ class Buffers:
 
 
 def buffers_of(
-    program: Program, compiler: Compiler, *, donated: Mapping[int, int] | None = None, in_order: str | None = None
+    program: Program,
+    profile: HardwareProfile,
+    *,
+    donated: Mapping[int, int] | None = None,
+    in_order: str | None = None,
 ) -> Buffers:
-    """Fuse, schedule and allocate a program as `compiler` does.
+    """Fuse, schedule and allocate a program as a profile's compiler does.
 
     donated: per parameter node, the node whose value is written over it. in_order: one of those that are possible by
     the compiler's schedule, instead of that.
     """
+    compiler = profile.compiler
     if compiler.products_read_bf16:
         round_for_products(program)
     kernels = fuse(program, compiler)
-    together = combined_all_reduces(program) if compiler.merges_all_reduces else ()
+    together = combined_reductions(program, limits_of(profile))
     order = schedule(program, kernels, in_order or compiler.schedule, together)
     in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
     buffers = allocate(program, kernels, order, in_place)

@@ -417,7 +417,7 @@ class _Lowered:
                 node = self._like("concatenate", instruction, node, mark=("of pieces", node))
             if kind == "all-gather" and number == 0 and (dim := _changed(source, target)[-1]):
                 self.program.marks[node] = along(dim, node)  # of several, the last one is gathered first
-            if kind == "all-reduce":
+            if kind in ("all-reduce", "reduce-scatter"):
                 element_type = "f32" if wide else shape.element_type
                 self.program.marks[node] = reducing(instruction, element_type, move.atoms, node)
             if move.joined_bytes:

@@ -40,11 +40,32 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
     """
     kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
     if name == "program":
-        return [(node,) for node in kept]
+        return _in_program_order(kernels, kept, together)
     if name == "least-memory":
         return [(node,) for node in least_memory(program, kernels)]
     visited = kept if name == "breadth-first, as written" else program.post_order()
     return _breadth_first(kernels, kept, together, visited)
+
+
+def _in_program_order(kernels: Kernels, kept: Sequence[int], together: Sequence[Step]) -> list[Step]:
+    """The order of the text, in which what runs as one runs where the first reader of any of it does."""
+    if not together:
+        return [(node,) for node in kept]
+    step_of: dict[int, Step] = {node: members for members in together for node in members}
+    order: dict[Step, None] = {}
+    waiting = deque(node for node in kept if node not in step_of)
+    todo: list[Step] = []
+    while waiting or todo:
+        step = todo[-1] if todo else (waiting.popleft(),)
+        needed = (step_of.get(source, (source,)) for node in step for source in kernels.reads[node])
+        missing = [each for each in dict.fromkeys(needed) if each not in order]
+        if step in order or not missing:
+            order.setdefault(step)
+            del todo[-1:]
+        else:
+            todo += [] if todo else [step]
+            todo += reversed(missing)
+    return list(order)
 
 
 def _breadth_first(
