@@ -40,6 +40,7 @@ class Compiler:
         nobody else reads).
     repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
     repeats_expensive: whether elementwise functions that take long, such as tanh, count as cheap for that.
+    repeats_quotients: whether quotients and exponentials count as cheap for that.
     products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
         an elementwise instruction that alone reads their result as well.
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
@@ -52,6 +53,8 @@ class Compiler:
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
+    turns_convolved: whether convolutions read the program's arguments from copies with channels ahead of space, which
+        serve both passes.
     inverts_divisors: whether a quotient by a spread divisor becomes a product with the inverse, spread.
     copies_relayouts: whether a reshape that changes the innermost dimension is a kernel of its own, which copies.
     copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
@@ -83,6 +86,7 @@ class Compiler:
     reduce_takes_in: str
     repeats_cheap: bool
     repeats_expensive: bool
+    repeats_quotients: bool
     products_take_in: bool
     products_read_bf16: bool
     merges_all_reduces: bool
@@ -91,6 +95,7 @@ class Compiler:
     splits_all_to_alls: bool
     reduces_in_place: bool
     copies_dot_operands: bool
+    turns_convolved: bool
     inverts_divisors: bool
     copies_relayouts: bool
     copies_gathered: bool

@@ -166,7 +166,27 @@ class _Lowered:
                     source = self.flat.instructions[operands[i]]
                     turned = partial(self._like, "transpose", source, used[i], mark=wanted_order)
                     used[i] = self._once((used[i], wanted_order), turned)
+        if instruction.opcode == "convolution" and self.compiler.turns_convolved:
+            used = [self._channels_first(instruction, i, each) for i, each in enumerate(used)]
         return tuple(used)
+
+    def _channels_first(self, instruction: Instruction, number: int, node: int) -> int:
+        """The node that holds what a convolution reads of a program's argument, whose order is given: a copy with
+        channels ahead of space, of which it reads a kernel backwards, too."""
+        program, dims = self.program, instruction.get("dim_labels")
+        order = (dims.input_batch, dims.input_feature, *dims.input_spatial)
+        if number:
+            order = (dims.kernel_output_feature, dims.kernel_input_feature, *dims.kernel_spatial)
+        while program.opcodes[node] == "reverse":
+            (node,) = program.operands[node]
+            order = (order[1], order[0], *order[2:])
+        source = node
+        while program.opcodes[source] in ("all-gather", _SLICE):
+            source = program.operands[source][0]
+        if program.opcodes[source] != "parameter" or _is_natural(order):
+            return node
+        turned = partial(self._like, "transpose", program.instructions[node], node, mark=order)
+        return self._once((node, "channels first"), turned)
 
     def _ordered(self, source: Instruction, node: int, opcode: str, order: DimensionGroups) -> int:
         """The node that holds a dot's operand with its dimensions in order: of what is a transposed array already, that

@@ -5,8 +5,9 @@ chosen by xla_cpu_enable_concurrency_optimized_scheduler): an instruction is que
 operand has run, views after kernels: XLA makes its bitcasts of reshapes once the kernels are there, so that they
 are the last of a value's readers. A value's other readers are queued in the order in which XLA's partitioner made them,
 post-order, unless a later pass made them anew: `breadth-first, as written` has them in the order of the text. Which of
-two readers comes first may decide a peak. `program` keeps the order of the text. `least-memory` is XLA:TPU's
-(`cost.peak.least_memory`).
+two readers comes first may decide a peak. `program` keeps the order of the text, `program, reductions early` as well
+but for reductions: XLA:GPU makes them part of a kernel that reads the same arrays, so that those need not wait for
+whoever reads the sum. `least-memory` is XLA:TPU's (`cost.peak.least_memory`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shardwright.cost.peak.least_memory import least_memory
 from shardwright.cost.peak.program import Program
 
 #: Orders by name, as hardware profiles name them.
-SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program")
+SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program", "program, reductions early")
 
 #: The orders that a program may run in by a compiler's schedule, where that leaves more than one.
 _EITHER = {"breadth-first": ("breadth-first, as written", "breadth-first")}
@@ -41,30 +42,49 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
     kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
     if name == "program":
         return _in_program_order(kernels, kept, together)
+    if name == "program, reductions early":
+        reductions = [node for node in kept if program.opcodes[node] == "reduce"]
+        return _in_program_order(kernels, kept, together, reductions)
     if name == "least-memory":
         return [(node,) for node in least_memory(program, kernels)]
     visited = kept if name == "breadth-first, as written" else program.post_order()
     return _breadth_first(kernels, kept, together, visited)
 
 
-def _in_program_order(kernels: Kernels, kept: Sequence[int], together: Sequence[Step]) -> list[Step]:
-    """The order of the text, in which what runs as one runs where the first reader of any of it does."""
-    if not together:
-        return [(node,) for node in kept]
+def _in_program_order(
+    kernels: Kernels, kept: Sequence[int], together: Sequence[Step], eager: Sequence[int] = ()
+) -> list[Step]:
+    """The order of the text, in which what runs as one runs where the first reader of any of it does.
+
+    eager: nodes that run as soon as they can.
+    """
     step_of: dict[int, Step] = {node: members for members in together for node in members}
+    users: dict[int, list[int]] = {}
+    waiting = {node: len(kernels.reads[node]) for node in eager}
+    for node in eager:
+        for source in kernels.reads[node]:
+            users.setdefault(source, []).append(node)
     order: dict[Step, None] = {}
-    waiting = deque(node for node in kept if node not in step_of)
-    todo: list[Step] = []
-    while waiting or todo:
-        step = todo[-1] if todo else (waiting.popleft(),)
-        needed = (step_of.get(source, (source,)) for node in step for source in kernels.reads[node])
-        missing = [each for each in dict.fromkeys(needed) if each not in order]
-        if step in order or not missing:
-            order.setdefault(step)
-            del todo[-1:]
-        else:
-            todo += [] if todo else [step]
-            todo += reversed(missing)
+
+    def run(step: Step) -> None:
+        order[step] = None
+        for user in (user for node in step for user in users.get(node, ())):
+            waiting[user] -= 1
+            if not waiting[user]:
+                run((user,))
+
+    for node in kept:
+        todo = [(node,)] if node not in step_of else []
+        while todo:
+            step = todo[-1]
+            needed = (step_of.get(source, (source,)) for member in step for source in kernels.reads[member])
+            missing = [each for each in dict.fromkeys(needed) if each not in order]
+            if missing and step not in order:
+                todo += reversed(missing)
+                continue
+            todo.pop()
+            if step not in order:
+                run(step)
     return list(order)
 
 
