@@ -53,6 +53,7 @@ class Compiler:
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
+    folds_transposes: whether products read a transposed matrix as it was before.
     turns_convolved: whether convolutions read the program's arguments from copies with channels ahead of space, which
         serve both passes.
     inverts_divisors: whether a quotient by a spread divisor becomes a product with the inverse, spread.
@@ -95,6 +96,7 @@ class Compiler:
     splits_all_to_alls: bool
     reduces_in_place: bool
     copies_dot_operands: bool
+    folds_transposes: bool
     turns_convolved: bool
     inverts_divisors: bool
     copies_relayouts: bool

@@ -151,6 +151,8 @@ class _Lowered:
         if self.widens and self._is_widened(instruction):
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
+        if instruction.opcode == "dot" and self.compiler.folds_transposes:
+            used = [self._before_transpose(each) for each in used]
         if instruction.opcode == "dot" and self.compiler.copies_dot_operands and not self._is_multiplied(instruction):
             orders = operand_orders(instruction, self._lengths(instruction))
             for i, (opcode, order) in enumerate(orders):
@@ -169,6 +171,12 @@ class _Lowered:
         if instruction.opcode == "convolution" and self.compiler.turns_convolved:
             used = [self._channels_first(instruction, i, each) for i, each in enumerate(used)]
         return tuple(used)
+
+    def _before_transpose(self, node: int) -> int:
+        """The matrix that a node is the transposed of, or the node."""
+        program = self.program
+        is_turned = program.opcodes[node] == "transpose" and program.instructions[node].shape.leaves[0].rank == 2
+        return program.operands[node][0] if is_turned else node
 
     def _channels_first(self, instruction: Instruction, number: int, node: int) -> int:
         """The node that holds what a convolution reads of a program's argument, whose order is given: a copy with
