@@ -66,6 +66,8 @@ class Compiler:
         and writes passes through memory (`planner.costs.traffic`); else they pay `fused_traffic` each.
     copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
         says that all others have read it.
+    copies_turned: whether what is written over an argument lies elsewhere first where its kernel reads what it is made
+        of in another order.
     fills_donated: whether an argument that a result is written over is memory for others, from its last reader to then.
     turns_arguments: whether arguments that are elementwise with a transposed product are copied into its layout.
     computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
@@ -104,6 +106,7 @@ class Compiler:
     turns_moved: bool
     merges_loops: bool
     copies_donated: bool
+    copies_turned: bool
     fills_donated: bool
     turns_arguments: bool
     computes_bf16_in_f32: bool

@@ -7,7 +7,7 @@ each element only for the same element of its result; a loop's carried values ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
@@ -84,6 +84,8 @@ def buffers_of(
         _copy_early(program, buffers)
     if donated and compiler.fills_donated:
         _free_donated(program, kernels, buffers, donated)
+    if donated and compiler.copies_turned:
+        _keep_apart(program, kernels, buffers, donated.values())
     if donated and compiler.copies_donated:
         _copy_arguments(program, kernels, buffers, donated)
     return buffers
@@ -109,6 +111,42 @@ def _free_donated(program: Program, kernels: Kernels, buffers: Buffers, donated:
         last = max((position[reader] for reader in readers), default=-1)
         if last + 1 < position[writer]:
             buffers.free.append((sum(program.sizes_bytes[parameter]), last + 1, position[writer] - 1))
+
+
+def _keep_apart(program: Program, kernels: Kernels, buffers: Buffers, results: Iterable[int]) -> None:
+    """Give results that are written over arguments room of their own where their kernel turns what it reads: it writes
+    over nothing, and they are copied behind it. Those that are made of the same turned value are made together."""
+    position = {node: i for i, step in enumerate(buffers.order) for node in step}
+    made_of: dict[int, list[int]] = {}
+    places = {node for node in results if node in position}
+    for node in sorted(places):
+        for turned in _turned_in_kernel(program, kernels, node, places):
+            made_of.setdefault(turned, []).append(node)
+    added: set[int] = set()
+    for nodes in made_of.values():
+        first, last = position[nodes[0]], position[nodes[-1]]
+        for node in nodes:
+            if node not in added:
+                added.add(node)
+                buffers.owners.append((node, 0))
+                buffers.size_bytes.append(sum(program.sizes_bytes[node]))
+                buffers.starts.append(min(first, position[node]))
+                buffers.ends.append(max(last, position[node]))
+
+
+def _turned_in_kernel(program: Program, kernels: Kernels, node: int, results: Collection[int]) -> Iterator[int]:
+    """The transposed values that a kernel of several results computes on the way to one of them; matrices aside, which a
+    product makes in either order."""
+    todo, seen = [node], {node}
+    while todo:
+        for operand in program.operands[todo.pop()]:
+            if operand in seen or (kernels.is_kept[operand] and operand not in results):
+                continue
+            seen.add(operand)
+            if program.opcodes[operand] == "transpose" and program.rank(operand) > 2:
+                yield operand
+            else:
+                todo.append(operand)
 
 
 def _copy_arguments(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:

@@ -334,7 +334,7 @@ class _Lowered:
         is_wide = self.widens and self._is_widened(instruction) and _is_bf16(instruction)
         if is_wide:
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
-        if self.compiler.copies_dot_operands:
+        if self.compiler.copies_dot_operands or (self.compiler.folds_transposes and opcode == "dot"):
             node = self._in_order(instruction, self._without_groups(instruction, node), local)
         if is_wide:
             node = self._like("convert", instruction, node, 0.5)

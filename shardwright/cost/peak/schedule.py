@@ -5,9 +5,9 @@ chosen by xla_cpu_enable_concurrency_optimized_scheduler): an instruction is que
 operand has run, views after kernels: XLA makes its bitcasts of reshapes once the kernels are there, so that they
 are the last of a value's readers. A value's other readers are queued in the order in which XLA's partitioner made them,
 post-order, unless a later pass made them anew: `breadth-first, as written` has them in the order of the text. Which of
-two readers comes first may decide a peak. `program` keeps the order of the text, `program, reductions early` as well
-but for reductions: XLA:GPU makes them part of a kernel that reads the same arrays, so that those need not wait for
-whoever reads the sum. `least-memory` is XLA:TPU's (`cost.peak.least_memory`).
+two readers comes first may decide a peak. `program` keeps the order of the text. `post-order, reductions early` is
+close to XLA:GPU's: everything right before the first that needs it, but for reductions, which are part of a kernel that
+reads the same arrays, so that those need not wait for whoever reads the sum. `least-memory` is XLA:TPU's (`cost.peak.least_memory`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.cost.peak.least_memory import least_memory
 from shardwright.cost.peak.program import Program
 
 #: Orders by name, as hardware profiles name them.
-SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program", "program, reductions early")
+SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program", "post-order, reductions early")
 
 #: The orders that a program may run in by a compiler's schedule, where that leaves more than one.
 _EITHER = {"breadth-first": ("breadth-first, as written", "breadth-first")}
@@ -41,20 +41,21 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
     """
     kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
     if name == "program":
-        return _in_program_order(kernels, kept, together)
-    if name == "program, reductions early":
+        return _in_order(kernels, kept, together)
+    if name == "post-order, reductions early":
+        visited = dict.fromkeys((*program.parameters, *program.post_order()))
         reductions = [node for node in kept if program.opcodes[node] == "reduce"]
-        return _in_program_order(kernels, kept, together, reductions)
+        return _in_order(kernels, [node for node in visited if kernels.is_kept[node]], together, reductions)
     if name == "least-memory":
         return [(node,) for node in least_memory(program, kernels)]
     visited = kept if name == "breadth-first, as written" else program.post_order()
     return _breadth_first(kernels, kept, together, visited)
 
 
-def _in_program_order(
+def _in_order(
     kernels: Kernels, kept: Sequence[int], together: Sequence[Step], eager: Sequence[int] = ()
 ) -> list[Step]:
-    """The order of the text, in which what runs as one runs where the first reader of any of it does.
+    """Nodes as they are visited, in which what runs as one runs where the first reader of any of it does.
 
     eager: nodes that run as soon as they can.
     """
