@@ -115,23 +115,18 @@ def _free_donated(program: Program, kernels: Kernels, buffers: Buffers, donated:
 
 def _keep_apart(program: Program, kernels: Kernels, buffers: Buffers, results: Iterable[int]) -> None:
     """Give results that are written over arguments room of their own where their kernel turns what it reads: it writes
-    over nothing, and they are copied behind it. Those that are made of the same turned value are made together."""
+    over nothing, and they are copied behind it. Those that are made of the same turned value are made at once."""
     position = {node: i for i, step in enumerate(buffers.order) for node in step}
     made_of: dict[int, list[int]] = {}
     places = {node for node in results if node in position}
-    for node in sorted(places):
+    for node in sorted(places, key=position.__getitem__):
         for turned in _turned_in_kernel(program, kernels, node, places):
             made_of.setdefault(turned, []).append(node)
-    added: set[int] = set()
     for nodes in made_of.values():
-        first, last = position[nodes[0]], position[nodes[-1]]
-        for node in nodes:
-            if node not in added:
-                added.add(node)
-                buffers.owners.append((node, 0))
-                buffers.size_bytes.append(sum(program.sizes_bytes[node]))
-                buffers.starts.append(min(first, position[node]))
-                buffers.ends.append(max(last, position[node]))
+        buffers.owners.append((nodes[0], 0))
+        buffers.size_bytes.append(sum(sum(program.sizes_bytes[node]) for node in nodes))
+        buffers.starts.append(position[nodes[0]])
+        buffers.ends.append(position[nodes[0]])
 
 
 def _turned_in_kernel(program: Program, kernels: Kernels, node: int, results: Collection[int]) -> Iterator[int]:

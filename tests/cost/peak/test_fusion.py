@@ -180,8 +180,8 @@ ENTRY main {
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("program", ["made", "next", "sums", "last"]),
-        ("program, reductions early", ["made", "sums", "next", "last"]),
+        ("program", ["made", "next", "last", "sums"]),
+        ("post-order, reductions early", ["made", "sums", "next", "last"]),
     ],
 )
 def test_reductions_run_with_the_first_that_reads_the_same(name: str, expected: list[str]) -> None:
@@ -196,8 +196,8 @@ ENTRY main {
   zero = f32[] constant(0)
   made = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   next = f32[64,64]{1,0} dot(made, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  sums = f32[64]{0} reduce(made, zero), dimensions={0}, to_apply=add
   last = f32[64,64]{1,0} dot(next, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  sums = f32[64]{0} reduce(made, zero), dimensions={0}, to_apply=add
   ROOT out = (f32[64,64]{1,0}, f32[64]{0}) tuple(last, sums)
 }
 """
