@@ -43,7 +43,8 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
     if name == "program":
         return _in_order(kernels, kept, together)
     if name == "post-order, reductions early":
-        visited = dict.fromkeys((*program.parameters, *program.post_order()))
+        given = (node for node in kept if program.opcodes[node] in ("parameter", "constant"))
+        visited = dict.fromkeys((*given, *program.post_order()))
         reductions = [node for node in kept if program.opcodes[node] == "reduce"]
         return _in_order(kernels, [node for node in visited if kernels.is_kept[node]], together, reductions)
     if name == "least-memory":
