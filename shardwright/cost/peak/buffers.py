@@ -130,8 +130,10 @@ def _keep_apart(program: Program, kernels: Kernels, buffers: Buffers, results: I
 
 
 def _turned_in_kernel(program: Program, kernels: Kernels, node: int, results: Collection[int]) -> Iterator[int]:
-    """The transposed values that a kernel of several results computes on the way to one of them; matrices aside, which a
-    product makes in either order."""
+    """The transposed values that a kernel of several results computes on the way to one of them.
+
+    Matrices aside, which a product makes in either order.
+    """
     todo, seen = [node], {node}
     while todo:
         for operand in program.operands[todo.pop()]:

@@ -20,6 +20,8 @@ from shardwright.hlo import Instruction
 
 _MARK = "reduces"
 
+_REDUCING = frozenset({"all-reduce", "reduce-scatter"})
+
 #: Kinds of collectives that may be combined, and the most bytes of the results of those that run as one.
 Limits = Mapping[str, float]
 
@@ -28,7 +30,7 @@ def limits_of(profile: HardwareProfile) -> Limits:
     """What a profile's compiler combines of all that reduces."""
     if profile.compiler.merges_all_reduces:
         return {"all-reduce": math.inf}
-    return {kind: most_bytes for kind, most_bytes in profile.combiner_limits if kind in ("all-reduce", "reduce-scatter")}
+    return {kind: most_bytes for kind, most_bytes in profile.combiner_limits if kind in _REDUCING}
 
 
 def reducing(instruction: Instruction, element_type: str, atoms: Order, node: int) -> tuple[object, ...]:
@@ -95,7 +97,7 @@ class _Combiner:
         return [tuple(sorted(self.node_of[each] for each in found)) for found in self.members.values()]
 
     def _from(self, first: int, alike: list[int], done_before: Mapping[int, int], left: set[int]) -> list[int]:
-        """The first of some places that are left, and those behind it up to one that needs any of them or is too much."""
+        """The first of some places that are left, and those behind it up to one that needs any or is too large."""
         found, bits = [first], 1 << first
         room = self._limit(first) - self._size(first)
         for place in alike[alike.index(first) + 1 :]:

@@ -7,7 +7,8 @@ are the last of a value's readers. A value's other readers are queued in the ord
 post-order, unless a later pass made them anew: `breadth-first, as written` has them in the order of the text. Which of
 two readers comes first may decide a peak. `program` keeps the order of the text. `post-order, reductions early` is
 close to XLA:GPU's: everything right before the first that needs it, but for reductions, which are part of a kernel that
-reads the same arrays, so that those need not wait for whoever reads the sum. `least-memory` is XLA:TPU's (`cost.peak.least_memory`).
+reads the same arrays, so that those need not wait for whoever reads the sum. `least-memory` is XLA:TPU's
+(`cost.peak.least_memory`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "prog
 
 #: The orders that a program may run in by a compiler's schedule, where that leaves more than one.
 _EITHER = {"breadth-first": ("breadth-first, as written", "breadth-first")}
+
+#: What is there before anything runs.
+_GIVEN = frozenset({"constant", "parameter"})
 
 #: Nodes that run as one.
 Step = tuple[int, ...]
@@ -43,10 +47,10 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
     if name == "program":
         return _in_order(kernels, kept, together)
     if name == "post-order, reductions early":
-        given = (node for node in kept if program.opcodes[node] in ("parameter", "constant"))
-        visited = dict.fromkeys((*given, *program.post_order()))
+        given = [node for node in kept if program.opcodes[node] in _GIVEN]
+        post_order = [node for node in program.post_order() if kernels.is_kept[node]]
         reductions = [node for node in kept if program.opcodes[node] == "reduce"]
-        return _in_order(kernels, [node for node in visited if kernels.is_kept[node]], together, reductions)
+        return _in_order(kernels, [*given, *post_order], together, reductions)
     if name == "least-memory":
         return [(node,) for node in least_memory(program, kernels)]
     visited = kept if name == "breadth-first, as written" else program.post_order()
@@ -54,7 +58,7 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
 
 
 def _in_order(
-    kernels: Kernels, kept: Sequence[int], together: Sequence[Step], eager: Sequence[int] = ()
+    kernels: Kernels, visited: Sequence[int], together: Sequence[Step], eager: Sequence[int] = ()
 ) -> list[Step]:
     """Nodes as they are visited, in which what runs as one runs where the first reader of any of it does.
 
@@ -75,18 +79,20 @@ def _in_order(
             if not waiting[user]:
                 run((user,))
 
-    for node in kept:
-        todo = [(node,)] if node not in step_of else []
-        while todo:
-            step = todo[-1]
-            needed = (step_of.get(source, (source,)) for member in step for source in kernels.reads[member])
-            missing = [each for each in dict.fromkeys(needed) if each not in order]
-            if missing and step not in order:
-                todo += reversed(missing)
-                continue
-            todo.pop()
-            if step not in order:
-                run(step)
+    def missing(step: Step) -> list[Step]:
+        needed = (step_of.get(source, (source,)) for node in step for source in kernels.reads[node])
+        return [each for each in dict.fromkeys(needed) if each not in order]
+
+    todo: list[Step] = [(node,) for node in reversed(visited) if node not in step_of]
+    while todo:
+        step = todo[-1]
+        first = [] if step in order else missing(step)
+        if first:
+            todo += reversed(first)
+            continue
+        todo.pop()
+        if step not in order:
+            run(step)
     return list(order)
 
 

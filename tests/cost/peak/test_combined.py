@@ -98,9 +98,7 @@ def test_reduce_scatters_run_as_one_apart_from_all_reduces() -> None:
 @pytest.mark.parametrize(
     ("most_bytes", "expected"), [(3 * 256, [{"a", "c", "d"}]), (2 * 256, [{"a", "c"}]), (256, []), (255, [])]
 )
-def test_no_more_run_as_one_than_a_limit_of_their_results_allows(
-    most_bytes: float, expected: list[set[str]]
-) -> None:
+def test_no_more_run_as_one_than_a_limit_of_their_results_allows(most_bytes: float, expected: list[set[str]]) -> None:
     assert combined("a, b, c, d, largest", dict.fromkeys("acd", "x"), most_bytes=most_bytes) == expected
 
 
