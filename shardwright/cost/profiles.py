@@ -40,6 +40,7 @@ class Compiler:
         nobody else reads).
     repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
     repeats_expensive: whether elementwise functions that take long, such as tanh, count as cheap for that.
+    repeats_quotients: whether quotients and exponentials count as cheap for that.
     products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
         an elementwise instruction that alone reads their result as well.
     products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
@@ -52,6 +53,9 @@ class Compiler:
     reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
     copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
         in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
+    folds_transposes: whether products read a transposed matrix as it was before.
+    turns_convolved: whether convolutions read the program's arguments from copies with channels ahead of space, which
+        serve both passes.
     inverts_divisors: whether a quotient by a spread divisor becomes a product with the inverse, spread.
     copies_relayouts: whether a reshape that changes the innermost dimension is a kernel of its own, which copies.
     copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
@@ -62,6 +66,8 @@ class Compiler:
         and writes passes through memory (`planner.costs.traffic`); else they pay `fused_traffic` each.
     copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
         says that all others have read it.
+    copies_turned: whether what is written over an argument lies elsewhere first where its kernel reads what it is made
+        of in another order.
     fills_donated: whether an argument that a result is written over is memory for others, from its last reader to then.
     turns_arguments: whether arguments that are elementwise with a transposed product are copied into its layout.
     computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
@@ -84,6 +90,7 @@ class Compiler:
     reduce_takes_in: str
     repeats_cheap: bool
     repeats_expensive: bool
+    repeats_quotients: bool
     products_take_in: bool
     products_read_bf16: bool
     merges_all_reduces: bool
@@ -92,12 +99,15 @@ class Compiler:
     splits_all_to_alls: bool
     reduces_in_place: bool
     copies_dot_operands: bool
+    folds_transposes: bool
+    turns_convolved: bool
     inverts_divisors: bool
     copies_relayouts: bool
     copies_gathered: bool
     turns_moved: bool
     merges_loops: bool
     copies_donated: bool
+    copies_turned: bool
     fills_donated: bool
     turns_arguments: bool
     computes_bf16_in_f32: bool

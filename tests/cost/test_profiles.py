@@ -80,7 +80,8 @@ def test_the_margin_of_memory_is_a_larger_part_of_few_temporaries() -> None:
     assert compiler.margin_bytes(many) <= 0.062 * many
     assert compiler.margin_bytes(few) < compiler.margin_bytes(SMALL_BYTES) < compiler.margin_bytes(many)
     gpu = hardware_profile("a100").compiler
-    assert gpu.margin_bytes(few) == pytest.approx(gpu.temporaries_margin * few, abs=1)
+    assert gpu.margin_bytes(few) >= 0.12 * few  # a GPT-2 of this size is predicted at 0.895
+    assert gpu.margin_bytes(many) <= 0.075 * many
 
 
 @pytest.mark.parametrize("overlap", ["1.5", "-0.1", "nan"])

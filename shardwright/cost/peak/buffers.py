@@ -7,18 +7,18 @@ each element only for the same element of its result; a loop's carried values ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
-from shardwright.cost.peak.combined import combined_all_reduces
+from shardwright.cost.peak.combined import combined_reductions, limits_of
 from shardwright.cost.peak.donated import copied_arguments, written_over
 from shardwright.cost.peak.fusion import Kernels, fuse
 from shardwright.cost.peak.inline import first_leaf
 from shardwright.cost.peak.program import Program
 from shardwright.cost.peak.rounding import round_for_products
 from shardwright.cost.peak.schedule import Step, schedule
-from shardwright.cost.profiles import Compiler
+from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import TupleShape
 
@@ -61,17 +61,22 @@ class Buffers:
 
 
 def buffers_of(
-    program: Program, compiler: Compiler, *, donated: Mapping[int, int] | None = None, in_order: str | None = None
+    program: Program,
+    profile: HardwareProfile,
+    *,
+    donated: Mapping[int, int] | None = None,
+    in_order: str | None = None,
 ) -> Buffers:
-    """Fuse, schedule and allocate a program as `compiler` does.
+    """Fuse, schedule and allocate a program as a profile's compiler does.
 
     donated: per parameter node, the node whose value is written over it. in_order: one of those that are possible by
     the compiler's schedule, instead of that.
     """
+    compiler = profile.compiler
     if compiler.products_read_bf16:
         round_for_products(program)
     kernels = fuse(program, compiler)
-    together = combined_all_reduces(program) if compiler.merges_all_reduces else ()
+    together = combined_reductions(program, limits_of(profile))
     order = schedule(program, kernels, in_order or compiler.schedule, together)
     in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
     buffers = allocate(program, kernels, order, in_place)
@@ -79,6 +84,8 @@ def buffers_of(
         _copy_early(program, buffers)
     if donated and compiler.fills_donated:
         _free_donated(program, kernels, buffers, donated)
+    if donated and compiler.copies_turned:
+        _keep_apart(program, kernels, buffers, donated.values())
     if donated and compiler.copies_donated:
         _copy_arguments(program, kernels, buffers, donated)
     return buffers
@@ -104,6 +111,39 @@ def _free_donated(program: Program, kernels: Kernels, buffers: Buffers, donated:
         last = max((position[reader] for reader in readers), default=-1)
         if last + 1 < position[writer]:
             buffers.free.append((sum(program.sizes_bytes[parameter]), last + 1, position[writer] - 1))
+
+
+def _keep_apart(program: Program, kernels: Kernels, buffers: Buffers, results: Iterable[int]) -> None:
+    """Give results that are written over arguments room of their own where their kernel turns what it reads: it writes
+    over nothing, and they are copied behind it. Those that are made of the same turned value are made at once."""
+    position = {node: i for i, step in enumerate(buffers.order) for node in step}
+    made_of: dict[int, list[int]] = {}
+    places = {node for node in results if node in position}
+    for node in sorted(places, key=position.__getitem__):
+        for turned in _turned_in_kernel(program, kernels, node, places):
+            made_of.setdefault(turned, []).append(node)
+    for nodes in made_of.values():
+        buffers.owners.append((nodes[0], 0))
+        buffers.size_bytes.append(sum(sum(program.sizes_bytes[node]) for node in nodes))
+        buffers.starts.append(position[nodes[0]])
+        buffers.ends.append(position[nodes[0]])
+
+
+def _turned_in_kernel(program: Program, kernels: Kernels, node: int, results: Collection[int]) -> Iterator[int]:
+    """The transposed values that a kernel of several results computes on the way to one of them.
+
+    Matrices aside, which a product makes in either order.
+    """
+    todo, seen = [node], {node}
+    while todo:
+        for operand in program.operands[todo.pop()]:
+            if operand in seen or (kernels.is_kept[operand] and operand not in results):
+                continue
+            seen.add(operand)
+            if program.opcodes[operand] == "transpose" and program.rank(operand) > 2:
+                yield operand
+            else:
+                todo.append(operand)
 
 
 def _copy_arguments(program: Program, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:

@@ -1,21 +1,36 @@
-"""Which all-reduces run as one, as XLA's AllReduceCombiner makes them.
+"""Which reductions run as one, as XLA's AllReduceCombiner and ReduceScatterCombiner make them.
 
-After CombineInstructionsByKey (xla/service/collective_combiner_utils.h), without a limit on their size. All-reduces
-are alike where they reduce one element type in one way over the same groups of devices. In post-order, the first that
-is left is combined with those like it that follow, up to the first that needs one of them: what comes behind that is
-left for later, though it may not. So which run as one hangs on the order, and a combined all-reduce waits for whatever
-any of them does: a gradient may wait for a loop that has nothing to do with it.
+After CombineInstructionsByKey (xla/service/collective_combiner_utils.h). All-reduces are alike where they reduce one
+element type in one way over the same groups of devices; so are reduce-scatters. In post-order, the first that is left
+is combined with those like it that follow, up to the first that needs one of them, or with which their results would
+be more than a limit: what comes behind that is left for later, though it may not. So which run as one hangs on the
+order, and a combined reduction waits for whatever any of them does: a gradient may wait for a loop that has nothing to
+do with it, and all that waits with it is stored.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 
 from shardwright.cost.moves.tilings import Order
 from shardwright.cost.peak.program import Program
+from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 
 _MARK = "reduces"
+
+_REDUCING = frozenset({"all-reduce", "reduce-scatter"})
+
+#: Kinds of collectives that may be combined, and the most bytes of the results of those that run as one.
+Limits = Mapping[str, float]
+
+
+def limits_of(profile: HardwareProfile) -> Limits:
+    """What a profile's compiler combines of all that reduces."""
+    if profile.compiler.merges_all_reduces:
+        return {"all-reduce": math.inf}
+    return {kind: most_bytes for kind, most_bytes in profile.combiner_limits if kind in _REDUCING}
 
 
 def reducing(instruction: Instruction, element_type: str, atoms: Order, node: int) -> tuple[object, ...]:
@@ -28,25 +43,32 @@ def reducing(instruction: Instruction, element_type: str, atoms: Order, node: in
     return (_MARK, (opcode, element_type, frozenset(atoms)), node)
 
 
-def combined_all_reduces(program: Program) -> list[tuple[int, ...]]:
-    """Groups of all-reduces that run as one, of more than one node each."""
+def combined_reductions(program: Program, limits: Limits) -> list[tuple[int, ...]]:
+    """Groups of reductions that run as one, of more than one node each."""
     keys = {
-        node: mark[1]
+        node: (program.opcodes[node], *mark[1])
         for node, mark in program.marks.items()
-        if program.opcodes[node] == "all-reduce" and isinstance(mark, tuple) and mark[0] == _MARK
+        if isinstance(mark, tuple) and mark[0] == _MARK and _is_small(program, node, limits)
     }
-    return _Combiner(program, keys).run() if len(keys) > 1 else []
+    return _Combiner(program, keys, limits).run() if len(keys) > 1 else []
+
+
+def _is_small(program: Program, node: int, limits: Limits) -> bool:
+    """Whether a reduction may be combined: what is larger than the limit is left out."""
+    return sum(program.sizes_bytes[node]) <= limits.get(program.opcodes[node], 0)
 
 
 class _Combiner:
     """Combines nodes of a program.
 
-    keys: what is equal for nodes that may be combined.
+    keys: what is equal for nodes that may be combined, a node's opcode first.
     The program is seen as a graph of those nodes alone, and of junctions, which need several of them.
     """
 
-    def __init__(self, program: Program, keys: Mapping[int, Hashable]) -> None:
+    def __init__(self, program: Program, keys: Mapping[int, tuple[str, *tuple[Hashable, ...]]], limits: Limits) -> None:
         self.keys = keys
+        self.limits = limits
+        self.size_bytes = {node: sum(program.sizes_bytes[node]) for node in keys}
         self.needs: list[tuple[int, ...]] = []
         self.leader: dict[int, int] = {}
         self.members: dict[int, list[int]] = {}
@@ -75,15 +97,23 @@ class _Combiner:
         return [tuple(sorted(self.node_of[each] for each in found)) for found in self.members.values()]
 
     def _from(self, first: int, alike: list[int], done_before: Mapping[int, int], left: set[int]) -> list[int]:
-        """The first of some places that are left, and those behind it up to one that needs any of them."""
+        """The first of some places that are left, and those behind it up to one that needs any or is too large."""
         found, bits = [first], 1 << first
+        room = self._limit(first) - self._size(first)
         for place in alike[alike.index(first) + 1 :]:
             if place in left:
-                if done_before[place] & bits:
+                room -= self._size(place)
+                if done_before[place] & bits or room < 0:
                     break
                 found.append(place)
                 bits |= 1 << place
         return found
+
+    def _limit(self, place: int) -> float:
+        return self.limits[self.keys[self.node_of[place]][0]]
+
+    def _size(self, place: int) -> int:
+        return self.size_bytes[self.node_of[place]]
 
     def _contracted(self, program: Program) -> int:
         """Fill the graph; returns the place of what the program's root needs."""

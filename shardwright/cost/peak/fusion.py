@@ -22,6 +22,9 @@ from shardwright.cost.profiles import Compiler
 #: Instructions that read an element of an operand more than once.
 _REPEATING = frozenset({"broadcast", "gather", "pad", "reduce"})
 
+#: What a logistic function and a softmax are made of.
+_QUOTIENTS = frozenset({"divide", "exponential", "logistic"})
+
 #: A concatenation along the last dimension is a kernel of its own from this size.
 _SMALL_CONCATENATION_BYTES = 2048
 
@@ -235,6 +238,8 @@ class _Fusion:
     def _is_expensive(self, node: int) -> bool:
         opcode = self.program.opcodes[node]
         if self.compiler.repeats_expensive and opcode in ELEMENTWISE:
+            return False
+        if self.compiler.repeats_quotients and opcode in _QUOTIENTS:
             return False
         if opcode in ("divide", "remainder"):
             return not self._is_constant(self.program.operands[node][1])

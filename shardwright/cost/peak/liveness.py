@@ -92,7 +92,7 @@ def liveness(module: Module, profile: HardwareProfile | None = None) -> Liveness
 
 class _Maker:
     def __init__(self, profile: HardwareProfile) -> None:
-        self._compiler = profile.compiler
+        self._profile = profile
         self._programs = Programs(Lowering(Mesh(axes=()), {}, profile))
         self._made: dict[tuple[Computation, bool], Liveness] = {}
 
@@ -100,7 +100,7 @@ class _Maker:
         key = (computation, is_loop)
         if key not in self._made:
             program = self._programs.of(computation, is_loop=is_loop)
-            self._made[key] = self._liveness(program, buffers_of(program, self._compiler))
+            self._made[key] = self._liveness(program, buffers_of(program, self._profile))
         return self._made[key]
 
     def _liveness(self, program: Program, buffers: Buffers) -> Liveness:

@@ -151,6 +151,8 @@ class _Lowered:
         if self.widens and self._is_widened(instruction):
             pairs = zip(operands, used, strict=True)
             used = [self._wide(self.flat.instructions[operand], each) for operand, each in pairs]
+        if instruction.opcode == "dot" and self.compiler.folds_transposes:
+            used = [self._before_transpose(each) for each in used]
         if instruction.opcode == "dot" and self.compiler.copies_dot_operands and not self._is_multiplied(instruction):
             orders = operand_orders(instruction, self._lengths(instruction))
             for i, (opcode, order) in enumerate(orders):
@@ -166,7 +168,33 @@ class _Lowered:
                     source = self.flat.instructions[operands[i]]
                     turned = partial(self._like, "transpose", source, used[i], mark=wanted_order)
                     used[i] = self._once((used[i], wanted_order), turned)
+        if instruction.opcode == "convolution" and self.compiler.turns_convolved:
+            used = [self._channels_first(instruction, i, each) for i, each in enumerate(used)]
         return tuple(used)
+
+    def _before_transpose(self, node: int) -> int:
+        """The matrix that a node is the transposed of, or the node."""
+        program = self.program
+        is_turned = program.opcodes[node] == "transpose" and program.instructions[node].shape.leaves[0].rank == 2
+        return program.operands[node][0] if is_turned else node
+
+    def _channels_first(self, instruction: Instruction, number: int, node: int) -> int:
+        """The node that holds what a convolution reads of a program's argument, whose order is given: a copy with
+        channels ahead of space, of which it reads a kernel backwards, too."""
+        program, dims = self.program, instruction.get("dim_labels")
+        order = (dims.input_batch, dims.input_feature, *dims.input_spatial)
+        if number:
+            order = (dims.kernel_output_feature, dims.kernel_input_feature, *dims.kernel_spatial)
+        while program.opcodes[node] == "reverse":
+            (node,) = program.operands[node]
+            order = (order[1], order[0], *order[2:])
+        source = node
+        while program.opcodes[source] in ("all-gather", _SLICE):
+            source = program.operands[source][0]
+        if program.opcodes[source] != "parameter" or _is_natural(order):
+            return node
+        turned = partial(self._like, "transpose", program.instructions[node], node, mark=order)
+        return self._once((node, "channels first"), turned)
 
     def _ordered(self, source: Instruction, node: int, opcode: str, order: DimensionGroups) -> int:
         """The node that holds a dot's operand with its dimensions in order: of what is a transposed array already, that
@@ -306,7 +334,7 @@ class _Lowered:
         is_wide = self.widens and self._is_widened(instruction) and _is_bf16(instruction)
         if is_wide:
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
-        if self.compiler.copies_dot_operands:
+        if self.compiler.copies_dot_operands or (self.compiler.folds_transposes and opcode == "dot"):
             node = self._in_order(instruction, self._without_groups(instruction, node), local)
         if is_wide:
             node = self._like("convert", instruction, node, 0.5)
@@ -417,7 +445,7 @@ class _Lowered:
                 node = self._like("concatenate", instruction, node, mark=("of pieces", node))
             if kind == "all-gather" and number == 0 and (dim := _changed(source, target)[-1]):
                 self.program.marks[node] = along(dim, node)  # of several, the last one is gathered first
-            if kind == "all-reduce":
+            if kind in ("all-reduce", "reduce-scatter"):
                 element_type = "f32" if wide else shape.element_type
                 self.program.marks[node] = reducing(instruction, element_type, move.atoms, node)
             if move.joined_bytes:

@@ -198,7 +198,7 @@ class _Estimate:
         if self._profile.compiler.copies_relayouts:
             fill_tiles(program, self._lowering.lengths)
         donated = _donated_nodes(program, self.donated.get(computation, {}))
-        buffers = buffers_of(program, self._profile.compiler, donated=donated, in_order=self._order)
+        buffers = buffers_of(program, self._profile, donated=donated, in_order=self._order)
         found: list[Interval] = []
         workspace = self._profile.compiler.product_workspace_bytes
         begins = [0]  # time of each position; what runs a body takes as long as that

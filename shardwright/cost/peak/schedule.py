@@ -5,7 +5,9 @@ chosen by xla_cpu_enable_concurrency_optimized_scheduler): an instruction is que
 operand has run, views after kernels: XLA makes its bitcasts of reshapes once the kernels are there, so that they
 are the last of a value's readers. A value's other readers are queued in the order in which XLA's partitioner made them,
 post-order, unless a later pass made them anew: `breadth-first, as written` has them in the order of the text. Which of
-two readers comes first may decide a peak. `program` keeps the order of the text. `least-memory` is XLA:TPU's
+two readers comes first may decide a peak. `program` keeps the order of the text. `post-order, reductions early` is
+close to XLA:GPU's: everything right before the first that needs it, but for reductions, which are part of a kernel that
+reads the same arrays, so that those need not wait for whoever reads the sum. `least-memory` is XLA:TPU's
 (`cost.peak.least_memory`).
 """
 
@@ -19,10 +21,13 @@ from shardwright.cost.peak.least_memory import least_memory
 from shardwright.cost.peak.program import Program
 
 #: Orders by name, as hardware profiles name them.
-SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program")
+SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program", "post-order, reductions early")
 
 #: The orders that a program may run in by a compiler's schedule, where that leaves more than one.
 _EITHER = {"breadth-first": ("breadth-first, as written", "breadth-first")}
+
+#: What is there before anything runs.
+_GIVEN = frozenset({"constant", "parameter"})
 
 #: Nodes that run as one.
 Step = tuple[int, ...]
@@ -40,11 +45,55 @@ def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[S
     """
     kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
     if name == "program":
-        return [(node,) for node in kept]
+        return _in_order(kernels, kept, together)
+    if name == "post-order, reductions early":
+        given = [node for node in kept if program.opcodes[node] in _GIVEN]
+        post_order = [node for node in program.post_order() if kernels.is_kept[node]]
+        reductions = [node for node in kept if program.opcodes[node] == "reduce"]
+        return _in_order(kernels, [*given, *post_order], together, reductions)
     if name == "least-memory":
         return [(node,) for node in least_memory(program, kernels)]
     visited = kept if name == "breadth-first, as written" else program.post_order()
     return _breadth_first(kernels, kept, together, visited)
+
+
+def _in_order(
+    kernels: Kernels, visited: Sequence[int], together: Sequence[Step], eager: Sequence[int] = ()
+) -> list[Step]:
+    """Nodes as they are visited, in which what runs as one runs where the first reader of any of it does.
+
+    eager: nodes that run as soon as they can.
+    """
+    step_of: dict[int, Step] = {node: members for members in together for node in members}
+    users: dict[int, list[int]] = {}
+    waiting = {node: len(kernels.reads[node]) for node in eager}
+    for node in eager:
+        for source in kernels.reads[node]:
+            users.setdefault(source, []).append(node)
+    order: dict[Step, None] = {}
+
+    def run(step: Step) -> None:
+        order[step] = None
+        for user in (user for node in step for user in users.get(node, ())):
+            waiting[user] -= 1
+            if not waiting[user]:
+                run((user,))
+
+    def missing(step: Step) -> list[Step]:
+        needed = (step_of.get(source, (source,)) for node in step for source in kernels.reads[node])
+        return [each for each in dict.fromkeys(needed) if each not in order]
+
+    todo: list[Step] = [(node,) for node in reversed(visited) if node not in step_of]
+    while todo:
+        step = todo[-1]
+        first = [] if step in order else missing(step)
+        if first:
+            todo += reversed(first)
+            continue
+        todo.pop()
+        if step not in order:
+            run(step)
+    return list(order)
 
 
 def _breadth_first(

@@ -1,6 +1,8 @@
-"""Which all-reduces run as one: by hand, and beside XLA:CPU's."""
+"""Which reductions run as one: by hand, and beside XLA:CPU's."""
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from shardwright.cost import hardware_profile
 from shardwright.cost.moves.tilings import along
-from shardwright.cost.peak.combined import combined_all_reduces, reducing
+from shardwright.cost.peak.combined import combined_reductions, limits_of, reducing
 from shardwright.shardings import Mesh
 from tests.cost.one_device import program_of
 
@@ -40,15 +43,19 @@ ENTRY main {{
 """
 
 
-def combined(results: str, over: dict[str, str]) -> list[set[str]]:
-    """Names of what runs as one. results: in order. over: by name, the mesh axis that nodes are reduced over."""
+def combined(
+    results: str, over: dict[str, str], *, scattered: str = "", most_bytes: float = math.inf
+) -> list[set[str]]:
+    """Names of what runs as one. results: in order. over: by name, the mesh axis that nodes are reduced over; those of
+    `scattered` are reduce-scatters. most_bytes: of results that run as one."""
     program = program_of(REDUCED.format(results=results))
     for node, instruction in enumerate(program.instructions):
         if instruction.name in over:
-            program.opcodes[node] = "all-reduce"
+            program.opcodes[node] = "reduce-scatter" if instruction.name in scattered else "all-reduce"
             atoms = along((over[instruction.name],), MESH)
             program.marks[node] = reducing(instruction, "f32", atoms, node)
-    return [{program.instructions[node].name for node in group} for group in combined_all_reduces(program)]
+    limits = {"all-reduce": most_bytes, "reduce-scatter": most_bytes}
+    return [{program.instructions[node].name for node in group} for group in combined_reductions(program, limits)]
 
 
 def combined_by_xla(results: str) -> list[set[str]]:
@@ -80,6 +87,25 @@ def test_what_is_behind_one_that_must_wait_is_left_for_later(results: str) -> No
 def test_only_like_reductions_over_the_same_devices_run_as_one() -> None:
     assert combined("a, b, c, d, largest", {"a": "x", "b": "y", "c": "x"}) == [{"a", "c"}]
     assert combined("a, b, c, d, largest", {"c": "x", "largest": "x"}) == []
+
+
+def test_reduce_scatters_run_as_one_apart_from_all_reduces() -> None:
+    over = dict.fromkeys("acd", "x")
+    assert combined("a, b, c, d, largest", over, scattered="acd") == [{"a", "c", "d"}]
+    assert combined("a, b, c, d, largest", over, scattered="ad") == [{"a", "d"}]
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "expected"), [(3 * 256, [{"a", "c", "d"}]), (2 * 256, [{"a", "c"}]), (256, []), (255, [])]
+)
+def test_no_more_run_as_one_than_a_limit_of_their_results_allows(most_bytes: float, expected: list[set[str]]) -> None:
+    assert combined("a, b, c, d, largest", dict.fromkeys("acd", "x"), most_bytes=most_bytes) == expected
+
+
+def test_each_compiler_has_its_limits() -> None:
+    assert limits_of(hardware_profile("cpu")) == {"all-reduce": math.inf}
+    assert limits_of(hardware_profile("a100")) == {"all-reduce": 30 << 20, "reduce-scatter": 30 << 20}
+    assert limits_of(hardware_profile("tpu-v5e")) == {}
 
 
 def test_what_was_combined_needs_what_each_of_it_does() -> None:

@@ -44,7 +44,7 @@ def test_arguments_are_copied_where_xla_copies_them(step: Callable[..., Any]) ->
     program = program_of(lowered.as_text("hlo"))
     weight, _ = program.parameters
     updated, _ = program.operands[program.root]
-    buffers = buffers_of(program, hardware_profile("cpu").compiler, donated={weight: updated})
+    buffers = buffers_of(program, hardware_profile("cpu"), donated={weight: updated})
     copies = [owner for owner in buffers.owners if owner == (weight, 0)]
     text = lowered.compile().as_text()
     assert len(copies) - 1 == text[text.index("ENTRY") :].count(" copy(")  # one is the parameter
@@ -55,10 +55,10 @@ def test_an_argument_is_free_from_its_copy_to_its_update() -> None:
     program = program_of(lowered.as_text("hlo"))
     weight, _ = program.parameters
     updated, product = program.operands[program.root]
-    compiler = hardware_profile("cpu").compiler
-    buffers = buffers_of(program, compiler, donated={weight: updated})
+    profile = hardware_profile("cpu")
+    buffers = buffers_of(program, profile, donated={weight: updated})
     position = {node: i for i, step in enumerate(buffers.order) for node in step}
     assert buffers.free == [(4 * SIZE * SIZE, 1, position[updated] - 1)]
     copy = max(number for number, owner in enumerate(buffers.owners) if owner == (weight, 0))
     assert (buffers.starts[copy], buffers.ends[copy]) == (0, max(position[updated], position[product]))
-    assert not buffers_of(program, compiler).free
+    assert not buffers_of(program, profile).free

@@ -157,6 +157,75 @@ ENTRY main {
     assert order((names["early"], names["late"])) == [["x"], ["first"], ["early", "late"], ["out"]]
 
 
+def test_in_the_order_of_the_text_what_runs_together_waits_as_well() -> None:
+    """What reads one of them runs behind both; the rest keeps its order."""
+    text = """HloModule pair
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  early = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  reader = f32[64,64]{1,0} dot(early, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  first = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  late = f32[64,64]{1,0} dot(first, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(reader, late)
+}
+"""
+    program = program_of(text)
+    kernels = fuse(program, hardware_profile("a100").compiler)
+    names = {instruction.name: node for node, instruction in enumerate(program.instructions)}
+    steps = schedule(program, kernels, "program", [(names["early"], names["late"])])
+    ran = [[program.instructions[node].name for node in step] for step in steps]
+    assert ran == [["x"], ["first"], ["early", "late"], ["reader"], ["out"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("program", ["made", "next", "last", "sums"]),
+        ("post-order, reductions early", ["made", "sums", "next", "last"]),
+    ],
+)
+def test_reductions_run_with_the_first_that_reads_the_same(name: str, expected: list[str]) -> None:
+    text = """HloModule sums
+add {
+  l = f32[] parameter(0)
+  r = f32[] parameter(1)
+  ROOT s = f32[] add(l, r)
+}
+ENTRY main {
+  x = f32[64,64]{1,0} parameter(0)
+  zero = f32[] constant(0)
+  made = f32[64,64]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  next = f32[64,64]{1,0} dot(made, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  last = f32[64,64]{1,0} dot(next, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  sums = f32[64]{0} reduce(made, zero), dimensions={0}, to_apply=add
+  ROOT out = (f32[64,64]{1,0}, f32[64]{0}) tuple(last, sums)
+}
+"""
+    program = program_of(text)
+    kernels = fuse(program, hardware_profile("a100").compiler)
+    order = [program.instructions[node].name for (node,) in schedule(program, kernels, name)]
+    assert [each for each in order if each not in {"x", "zero", "out"}] == expected
+
+
+@pytest.mark.parametrize(("opcode", "is_stored"), [("logistic", False), ("exponential", False), ("tanh", True)])
+def test_gpus_compute_a_quotient_again_and_store_a_tanh(opcode: str, is_stored: bool) -> None:
+    text = f"""HloModule gated
+ENTRY main {{
+  x = f32[64,64]{{1,0}} parameter(0)
+  made = f32[64,64]{{1,0}} dot(x, x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  gate = f32[64,64]{{1,0}} {opcode}(made)
+  out = f32[64,64]{{1,0}} multiply(made, gate)
+  back = f32[64,64]{{1,0}} dot(out, x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  slope = f32[64,64]{{1,0}} multiply(back, gate)
+  ROOT last = f32[64,64]{{1,0}} dot(slope, x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+"""
+    program = program_of(text, "a100")
+    kernels = fuse(program, hardware_profile("a100").compiler)
+    (gate,) = (node for node, each in enumerate(program.instructions) if each.name == "gate")
+    assert kernels.is_kept[gate] == is_stored
+
+
 CENTRED = """HloModule centred, entry_computation_layout={(f32[64,64]{1,0}, f32[64,64]{1,0})->f32[64,64]{1,0}}
 
 sum {

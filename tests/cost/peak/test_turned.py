@@ -46,7 +46,7 @@ def test_weights_and_moments_are_copied(turned: str, profile: str, copied: set[s
 
 def test_copies_are_stored() -> None:
     program = step("transpose")
-    buffers = buffers_of(program, hardware_profile("tpu-v5e").compiler)
+    buffers = buffers_of(program, hardware_profile("tpu-v5e"))
     stored = {node: size for (node, _), size in zip(buffers.owners, buffers.size_bytes, strict=True) if size}
     assert [stored.get(node) for node, mark in program.marks.items() if mark == TURNED] == [4 * 64 * 64] * 2
 
@@ -65,7 +65,7 @@ ENTRY main {
 """
     program = program_of(text, profile)
     node = {instruction.name: i for i, instruction in enumerate(program.instructions)}
-    buffers = buffers_of(program, hardware_profile(profile).compiler, donated={node["w"]: node["last"]})
+    buffers = buffers_of(program, hardware_profile(profile), donated={node["w"]: node["last"]})
     order = [node for (node,) in buffers.order]
     expected = [(4 * 64 * 64, order.index(node["y"]) + 1, order.index(node["last"]) - 1)]
     assert buffers.free == (expected if is_free else [])
