@@ -48,7 +48,7 @@ def combined_reductions(program: Program, limits: Limits) -> list[tuple[int, ...
     keys = {
         node: (program.opcodes[node], *mark[1])
         for node, mark in program.marks.items()
-        if isinstance(mark, tuple) and mark[0] == _MARK and _is_small(program, node, limits)
+        if _is_small(program, node, limits) and isinstance(mark, tuple) and mark[:1] == (_MARK,)
     }
     return _Combiner(program, keys, limits).run() if len(keys) > 1 else []
 
