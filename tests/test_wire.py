@@ -159,6 +159,7 @@ def test_a_bomb_is_stopped_at_the_limit() -> None:
         (gzip.compress(b"HloModule")[:-4], "ends early"),
         (gzip.compress(b"\xff\xfe"), "not UTF-8"),
     ],
+    ids=["no-gzip", "cut", "no-text"],
 )
 def test_broken_text_is_refused(data: bytes, message: str) -> None:
     def unpack() -> str:
