@@ -27,7 +27,7 @@ _ALL = 1.0
 #: the work that it may take (`ilp.solve`): with many equally good choices the first linear relaxation of 60,000 entries
 #: takes 5 s, and of 13,000 entries each further one 0.1 s, mostly for a bound that nobody waits for.
 MOST_ENTRIES_IF_CLOSE, MOST_ENTRIES = 15_000, 25_000
-MOST_WORK = 40_000
+MOST_WORK = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
