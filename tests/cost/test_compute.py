@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.cost import compute_time_s, flops, hardware_profile, is_free, memory_traffic_bytes
+from shardwright.cost.compute import Traffic
 from shardwright.hlo import Instruction, parse
 
 CORPUS = Path(__file__).resolve().parents[1] / "hlo" / "corpus"
@@ -95,6 +96,26 @@ def test_roofline_takes_the_larger_of_arithmetic_and_memory() -> None:
         memory_traffic_bytes(thin, *whole(thin)) / profile.memory_bandwidth_bytes_per_s
     )
     assert compute_time_s(tiny, *whole(tiny), profile) == profile.launch_s
+
+
+def test_a_product_over_uneven_shards_sets_their_padding_to_zero() -> None:
+    """XLA:GPU: a kernel that selects reads and writes an operand before cuBLAS runs."""
+    profile, traffic = hardware_profile("a100"), Traffic((1.0, 1.0), 1.0)
+    stored = one(jnp.matmul, "dot", (4096, 50257), (50257, 768))
+    made = one(lambda a, b: jnp.sin(a) @ jnp.cos(b), "dot", (4096, 50257), (50257, 768))
+
+    def masked_s(dot: Instruction, size: int) -> float:
+        even = [(4096, size), (size, 768)]
+        alone = one(jnp.matmul, "dot", *even)
+        result = [(4096, 768)]
+        return compute_time_s(dot, even, result, profile, traffic=traffic) - compute_time_s(
+            alone, even, result, profile, traffic=traffic
+        )
+
+    size_s = 4 * 25129 * (4096 + 768) / profile.memory_bandwidth_bytes_per_s
+    assert masked_s(stored, 25129) == pytest.approx(2 * size_s)
+    assert masked_s(made, 25129) == pytest.approx(size_s), "what makes it writes both"
+    assert masked_s(stored, 50257) == 0
 
 
 def test_fused_elementwise_instructions_pay_part_of_their_bytes() -> None:

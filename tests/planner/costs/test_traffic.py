@@ -57,6 +57,13 @@ def test_an_optimizer_reads_and_writes_everything_once() -> None:
     assert taken - around == pytest.approx(7, rel=1e-3)
 
 
+def test_a_product_takes_a_matrix_transposed() -> None:
+    """XLA:GPU: TransposeFolding; what a loop reads, too, is transposed in its kernel."""
+    by_product = arrays(lambda w, x: x @ w.T, SQUARE, (64, COLUMNS))
+    assert by_product == 0
+    assert arrays(lambda w, x: (x @ w.T, w.T * 2), SQUARE, (64, COLUMNS)) > 1
+
+
 def test_a_softmax_is_one_kernel() -> None:
     """XLA:GPU: one Triton fusion of the rows of attention."""
     assert arrays(lambda x: jax.nn.softmax(x * 2.0), SQUARE) == pytest.approx(2, rel=0.01)
