@@ -55,7 +55,7 @@ def combined_reductions(program: Program, limits: Limits) -> list[tuple[int, ...
 
 def _is_small(program: Program, node: int, limits: Limits) -> bool:
     """Whether a reduction may be combined: what is larger than the limit is left out."""
-    return sum(program.sizes_bytes[node]) <= limits.get(program.opcodes[node], 0)
+    return sum(program.sizes_bytes[node]) <= limits.get(program.opcodes[node], -1)
 
 
 class _Combiner:
