@@ -142,11 +142,16 @@ class _Undoing:
         """A value between segments that was reshaped for them alone is as it was."""
         boundary = []
         for name, lies in segment.boundary:
-            old, made = values.get(self._reader(name, values)), self._split[name]
-            assert old is not None, "a value of the program"
-            whole, parts = (value.shape.leaves[0].dimensions for value in (old, made))
-            boundary.append((old.name, self._array(whole, parts, lies, True)))
+            old, split = values[self._reader(name, values)], self._split[name]
+            is_reshaped = old.shape != split.shape
+            boundary.append((old.name, self._only_array(old, split, lies) if is_reshaped else lies))
         return replace(segment, boundary=tuple(boundary))
+
+    def _only_array(self, old: Instruction, split: Instruction, sharding: TensorSharding) -> TensorSharding:
+        """The sharding of a reshaped value. A boundary does not say which array of several it means."""
+        if len(old.shape.leaves) != 1 or len(split.shape.leaves) != 1:
+            raise _NotSaidError
+        return self._array(old.shape.leaves[0].dimensions, split.shape.leaves[0].dimensions, sharding, True)
 
 
 def _is_alike(instruction: Instruction) -> bool:
