@@ -12,6 +12,7 @@ part is, or as another one where no instruction looks at the pieces.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import prod
@@ -144,14 +145,16 @@ class _Undoing:
         for name, lies in segment.boundary:
             old, split = values[self._reader(name, values)], self._split[name]
             is_reshaped = old.shape != split.shape
-            boundary.append((old.name, self._only_array(old, split, lies) if is_reshaped else lies))
+            boundary.append((old.name, self._boundary(old, split, lies) if is_reshaped else lies))
         return replace(segment, boundary=tuple(boundary))
 
-    def _only_array(self, old: Instruction, split: Instruction, sharding: TensorSharding) -> TensorSharding:
-        """The sharding of a reshaped value. A boundary does not say which array of several it means."""
-        if len(old.shape.leaves) != 1 or len(split.shape.leaves) != 1:
-            raise _NotSaidError
-        return self._array(old.shape.leaves[0].dimensions, split.shape.leaves[0].dimensions, sharding, True)
+    def _boundary(self, old: Instruction, split: Instruction, sharding: TensorSharding) -> TensorSharding:
+        """The sharding of a reshaped value: of the first array of its rank, where the value has several."""
+        for before, after in zip(old.shape.leaves, split.shape.leaves, strict=True):
+            if after.rank == len(sharding.dims):
+                with suppress(_NotSaidError):
+                    return self._array(before.dimensions, after.dimensions, sharding, True)
+        raise _NotSaidError
 
 
 def _is_alike(instruction: Instruction) -> bool:
