@@ -103,7 +103,10 @@ class Program:
         module = self._written
         self.clock.check()
         if options.rewrites != "none":
-            module = started_neutrally(reduced_apart(own_rows(products_swapped(folded(module)))))
+            module = folded(module)
+            if self.profile is not None and self.profile.compiler.folds_transposes:
+                module = products_swapped(module)
+            module = started_neutrally(reduced_apart(own_rows(module)))
             module = normalizations_taken_apart(in_rounds(module))
         if again is not None:
             made = rematerialized(module, again)
