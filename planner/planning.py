@@ -14,7 +14,7 @@ from shardwright.planner.again.trails import Trails
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.enough import with_enough_devices
 from shardwright.planner.graph.source import Source
-from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
+from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
 from shardwright.planner.search.search import plan as plan_whole
 from shardwright.planner.search.state_floor import StateTooLargeError
 from shardwright.plans import Plan
@@ -64,8 +64,8 @@ def _planned(
     clock: Clock,
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
-        searched = searched_pipeline(source, cluster, options, progress=progress, clock=clock)
-        return pipeline_of(source.text, cluster, options, searched, progress=progress)
+        searched = choose_pipeline(source, cluster, options, progress=progress, clock=clock)
+        return build_pipeline(source.text, cluster, options, searched, progress=progress)
     narrowed = whole_options(cluster, options)
     try:
         whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails, clock=clock.fresh())
@@ -131,10 +131,10 @@ def _where_nothing_else_fits(
     clock: Clock,
 ) -> PipelinePlan:
     try:
-        searched = searched_pipeline(
+        searched = choose_pipeline(
             source, cluster, options, why_not=error.message, progress=progress, clock=clock.fresh()
         )
-        return pipeline_of(source.text, cluster, options, searched, progress=progress)
+        return build_pipeline(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
         raise with_enough_devices(error, source, cluster, options, clock) from why
 
@@ -147,13 +147,11 @@ def _faster(
         return _noted(whole, "no pipeline: the deadline came before one was looked for")
     try:
         known = clock.fresh(interrupts=True)
-        searched = searched_pipeline(
-            source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=known
-        )
+        searched = choose_pipeline(source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=known)
         found = searched.choice
         if found.step_s >= whole.cost.step_s:
             return _noted(whole, found.notes[0] if found.notes else "no pipeline is faster")
-        pipeline = pipeline_of(source.text, cluster, options, searched, progress=progress)
+        pipeline = build_pipeline(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
         return _noted(whole, f"no pipeline: {why.message}")
     task_s = hardware_profile(cluster.hardware).task_s

@@ -42,8 +42,8 @@ from shardwright.planner.segments.layout import lay_out, variables_of
 from shardwright.planner.solver import dual, ilp, pbqp
 from shardwright.planner.solver.ilp import Solution
 from shardwright.planner.solver.pbqp import Problem, Reduction
-from shardwright.planner.solver.solve import CLOSE, EXACT_STATES
-from shardwright.planner.strategies.preference import MOST
+from shardwright.planner.solver.solve import EXACT_STATES, GAP_TOLERANCE
+from shardwright.planner.strategies.tie_break import MAX_SHARE
 from shardwright.shardings import Mesh
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -125,13 +125,13 @@ class _Chain(Chain):
         """As `planner.solver.solve` does it, the integer program left out where it is off."""
         if not core.costs:
             return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-        close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE
+        close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE
         bounded = dual.tighten(core, close)
         known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
         if self.off == "ILP" or known.value - known.lower_bound <= close * abs(known.value):
             return known
-        kept = bounded.kept(bounded.value)
-        rest = self._reduced(core.restricted(kept))
+        kept = bounded.surviving_states(bounded.value)
+        rest = self._reduced(core.restrict(kept))
         solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
         value = rest.constant + solved.value
         bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
@@ -159,7 +159,7 @@ def measure(case: str, off: str) -> Measured:
         off=off,
         cpu_s=cpu_s,
         step_s=search.found(chain, solved, ()).cost.step_s,
-        bound_s=bound_s + graph.least_of_free_s() - MOST * graph.least_s(),
+        bound_s=bound_s + graph.least_of_free_s() - MAX_SHARE * graph.least_s(),
         variables=variables,
         states=states,
     )

@@ -2,8 +2,8 @@
 
 Lowered for one device, JAX writes the decorated function out. Where that is JAX code, the planner splits it as any.
 Where it is one call of a foreign function (`jax.ffi.ffi_call`), the rule that it was given is written onto the call as
-Shardy writes it (the planner reads it in `rules/declared.py`). A kernel that is compiled for the sizes of its arrays
-(Pallas, Triton) stays whole, and so does what is given by callbacks alone: they run where the partitioner is.
+Shardy writes it (the planner reads it in `rules/declared_rules.py`). A kernel that is compiled for the sizes of its
+arrays (Pallas, Triton) stays whole, and so does what is given by callbacks alone: they run where the partitioner is.
 """
 
 from __future__ import annotations

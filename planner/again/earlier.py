@@ -20,8 +20,8 @@ from shardwright.planner.again.messages import numbers_of
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.pbqp import IntArray
-from shardwright.planner.strategies.expansion import Choice, Strategy, choices_of, strategies_of
-from shardwright.planner.strategies.uneven import divides
+from shardwright.planner.strategies.expansion import AxisChoice, Strategy, choices_of, strategies_of
+from shardwright.planner.strategies.padding import divides
 from shardwright.shardings import Mesh, TensorSharding, is_turned
 
 #: How it is said that an axis does nothing, and that arrays are turned (`axis_order`).
@@ -116,7 +116,7 @@ def _way(strategy: Strategy, mesh: Mesh) -> Way:
     return (*map(_said, strategy.choices), *((_TURNED,) if turns else ()))
 
 
-def _said(choice: Choice) -> str:
+def _said(choice: AxisChoice) -> str:
     """Factors have names of their own within a rule."""
     if choice.factor is not None:
         return choice.factor.name

@@ -42,8 +42,8 @@ from shardwright.planner.again.earlier import EarlierPlan
 from shardwright.planner.again.messages import Messages, outline_of
 from shardwright.planner.again.trails import Entry, Price, Question, Trail, Trails, Way
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.costs.kernels import whole_s
-from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.costs.kernels import one_device_s
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.recompute import LEAST_SAVING
 from shardwright.planner.search.found import LEAST_GAIN, Found, Outcome, Tried
 from shardwright.planner.search.hiding import kept_promises
@@ -51,8 +51,8 @@ from shardwright.planner.search.meshes import meshes_to_search, refines
 from shardwright.planner.search.relief import NOTHING, relieved
 from shardwright.planner.search.sparing import MOST_MICRO_BATCHES
 from shardwright.planner.segments.descent import descend
-from shardwright.planner.solver.solve import contradiction
-from shardwright.planner.solver.starts import Start
+from shardwright.planner.solver.solve import contradiction_error
+from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def begin(search: Search, chain: Chain) -> None:
     trails, trail, mesh = search.trails, search.trail, chain.graph.prices.mesh
     if trails is None or not (search.is_free and search.is_as_given):
         return
-    chain.start = Start()
+    chain.start = WarmStart()
     if trail is None or not _is_same_cluster(trail, search):
         return
     known = trails.messages(trail, mesh, outline_of(search.flow))
@@ -234,7 +234,7 @@ def begin(search: Search, chain: Chain) -> None:
     try:
         chain.start = known.start_of(chain)
     except ValueError as error:
-        raise contradiction(error) from None
+        raise contradiction_error(error) from None
     alike = sum(chain.start.states.keys() >= set(keys) for _, keys in chain.cores())
     search.begun[mesh] = f"{alike} of {len(chain.instances)} segments"
     if _is_same(trail, search) and search.is_large:
@@ -260,7 +260,7 @@ def work_s(search: Search) -> float:
     is computed twice."""
     program, kernels = search.program, search.program.kernels
     total_s = sum(
-        whole_s(node, kernels, search.profile, ends_kernel=kernels.ends[node.index])
+        one_device_s(node, kernels, search.profile, ends_kernel=kernels.ends[node.index])
         for node in program.flow.nodes
         if not node.is_value
     )

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from shardwright.hlo import Attribute, Instruction, Module, parse
-from shardwright.planner.graph.inlining import naming
+from shardwright.planner.graph.inlining import with_callee_names
 from shardwright.planner.graph.scopes import scopes_of
 from shardwright.planner.plans.causes import is_backward
 from shardwright.plans import InstructionPlan, Plan
@@ -236,7 +236,7 @@ class Relabelling:
                 instruction.attributes["metadata"] = found
             instruction.name = self._name(instruction.name)
             for name, callees in instruction.called.items():
-                instruction.attributes[name] = naming(instruction.attributes[name], callees)
+                instruction.attributes[name] = with_callee_names(instruction.attributes[name], callees)
         return Module(module.name, rewritten.header, rewritten.computations, rewritten.entry, module.tables)
 
     def _metadata(self, instruction: Instruction, by_text: Mapping[str, Attribute]) -> Attribute | None:

@@ -24,7 +24,7 @@ from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.segments.chain import Chain, Key
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.pbqp import IntArray
-from shardwright.planner.solver.starts import Place, Start, told
+from shardwright.planner.solver.warm_start import VariableImage, WarmStart, translate
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.shardings import TensorSharding
 
@@ -47,11 +47,11 @@ class Messages:
 
     decisions: tuple[Decision, ...]
     numbers: Mapping[Variable, int]
-    start: Start[int]
+    start: WarmStart[int]
     least_s: float
 
     @classmethod
-    def of(cls, chain: Chain, start: Start[Key], least_s: float) -> Messages:
+    def of(cls, chain: Chain, start: WarmStart[Key], least_s: float) -> Messages:
         """Of a chain, the end of whose search `start` is."""
         known = sorted({key for pair in start.moved for key in pair}.union(start.states))
         number_of = {key: number for number, key in enumerate(known)}
@@ -63,17 +63,17 @@ class Messages:
                 if number is not None and node in nodes:
                     numbers[nodes[node], leaf] = number
         places = {
-            key: [Place(number, np.arange(chain.state_count(key)), chain.repeats(key))]
+            key: [VariableImage(number, np.arange(chain.state_count(key)), chain.repeats(key))]
             for key, number in number_of.items()
         }
         return cls(
             decisions=tuple(Decision(repeats=chain.repeats(key), labels=labels.of(chain, key)) for key in known),
             numbers=numbers,
-            start=told(start, places, {key: chain.repeats(key) for key in known}),
+            start=translate(start, places, {key: chain.repeats(key) for key in known}),
             least_s=least_s,
         )
 
-    def start_of(self, chain: Chain) -> Start[Key]:
+    def start_of(self, chain: Chain) -> WarmStart[Key]:
         """A start for the search of another chain, as far as its decisions were known."""
         nodes, labels = numbers_of(chain.graph.flow), _Labels()
         left, counts = chain.states(), Counter[tuple[int, Key]]()
@@ -82,11 +82,11 @@ class Messages:
                 number, key = self.numbers.get((nodes.get(node, -1), leaf)), chain.key(segment, position)
                 if number is not None and key in left:
                     counts[number, key] += 1
-        places: dict[int, list[Place[Key]]] = {}
+        places: dict[int, list[VariableImage[Key]]] = {}
         for (number, key), count in counts.items():
             states = labels.places(self.decisions[number].labels, labels.of(chain, key))
-            places.setdefault(number, []).append(Place(key, states, count))
-        return told(self.start, places, {number: each.repeats for number, each in enumerate(self.decisions)})
+            places.setdefault(number, []).append(VariableImage(key, states, count))
+        return translate(self.start, places, {number: each.repeats for number, each in enumerate(self.decisions)})
 
     def encode(self) -> bytes:
         """As bytes, which `decode` reads."""
@@ -122,7 +122,7 @@ class Messages:
         return cls(
             decisions=decisions,
             numbers={(node, leaf): number for node, leaf, number in said["numbers"]},
-            start=Start(moved={pair: (next(ends), next(ends)) for pair in pairs}, states=dict(said["states"])),
+            start=WarmStart(moved={pair: (next(ends), next(ends)) for pair in pairs}, states=dict(said["states"])),
             least_s=float(said["least_s"]),
         )
 

@@ -6,7 +6,7 @@ kernels would compute it; reductions and what anything else reads (products, wha
 What is part of a kernel that takes a slice of it is computed as far as the slice goes: of a mask made for the longest
 sequence that a model can take, only what this batch reads.
 Here the program is as yet unsplit, so that the answer is the same on every mesh. What a plan moves between two
-instructions of a kernel is written, too: the move costs a launch more (`Prices.launching`).
+instructions of a kernel is written, too: the move costs a launch more (`Prices.with_launch`).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _is_folded(node: Node, readers: Sequence[int], flow: Dataflow) -> bool:
     return bool(read_by) and all(not each.is_value and each.instruction.opcode == "dot" for each in read_by)
 
 
-def whole_s(node: Node, kernels: Kernels, profile: HardwareProfile, *, ends_kernel: bool = False) -> float:
+def one_device_s(node: Node, kernels: Kernels, profile: HardwareProfile, *, ends_kernel: bool = False) -> float:
     """Seconds a step in which one device computes all that is read of a node's value. ends_kernel: see
     `cost.compute_time_s`."""
     instruction = node.instruction

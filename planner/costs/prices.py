@@ -84,7 +84,7 @@ class Prices:
         self._priced: dict[tuple[int, int], FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float, int], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
-        self.turns = profile.compiler.turns_moved
+        self.has_transposes = profile.compiler.turns_moved
         #: Seconds of bringing elements into another order, by the number of the moves; NaN: unknown.
         self._transposed: dict[tuple[str, tuple[int, ...], Ends], FloatArray] = {}
         self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, Ends], FloatArray | None] = {}
@@ -109,14 +109,14 @@ class Prices:
         """Of how many partial sums arrays that lie so are the sum: 1 where they are whole."""
         return self._product(self._unreduced[ids])
 
-    def summands_kept(self, made: IntArray, wanted: IntArray) -> IntArray:
+    def summands_unscattered(self, made: IntArray, wanted: IntArray) -> IntArray:
         """The same once partial sums are reduced for whom wants them so, but for those that are scattered: made ×
         wanted."""
         partial = self._unreduced[made][:, None]
         scattered = partial & ~self._unreduced[wanted][None, :] & self._split[wanted][None, :]
         return self._product(partial & ~scattered)
 
-    def stored_bytes(self, shape: ArrayShape, ids: IntArray) -> FloatArray:
+    def bytes_per_device(self, shape: ArrayShape, ids: IntArray) -> FloatArray:
         """Bytes of one device's shard of an array, per sharding of it."""
         key = shape.element_type, shape.dimensions
         known = self._stored.get(key)
@@ -170,7 +170,7 @@ class Prices:
         shard = ArrayShape(shape.element_type, sharding.shard_shape(shape.dimensions, self.mesh))
         return shard.size_bytes / self.topology.inter_node.bandwidth_bytes_per_s
 
-    def writing_s(self, shape: ArrayShape, shardings: Sequence[TensorSharding]) -> FloatArray:
+    def write_s(self, shape: ArrayShape, shardings: Sequence[TensorSharding]) -> FloatArray:
         """Seconds of writing one device's shard of an array, per sharding of it."""
         bandwidth = self.profile.memory_bandwidth_bytes_per_s
         sizes = [
@@ -187,7 +187,7 @@ class Prices:
         """Seconds to bring an array from `source` (which may be partial) to `target`."""
         if source == target:
             return 0.0
-        if not can_become(source, target):
+        if not can_reshard(source, target):
             return np.inf
         return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
 
@@ -206,7 +206,7 @@ class Prices:
             matrix = self._matrices[key] = times(self._seconds(shape, combinable_bytes)[self._sent[moves]], count)
         return matrix
 
-    def launching(self, matrix: FloatArray, count: float) -> FloatArray:
+    def with_launch(self, matrix: FloatArray, count: float) -> FloatArray:
         """`count` moves of a value that is written for them alone: each takes a launch more; the same matrix for equal
         ones."""
         found = self._launching.get((id(matrix), count))
@@ -215,23 +215,23 @@ class Prices:
             found = self._launching[id(matrix), count] = matrix, moved  # with the matrix: its number stays its own
         return found[1]
 
-    def turning_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding, ends: Ends) -> float:
+    def transpose_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding, ends: Ends) -> float:
         """Seconds of bringing elements into another order, as a move from one sharding to another needs it."""
-        if not self.turns or source == target or ends == ANY_ORDER:
+        if not self.has_transposes or source == target or ends == ANY_ORDER:
             return 0.0
         have, want = (np.array([self.identify(each)]) for each in (source, target))
-        return float(self._turned_s(shape, have, want, ends)[0, 0])
+        return float(self._transpose_seconds(shape, have, want, ends)[0, 0])
 
-    def turning(
+    def with_transposes(
         self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends
     ) -> FloatArray:
         """A matrix of moves (`reshard_matrix`), and `count` times what bringing elements into another order takes; the
         same matrix for equal ones."""
-        if not self.turns or ends == ANY_ORDER:
+        if not self.has_transposes or ends == ANY_ORDER:
             return matrix
         key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count, ends)
         if key not in self._turning:
-            turned = self._turned_s(shape, sources, targets, ends)
+            turned = self._transpose_seconds(shape, sources, targets, ends)
             self._turning[key] = count * turned if turned.any() else None
         turned_s = self._turning[key]
         if turned_s is None:
@@ -241,7 +241,7 @@ class Prices:
             found = self._sums[id(matrix), id(turned_s)] = matrix, turned_s, matrix + turned_s
         return found[2]
 
-    def _turned_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: Ends) -> FloatArray:
+    def _transpose_seconds(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: Ends) -> FloatArray:
         """Seconds of bringing elements into another order, once, and of writing what nobody else reads."""
         numbers = self._moves_between(shape, sources, targets)
         key = shape.element_type, shape.dimensions, ends
@@ -258,7 +258,7 @@ class Prices:
             found = known[numbers]
         if not ends.is_fused:
             return found
-        stored = self.stored_bytes(shape, sources)[:, None] + self.stored_bytes(shape, targets)[None, :]
+        stored = self.bytes_per_device(shape, sources)[:, None] + self.bytes_per_device(shape, targets)[None, :]
         is_moved = (numbers > _NUMBER_OF_IMPOSSIBLE) & (self._unreduced[sources] == 0)[:, None]
         return found + np.where(is_moved, stored / self.profile.memory_bandwidth_bytes_per_s, 0.0)
 
@@ -310,7 +310,7 @@ class Prices:
             numbers = np.array([self._number_of(moves) for moves in lists], np.int64)
             table[self._place[have], self._place[want]] = numbers[places]
 
-    def becoming(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
+    def is_made_partial(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
         """Where a value that is whole along an axis would become a partial sum over it."""
         found: NDArray[np.bool_] = (~self._unreduced[sources][:, None] & self._unreduced[targets]) != 0
         return found
@@ -338,7 +338,7 @@ class Prices:
         if moves is None:
             return _NUMBER_OF_IMPOSSIBLE
         sent = tuple((kind, atoms, part) for kind, atoms, part, _, _ in moves)
-        if not self.turns:
+        if not self.has_transposes:
             moves = tuple((*each, None, None) for each in sent)
         number = self._numbers.setdefault(moves, len(self._numbers))
         if number == len(self._lists):
@@ -383,7 +383,7 @@ class _Column:
         return self._known[ids]
 
 
-def can_become(source: TensorSharding, target: TensorSharding) -> bool:
+def can_reshard(source: TensorSharding, target: TensorSharding) -> bool:
     """Whether an array can be brought from one sharding to another: a whole value may become a partial sum (one device
     keeps it, the others take zeros), a split one may not."""
     return not set(target.unreduced).intersection(source.axes)

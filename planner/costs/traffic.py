@@ -42,7 +42,7 @@ class Group(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Reading:
+class _TrafficAnalysis:
     """Collects what kernels read.
 
     is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
@@ -66,7 +66,7 @@ class _Reading:
             if (self.is_fused[node.index] or self.is_view[node.index]) and self.readers[node.index]:
                 self.within[node.index] = frozenset().union(*(self.within[each] for each in self.readers[node.index]))
 
-    def stored(self, leaf: Leaf) -> Leaf:
+    def resolve_view(self, leaf: Leaf) -> Leaf:
         """The value that a leaf is a view of."""
         node = self.flow.nodes[leaf[0]]
         while self.is_view[node.index] and node.uses:
@@ -74,7 +74,7 @@ class _Reading:
             node = self.flow.nodes[leaf[0]]
         return leaf
 
-    def _is_made(self, leaf: Leaf) -> bool:
+    def _is_constant(self, leaf: Leaf) -> bool:
         """Whether a value is made of nothing: constants, and what they are spread to."""
         node = self.flow.nodes[leaf[0]]
         return self.is_view[leaf[0]] and not node.uses
@@ -86,15 +86,15 @@ class _Reading:
         if node.is_value or not node.shapes:
             return Group(0, 0)
         is_loop = not node.is_value and _loops(node)
-        elements = self._looped_over(node)
+        elements = self._loop_elements(node)
         level = 0
         for use in node.uses:
-            source = self.stored(use.source)
+            source = self.resolve_view(use.source)
             before = self.groups[source[0]] if source[0] < node.index else Group(0, 0)
             maker = self.flow.nodes[source[0]]
-            if maker.is_value or self._is_made(source):
+            if maker.is_value or self._is_constant(source):
                 continue
-            if is_loop and _loops(maker) and self._is_one(maker, node, before):
+            if is_loop and _loops(maker) and self._can_fuse(maker, node, before):
                 level = max(level, before.level)
                 if _is_row_sized(maker, before, node):
                     elements = max(elements, before.elements)
@@ -103,15 +103,15 @@ class _Reading:
                 level = max(level, before.level + 1)
         return Group(level, elements)
 
-    def _looped_over(self, node: Node) -> int:
+    def _loop_elements(self, node: Node) -> int:
         leaf = node.uses[0].source if node.instruction.opcode in _REDUCTIONS and node.uses else (node.index, 0)
         return self.elements(leaf)
 
-    def _is_one(self, maker: Node, node: Node, before: Group) -> bool:
+    def _can_fuse(self, maker: Node, node: Node, before: Group) -> bool:
         """Whether a kernel that ends in `maker` can go on to `node`."""
         if self.is_fused[maker.index] and before.elements == self.elements((maker.index, 0)):
             return True
-        elements = self._looped_over(node)
+        elements = self._loop_elements(node)
         if maker.instruction.opcode not in _REDUCTIONS and before.elements == self.elements((maker.index, 0)):
             return elements == before.elements
         size = self.elements((maker.index, 0))
@@ -125,7 +125,7 @@ class _Reading:
             return Traffic((_NOT_READ,) * len(node.uses), _NOT_READ)
         reads = tuple([self._read(node, use.source, use.position) for use in node.uses])
         if node.instruction.opcode == "scatter":  # into zeros, which are written first, or in place
-            reads = (float(self._is_made(self.stored(node.uses[0].source))), *reads[1:])
+            reads = (float(self._is_constant(self.resolve_view(node.uses[0].source))), *reads[1:])
         is_written = not self.is_fused[i] and any(
             self.flow.nodes[reader].is_value or self.within[reader] != self.within[i] for reader in self.readers[i]
         )
@@ -145,8 +145,8 @@ class _Reading:
         for node in self.flow.nodes:
             if node.is_value or self.is_view[node.index] or not _loops(node):
                 continue
-            sources = {self.stored(use.source) for use in node.uses}
-            sizes = self.elements((node.index, 0)), self._looped_over(node)
+            sources = {self.resolve_view(use.source) for use in node.uses}
+            sizes = self.elements((node.index, 0)), self._loop_elements(node)
             shared = [source for source in sources if self.elements(source) in sizes]
             for group in sorted(self.within[node.index]):
                 mine = root((group, (node.index, 0)))
@@ -166,9 +166,9 @@ class _Reading:
 
     def _read(self, node: Node, leaf: Leaf, position: int) -> float:
         """How often an operand is read, as a part of it where it is a smaller array, spread."""
-        source = self.stored(leaf)
+        source = self.resolve_view(leaf)
         maker = self.flow.nodes[source[0]]
-        if self.is_fused[source[0]] or self._is_made(source):
+        if self.is_fused[source[0]] or self._is_constant(source):
             return _NOT_READ
         count = 0
         is_slice = node.instruction.opcode in SLICES and position == 0
@@ -190,7 +190,7 @@ def find_traffic(
 
     is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
     """
-    reading = _Reading(flow=flow, is_view=is_view, is_fused=is_fused, readers=readers)
+    reading = _TrafficAnalysis(flow=flow, is_view=is_view, is_fused=is_fused, readers=readers)
     return tuple([reading.traffic(node) for node in flow.nodes]), tuple(reading.last_of_kernels())
 
 

@@ -19,7 +19,7 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 _TILES = re.compile(r"T(\([^()]*\)\s*)+", re.ASCII)
 
 
-class Step(NamedTuple):
+class BitcastStep(NamedTuple):
     """`reshape`, `transpose` (by `dimensions`) or `bitcast-convert` to a shape."""
 
     opcode: str
@@ -27,30 +27,32 @@ class Step(NamedTuple):
     dimensions: tuple[int, ...] = ()
 
 
-def steps_of(before: ArrayShape, after: ArrayShape) -> list[Step] | None:
+def bitcast_steps(before: ArrayShape, after: ArrayShape) -> list[BitcastStep] | None:
     """What makes `after` of `before`, one step at least; None where that is not known exactly."""
     if before.dynamic or after.dynamic or prod(before.dimensions) != prod(after.dimensions):
         return None
-    if ELEMENT_BITS[before.element_type] != ELEMENT_BITS[after.element_type] or not _lies_alike(before, after):
+    if ELEMENT_BITS[before.element_type] != ELEMENT_BITS[after.element_type] or not _has_same_memory_order(
+        before, after
+    ):
         return None
-    return list(_steps(before, after)) or [Step("reshape", after)]
+    return list(_steps(before, after)) or [BitcastStep("reshape", after)]
 
 
-def _steps(before: ArrayShape, after: ArrayShape) -> Iterator[Step]:
+def _steps(before: ArrayShape, after: ArrayShape) -> Iterator[BitcastStep]:
     kind, dims = after.element_type, before.dimensions
     if before.element_type != kind:
-        yield Step("bitcast-convert", ArrayShape(kind, dims))
+        yield BitcastStep("bitcast-convert", ArrayShape(kind, dims))
     order = _order(before)
-    if not _is_kept(order, dims):
+    if not _is_identity(order, dims):
         dims = tuple(dims[dim] for dim in order)
-        yield Step("transpose", ArrayShape(kind, dims), order)
+        yield BitcastStep("transpose", ArrayShape(kind, dims), order)
     order = _order(after)
-    is_turned = not _is_kept(order, after.dimensions)
+    is_turned = not _is_identity(order, after.dimensions)
     lying = tuple(after.dimensions[dim] for dim in order) if is_turned else after.dimensions
     if lying != dims:
-        yield Step("reshape", ArrayShape(kind, lying))
+        yield BitcastStep("reshape", ArrayShape(kind, lying))
     if is_turned:
-        yield Step("transpose", after, tuple(order.index(dim) for dim in range(after.rank)))
+        yield BitcastStep("transpose", after, tuple(order.index(dim) for dim in range(after.rank)))
 
 
 def _order(shape: ArrayShape) -> tuple[int, ...]:
@@ -61,13 +63,13 @@ def _order(shape: ArrayShape) -> tuple[int, ...]:
     return tuple(int(number) for number in reversed(minor_to_major.split(",")))
 
 
-def _is_kept(order: Sequence[int], dims: Sequence[int]) -> bool:
+def _is_identity(order: Sequence[int], dims: Sequence[int]) -> bool:
     """Whether elements in this order lie as in the order of the shape: dimensions of one element may stand anywhere."""
     moving = [dim for dim in order if dims[dim] != 1]
     return moving == sorted(moving)
 
 
-def _lies_alike(before: ArrayShape, after: ArrayShape) -> bool:
+def _has_same_memory_order(before: ArrayShape, after: ArrayShape) -> bool:
     """Whether the elements of both lie one after the other, or both have the same tiles over the same dimensions.
 
     Otherwise they lie block by block: other dimensions are no reshape.

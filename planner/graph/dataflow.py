@@ -22,7 +22,7 @@ from typing import NamedTuple
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.graph.trips import UNKNOWN_TRIPS, TripCounter
+from shardwright.planner.graph.trip_counts import UNKNOWN_TRIPS, TripCounter
 
 #: (node number, array leaf of its result).
 Leaf = tuple[int, int]
@@ -183,14 +183,14 @@ class _Builder:
             return tuple(flat[: len(instruction.shape.leaves)])
         rate = self._rates[computation]
         if opcode in BARRIERS:
-            return self._held(instruction, computation, rate)
+            return self._follow_barrier(instruction, computation, rate)
         if opcode == "while":
             return self._while(instruction, rate)
         if opcode == "call":
             return self._call(instruction, rate)
         return self._conditional(instruction, computation, rate)
 
-    def _held(self, barrier: Instruction, computation: Computation, rate: Rate) -> tuple[Leaf, ...]:
+    def _follow_barrier(self, barrier: Instruction, computation: Computation, rate: Rate) -> tuple[Leaf, ...]:
         held = self._values(barrier, computation.name, rate)
         sources = [leaf for operand in barrier.operands for leaf in self._flow.leaves[operand]]
         for (node, _), source in zip(held, sources, strict=True):
@@ -222,7 +222,7 @@ class _Builder:
         operands: tuple[Leaf, ...] = self._flow.leaves[choice.operands[0]]
         results = self._values(choice, computation.name, rate)
         each = rate * _one_branch(choice)
-        for branch, operand in zip(_run_by(choice), choice.operands[1:], strict=True):
+        for branch, operand in zip(_computations_run(choice), choice.operands[1:], strict=True):
             first = branch not in self._entered
             operands += self._parameters(branch, self._flow.leaves[operand], each)
             if first:
@@ -292,12 +292,12 @@ class _Builder:
 
 def _rates(entry: Computation, notes: list[str]) -> dict[Computation, Rate]:
     """Executions a step per computation, over all call sites (computations form a DAG); `notes` are added to."""
-    order = _called_order(entry)
+    order = _callers_first(entry)
     sites: dict[Computation, list[Instruction]] = {computation: [] for computation in order}
     for computation in order:
         for instruction in computation.instructions:
             if instruction.opcode in CONTROL_FLOW:
-                for callee in _run_by(instruction):
+                for callee in _computations_run(instruction):
                     sites[callee].append(instruction)
     counter = TripCounter(sites)
     rates = dict.fromkeys(order, _NEVER)
@@ -306,7 +306,7 @@ def _rates(entry: Computation, notes: list[str]) -> dict[Computation, Rate]:
         for instruction in computation.instructions:
             if instruction.opcode in CONTROL_FLOW:
                 rate = rates[computation] * _times(instruction, counter, notes)
-                for callee in _run_by(instruction):
+                for callee in _computations_run(instruction):
                     rates[callee] += rate
     return rates
 
@@ -328,10 +328,10 @@ def _times(instruction: Instruction, counter: TripCounter, notes: list[str]) -> 
 
 
 def _one_branch(choice: Instruction) -> Rate:
-    return Rate(1.0 / len(_run_by(choice)), 1)
+    return Rate(1.0 / len(_computations_run(choice)), 1)
 
 
-def _run_by(instruction: Instruction) -> list[Computation]:
+def _computations_run(instruction: Instruction) -> list[Computation]:
     """The computations that control flow runs, in the order of its operands."""
     return [callee for name in CONTROL_FLOW[instruction.opcode] for callee in instruction.called.get(name, ())]
 
@@ -368,7 +368,7 @@ def _flat_aliases(module: Module, offsets: _Offsets) -> dict[int, int]:
     }
 
 
-def _called_order(entry: Computation) -> list[Computation]:
+def _callers_first(entry: Computation) -> list[Computation]:
     """Computations that control flow reaches from `entry`, every caller before its callees."""
     done: dict[Computation, None] = {}
     stack: list[tuple[Computation, bool]] = [(entry, False)]
@@ -384,10 +384,13 @@ def _called_order(entry: Computation) -> list[Computation]:
 
 def computations_of(loop: Instruction) -> frozenset[str]:
     """Names of the computations that run inside a loop (or any control flow), however deep."""
-    return frozenset(each.name for callee in _run_by(loop) for each in _called_order(callee))
+    return frozenset(each.name for callee in _computations_run(loop) for each in _callers_first(callee))
 
 
 def _callees(computation: Computation) -> list[Computation]:
     return [
-        callee for instruction in computation if instruction.opcode in CONTROL_FLOW for callee in _run_by(instruction)
+        callee
+        for instruction in computation
+        if instruction.opcode in CONTROL_FLOW
+        for callee in _computations_run(instruction)
     ]

@@ -17,10 +17,10 @@ from shardwright.planner.collector import collector_paused
 from shardwright.planner.rewrites.edit import copy_of
 
 #: Instructions after which calls stay calls: nested ones can double the program at each level.
-_MOST_INSTRUCTIONS = 500_000
+_MAX_INSTRUCTIONS = 500_000
 
 #: Regions and calls within each other are followed no deeper.
-_MOST_DEPTH = 100
+_MAX_DEPTH = 100
 
 #: A call with other attributes means more than its body (a composite, manual axes).
 _PLAIN = frozenset({"to_apply", "metadata", "backend_config", "frontend_attributes"})
@@ -120,7 +120,7 @@ class _Inliner:
         return made[source.root]
 
     def _has_room(self, depth: int) -> bool:
-        return depth < _MOST_DEPTH and self._size < _MOST_INSTRUCTIONS
+        return depth < _MAX_DEPTH and self._size < _MAX_INSTRUCTIONS
 
     def _inline(self, call: Instruction, operands: Sequence[Instruction], site: _Site, region: _Region) -> Instruction:
         (callee,) = call.called["calls" if call.opcode == "fusion" else "to_apply"]
@@ -144,11 +144,11 @@ class _Inliner:
                 for name, callees in instruction.called.items()
             }
             for name, callees in made.called.items():
-                made.attributes[name] = naming(instruction.attributes[name], callees)
+                made.attributes[name] = with_callee_names(instruction.attributes[name], callees)
         return made
 
 
-def naming(attribute: Attribute, computations: Sequence[Computation]) -> Attribute:
+def with_callee_names(attribute: Attribute, computations: Sequence[Computation]) -> Attribute:
     """The attribute that names `computations` where this one names others (or the same)."""
     names = tuple(computation.name for computation in computations)
     if names == attribute.value:

@@ -13,7 +13,7 @@ from shardwright.planner.graph.dataflow import Dataflow
 def argument_names(flow: Dataflow, given: Sequence[str]) -> tuple[str, ...]:
     """Names per flat argument: those given, else those of `parameter_names`."""
     if given:
-        return _checked(given, len(flow.parameters), "argument_names", "arguments")
+        return _check_count(given, len(flow.parameters), "argument_names", "arguments")
     return parameter_names(flow.module)
 
 
@@ -44,11 +44,11 @@ def _is_named(parameter: Instruction) -> bool:
 def output_names(flow: Dataflow, given: Sequence[str]) -> tuple[str, ...]:
     """Names per flat output: those given, else `out[i]`."""
     if given:
-        return _checked(given, len(flow.outputs), "output_names", "outputs")
+        return _check_count(given, len(flow.outputs), "output_names", "outputs")
     return tuple(f"out[{i}]" for i in range(len(flow.outputs)))
 
 
-def _checked(given: Sequence[str], count: int, option: str, what: str) -> tuple[str, ...]:
+def _check_count(given: Sequence[str], count: int, option: str, what: str) -> tuple[str, ...]:
     if len(given) != count:
         raise OptionError(f"{option} has {len(given)} names, the program {count} {what}")
     return tuple(given)

@@ -31,14 +31,14 @@ def scopes_of(op_name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def span(instructions: Iterable[Instruction], depth: int) -> str:
+def scope_range(instructions: Iterable[Instruction], depth: int) -> str:
     """`block_0`, or `embed … block_0`: first and last scope of some instructions, cut at `depth`; "" without any."""
     named = ("/".join(scopes_of(each.op_name)[:depth]) for each in instructions)
     found = [name for name in dict.fromkeys(named) if name]
     return " … ".join(dict.fromkeys((found[0], found[-1]))) if found else ""
 
 
-def telling_depth(instructions: Iterable[Instruction]) -> int:
+def distinguishing_depth(instructions: Iterable[Instruction]) -> int:
     """How many scopes it takes to tell instructions of a program apart: one more than they all share."""
     paths = [path for each in instructions if (path := scopes_of(each.op_name))]
     return 1 + sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False)))

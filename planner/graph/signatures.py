@@ -23,8 +23,8 @@ def signature(instruction: Instruction) -> Hashable:
         tuple(o.payload if o.opcode == "constant" else None for o in instruction.operands),
         instruction.shape.leaves,
         tuple((a.name, a.text) for a in instruction.attributes.values() if _counts(a.name, called)),
-        _declared(instruction) if instruction.opcode == "custom-call" else None,
-        tuple(_computed_by(region) for regions in called.values() for region in regions),
+        _batching_attributes(instruction) if instruction.opcode == "custom-call" else None,
+        tuple(_region_signature(region) for regions in called.values() for region in regions),
     )
 
 
@@ -47,14 +47,14 @@ def _counts(name: str, called: Mapping[str, object]) -> bool:
     return name not in _IRRELEVANT and name not in called
 
 
-def _declared(call: Instruction) -> tuple[str | None, str | None]:
+def _batching_attributes(call: Instruction) -> tuple[str | None, str | None]:
     """What a call declares of its batch and its dimensions (`rules.batched`): all that counts of its frontend
     attributes."""
     said = dict(call.get("frontend_attributes", {}))
     return said.get("num_batch_dims"), said.get("xla.sdy.sharding_rule")
 
 
-def _computed_by(region: Computation) -> Hashable:
+def _region_signature(region: Computation) -> Hashable:
     """What a region computes, whatever its names: every instruction, literal, and who reads whom."""
     places = {instruction: place for place, instruction in enumerate(region)}
     wired = tuple((signature(i), i.index, i.payload, tuple(places[o] for o in i.operands)) for i in region)

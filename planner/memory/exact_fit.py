@@ -104,7 +104,7 @@ class _Room:
 
     def miss(self, states: IntArray, needed: int) -> None:
         """Note what a refused plan needs."""
-        self._missed = max(self._missed, needed - max(row.taken(states) for row in self._rows))
+        self._missed = max(self._missed, needed - max(row.evaluate(states) for row in self._rows))
 
     def rows(self, *, spared: bool = False) -> list[ilp.Row]:
         """spared: without the room for what they miss."""
@@ -115,7 +115,7 @@ def _solved(
     problem: Problem, rows: Sequence[ilp.Row], forbidden: Sequence[IntArray], time_limit_s: float
 ) -> ilp.Solution | None:
     """None where no plan is left."""
-    if any(row.least > row.limit for row in rows):
+    if any(row.minimum > row.limit for row in rows):
         return None
     try:
         return ilp.solve(problem, time_limit_s=time_limit_s, rows=rows, forbidden=forbidden)

@@ -25,8 +25,8 @@ from shardwright.planner.segments.chain import Chain, Key, SolvedChain
 from shardwright.planner.segments.descent import descend
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.dual import TIGHT
-from shardwright.planner.solver.ilp import MOST_CPU_S
-from shardwright.planner.solver.starts import Start
+from shardwright.planner.solver.ilp import MAX_CPU_S
+from shardwright.planner.solver.warm_start import WarmStart
 
 if TYPE_CHECKING:
     from shardwright.planner.search.found import Found
@@ -119,7 +119,7 @@ class Fitting:
     best_price: float = 0.0
     least_s: float = 0.0
     is_hopeless: bool = False
-    _end: tuple[Chain, Start[Key]] | None = None
+    _end: tuple[Chain, WarmStart[Key]] | None = None
     model: Memory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -267,7 +267,7 @@ class Fitting:
     def _solved(self, chain: Chain, terms: MemoryPrice, close: float) -> SolvedChain:
         """The cheapest plan of a chain at a price. Message passing begins where it ended at the last one."""
         priced = chain.with_price(terms)
-        priced.start = self._end[1] if self._end is not None and self._end[0] is chain else Start()
+        priced.start = self._end[1] if self._end is not None and self._end[0] is chain else WarmStart()
         solved = best_alike(priced) if chain.is_for_bound else priced.solve(self.search.time_limit_s(), close)
         self._end = chain, priced.start
         return solved
@@ -396,7 +396,7 @@ class Fitting:
         return _faster(best, last) if self.fits(last) else best
 
     def mixtures(
-        self, plans: Sequence[Found], best: Found, most_of_all: int = 1, most_cpu_s: float = MOST_CPU_S
+        self, plans: Sequence[Found], best: Found, most_of_all: int = 1, most_cpu_s: float = MAX_CPU_S
     ) -> Iterator[Found]:
         """Plans that do what some plan or the best one does, variable by variable, the fastest first; the last may fit.
 

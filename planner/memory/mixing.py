@@ -24,8 +24,8 @@ from shardwright.planner.memory.rows import terms
 from shardwright.planner.segments.chain import Chain
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver import ilp
-from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, picked, reduce
-from shardwright.planner.strategies.sets import StrategySet
+from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, reduce, submatrix
+from shardwright.planner.strategies.strategy_set import StrategySet
 
 States = Mapping[Variable, int]
 
@@ -65,11 +65,11 @@ def of_one_chain(plans: Sequence[tuple[Chain, States]]) -> tuple[Chain, list[dic
 def _joined(decided: Sequence[tuple[StrategySet, int]]) -> tuple[StrategySet, list[int]]:
     """A set of the strategies that are decided for, each once, and where each of those is in it."""
     (first, state), *others = decided
-    found, numbers = first.only([state]), [0]
+    found, numbers = first.subset([state]), [0]
     for each, state in others:
         strategy = each.strategies[state]
         if strategy not in found.strategies:
-            found = found.joined(each.only([state]))
+            found = found.concat(each.subset([state]))
         numbers.append(found.strategies.index(strategy))
     return found, numbers
 
@@ -80,7 +80,7 @@ def mixed(
     room: Sequence[tuple[Peak, float]],
     time_limit_s: float,
     most_entries: int = MOST_ENTRIES,
-    most_cpu_s: float = ilp.MOST_CPU_S,
+    most_cpu_s: float = ilp.MAX_CPU_S,
 ) -> dict[Variable, int] | None:
     """The fastest plan of which each variable does what it does in one of `plans`; None where none has room, or the
     program is too large.
@@ -149,7 +149,7 @@ class _Merged:
         numbers = [self.choices.get(variable) for variable in variables]
         chosen = [number for number in numbers if number is not None]
         if len(chosen) == 2:
-            total.add_edge(chosen[0], chosen[1], picked(array, kept[0], kept[1]))
+            total.add_edge(chosen[0], chosen[1], submatrix(array, kept[0], kept[1]))
         elif chosen:
             total.costs[chosen[0]] = total.costs[chosen[0]] + array[np.ix_(*kept)].ravel()
 
@@ -199,7 +199,7 @@ def _solved(
     of_core = [
         ilp.Row(
             coefficients={place[v]: a[states[v]] for v, a in row.coefficients.items()},
-            pairs={(place[v], place[w]): picked(a, states[v], states[w]) for (v, w), a in row.pairs.items()},
+            pairs={(place[v], place[w]): submatrix(a, states[v], states[w]) for (v, w), a in row.pairs.items()},
             limit=max(row.limit, 1.0),
         )
         for row in rows

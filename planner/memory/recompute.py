@@ -29,8 +29,8 @@ from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
 from shardwright.planner.plans.assemble import Decisions, segment_name
-from shardwright.planner.plans.ledger import planned_collectives
-from shardwright.planner.rewrites.remat import Rematerialized, fixed_values, forward_pass, rematerialize, runs_once
+from shardwright.planner.plans.collectives import list_collectives
+from shardwright.planner.rewrites.remat import Rematerialized, available_values, forward_pass, rematerialize, runs_once
 from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
 from shardwright.planner.segments.chain import Chain
 from shardwright.planner.strategies.expansion import local_results
@@ -254,11 +254,11 @@ class _Costs:
         self._forward = forward
         self._segment_of = segment_of
         self._moving: dict[str, float] = {}
-        for collective in planned_collectives(decisions):
+        for collective in list_collectives(decisions):
             known = self._moving.get(collective.instruction, 0.0)
             self._moving[collective.instruction] = known + collective.time_s
         entry = decisions.graph.flow.module.entry
-        fixed = fixed_values(decisions.graph.flow.module)
+        fixed = available_values(decisions.graph.flow.module)
         self._read: set[str] = set()
         self._shared: set[str] = set()  # read by the forward pass of other segments, or handed out
         for user in entry:

@@ -38,7 +38,7 @@ def kept_bytes(graph: Graph, leaf: Leaf) -> tuple[Variable, FloatArray] | None:
     else:
         assert reader is not None
         decider, wanted = (reader[0], -1), graph.set_of((reader[0], -1)).operand_ids[:, reader[1]]
-    kept = graph.prices.summands_kept(made, wanted) - 1
+    kept = graph.prices.summands_unscattered(made, wanted) - 1
     return decider, value_bytes(graph, leaf, reduced=True)[:, None] * kept
 
 
@@ -59,7 +59,7 @@ def anew_bytes(graph: Graph, node: int, use: Use) -> FloatArray:
 
 def _bytes_by_state(graph: Graph, leaf: Leaf, lies: IntArray) -> FloatArray:
     """Bytes of an array leaf where it lies as each of some states has it."""
-    return graph.prices.stored_bytes(graph.flow.nodes[leaf[0]].shapes[leaf[1]], lies)
+    return graph.prices.bytes_per_device(graph.flow.nodes[leaf[0]].shapes[leaf[1]], lies)
 
 
 def read_bytes(graph: Graph, node: Node, use: Use) -> FloatArray:

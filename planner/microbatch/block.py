@@ -62,7 +62,7 @@ class Block:
         made = Instruction(self.names.like(name, suffix), opcode, shape, tuple(operands), dict(attributes))
         if isinstance(like, Instruction) and "metadata" in like.attributes:
             made.attributes["metadata"] = like.attributes["metadata"]
-        return self.add(edit.consistent(made))
+        return self.add(edit.check_consistency(made))
 
     def element(self, value: Instruction, leaf: int, like: Instruction | str) -> Instruction:
         assert isinstance(value.shape, TupleShape)
@@ -86,14 +86,14 @@ class Block:
         return found
 
     def zeros(self, shape: ArrayShape, like: Instruction | str) -> Instruction:
-        return self.spread(self.constant(shape.element_type, zero_of(shape.element_type)), shape, like)
+        return self.spread(self.constant(shape.element_type, zero_literal(shape.element_type)), shape, like)
 
     def spread(self, scalar: Instruction, shape: ArrayShape, like: Instruction | str) -> Instruction:
         if not shape.rank:
             return scalar
         return self.make("broadcast", shape, [scalar], like, dimensions=edit.int_list("dimensions", ()))
 
-    def reshaped(self, value: Instruction, dimensions: Sequence[int], like: Instruction | str) -> Instruction:
+    def reshape(self, value: Instruction, dimensions: Sequence[int], like: Instruction | str) -> Instruction:
         shape = value.shape
         assert isinstance(shape, ArrayShape)
         if shape.dimensions == tuple(dimensions):
@@ -101,7 +101,7 @@ class Block:
         return self.make("reshape", ArrayShape(shape.element_type, tuple(dimensions)), [value], like)
 
 
-def zero_of(element_type: str) -> str:
+def zero_literal(element_type: str) -> str:
     if element_type == "pred":
         return "false"
     return "(0, 0)" if element_type.startswith("c") else "0"
@@ -119,7 +119,7 @@ def is_first(block: Block, index: Instruction) -> Instruction:
     return block.make("compare", ArrayShape("pred", ()), [index, zero], "first", direction=direction)
 
 
-def cut(
+def slice_micro_batch(
     block: Block, whole: Instruction, kind: Along, parts: int, index: Instruction, like: Instruction
 ) -> Instruction:
     """One micro-batch's part of a whole value."""
@@ -128,7 +128,7 @@ def cut(
     before, length, after = shape.dimensions[: kind.dim], shape.dimensions[kind.dim], shape.dimensions[kind.dim + 1 :]
     size = length // kind.outer // parts
     outer = (kind.outer,) if kind.outer > 1 else ()
-    value = block.reshaped(whole, (*before, *outer, length // kind.outer, *after), like)
+    value = block.reshape(whole, (*before, *outer, length // kind.outer, *after), like)
     first = offset(block, index, size, like)
     zero = block.constant("s32", "0")
     starts = [zero] * len(before + outer) + [first] + [zero] * len(after)
@@ -136,7 +136,7 @@ def cut(
     sizes = edit.int_list("dynamic_slice_sizes", taken)
     local = ArrayShape(shape.element_type, taken)
     value = block.make("dynamic-slice", local, [value, *starts], like, dynamic_slice_sizes=sizes)
-    return block.reshaped(value, (*before, length // parts, *after), like)
+    return block.reshape(value, (*before, length // parts, *after), like)
 
 
 class Region:

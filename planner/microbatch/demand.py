@@ -13,14 +13,14 @@ from enum import Enum, auto
 from shardwright.errors import InternalError
 from shardwright.hlo import Instruction
 from shardwright.planner.microbatch.kinds import DONE, OWN, WHOLE, Along, Done, Kind, Term, Whole
-from shardwright.planner.microbatch.labels import Labeller, Labels, first_leaf
-from shardwright.planner.microbatch.locality import localized
+from shardwright.planner.microbatch.labels import KindLabels, Labeller, first_leaf
+from shardwright.planner.microbatch.local_rules import localize
 
 #: One array leaf of an instruction's result, in one kind.
 Version = tuple[Instruction, int, Kind]
 
 
-class How(Enum):
+class EmitMode(Enum):
     """How an instruction is written."""
 
     COPY = auto()  # itself, in the shapes of its kinds
@@ -41,7 +41,7 @@ class Recipe:
     regions: of control flow, what it runs: condition and body, or the branches. divisor: see `Reading`.
     """
 
-    how: How
+    mode: EmitMode
     results: tuple[Version, ...]
     operands: tuple[Kind | None, ...] = ()
     regions: tuple[Demand, ...] = ()
@@ -56,7 +56,7 @@ class Demand:
     recipes: per instruction that is needed, in the order of writing.
     """
 
-    labels: Labels
+    labels: KindLabels
     labeller: Labeller
     roots: tuple[Version, ...]
     ahead: frozenset[Version] = frozenset()
@@ -65,7 +65,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         for instruction, leaf, kind in self.roots:
-            self._want(instruction, leaf, kind)
+            self._request(instruction, leaf, kind)
         for instruction in reversed(self.labels.computation.instructions):
             wanted = self._wanted.get(instruction)
             if wanted:
@@ -101,11 +101,11 @@ class Demand:
             return DONE
         return OWN if isinstance(natural, Term | Done) and instruction not in self.labels.cheap else WHOLE
 
-    def given(self) -> Iterator[Version]:
+    def inputs(self) -> Iterator[Version]:
         """What is handed in, in program order."""
         for instruction in self.labels.computation.instructions:
             for recipe in self.recipes.get(instruction, ()):
-                if recipe.how is How.GIVEN:
+                if recipe.mode is EmitMode.GIVEN:
                     yield from recipe.results
 
     def divisors(self) -> Iterator[tuple[int, Instruction]]:
@@ -121,7 +121,7 @@ class Demand:
                 for region in recipe.regions:
                     yield from region.divisors()
 
-    def read_by(self, recipe: Recipe, instruction: Instruction) -> Iterator[Version]:
+    def operand_versions(self, recipe: Recipe, instruction: Instruction) -> Iterator[Version]:
         """The versions of its operands that a recipe of `instruction` reads."""
         kinds = iter(recipe.operands)
         for operand in instruction.operands:
@@ -136,8 +136,8 @@ class Demand:
         read: dict[Version, None] = {}
         for instruction in self.labels.computation.instructions:
             for recipe in self.recipes.get(instruction, ()):
-                operands = list(self.read_by(recipe, instruction))
-                is_whole = recipe.how is How.COPY and all(kind == WHOLE for _, _, kind in recipe.results)
+                operands = list(self.operand_versions(recipe, instruction))
+                is_whole = recipe.mode is EmitMode.COPY and all(kind == WHOLE for _, _, kind in recipe.results)
                 if is_whole and any(version in batch or version in early for version in operands):
                     early |= dict.fromkeys(recipe.results)
                 else:
@@ -145,23 +145,23 @@ class Demand:
                     read |= dict.fromkeys([*operands, *own])
         return [version for version in early if version in read]
 
-    def only_cut(self) -> dict[int, Along]:
+    def only_sliced_leaves(self) -> dict[int, Along]:
         """Leaves of the one parameter that are only handed on, and cut along one dimension."""
         (parameter,) = self.labels.computation.parameters
         found: dict[int, set[Kind]] = {}
         for recipe in self.recipes.get(parameter, ()):
-            if recipe.how is How.CUT:
+            if recipe.mode is EmitMode.CUT:
                 for _, leaf, kind in recipe.results:
                     found.setdefault(leaf, set()).add(kind)
         for instruction, recipes in self.recipes.items():
             for recipe in recipes:
-                for source, leaf, kind in self.read_by(recipe, instruction):
+                for source, leaf, kind in self.operand_versions(recipe, instruction):
                     if source is parameter and kind == WHOLE:
                         found.pop(leaf, None)
         return {leaf: kind for leaf, (kind, *more) in found.items() if isinstance(kind, Along) and not more}
 
     # ---- wanting -----------------------------------------------------------------
-    def _want(self, instruction: Instruction, leaf: int, kind: Kind) -> None:
+    def _request(self, instruction: Instruction, leaf: int, kind: Kind) -> None:
         version = self.version(instruction, leaf, kind)
         self._wanted.setdefault(version[0], {})[version] = None
 
@@ -183,7 +183,7 @@ class Demand:
         return found
 
     def _want_operands(self, instruction: Instruction, recipe: Recipe) -> None:
-        for version in self.read_by(recipe, instruction):
+        for version in self.operand_versions(recipe, instruction):
             self._wanted.setdefault(version[0], {})[version] = None
 
     # ---- one version ---------------------------------------------------------------
@@ -195,14 +195,14 @@ class Demand:
         natural = self.labels.kinds[instruction][leaf]
         whole = self.version(instruction, leaf, WHOLE)
         if version in self.ahead or (kind == DONE and natural != DONE):
-            return Recipe(how=How.GIVEN, results=(version,)), None
+            return Recipe(mode=EmitMode.GIVEN, results=(version,)), None
         if instruction.opcode == "parameter":
             if kind in (natural, WHOLE):
-                return Recipe(how=How.GIVEN, results=(version,)), None
+                return Recipe(mode=EmitMode.GIVEN, results=(version,)), None
         elif instruction.opcode in ("opt-barrier", "optimization-barrier"):
             return self._barrier(instruction, [each for each in wanted if each not in made]), None
         elif kind == OWN and isinstance(natural, Term):
-            return Recipe(how=How.OWN, results=(version,)), (instruction, leaf, natural)
+            return Recipe(mode=EmitMode.OWN, results=(version,)), (instruction, leaf, natural)
         elif kind in (WHOLE, DONE, OWN):
             return self._unsplit(instruction, kind), None
         elif kind == natural:
@@ -210,10 +210,10 @@ class Demand:
         if isinstance(natural, Along) and instruction not in self.labels.cheap:
             raise InternalError(f"{instruction.name} is {natural} and needed as {kind}")
         if isinstance(kind, Term):
-            return Recipe(how=How.FIRST, results=(version,)), whole
+            return Recipe(mode=EmitMode.FIRST, results=(version,)), whole
         assert isinstance(kind, Along)
         recipe = None if whole in wanted and instruction.operands else self._in_parts(instruction, leaf, kind)
-        return (recipe, None) if recipe else (Recipe(how=How.CUT, results=(version,)), whole)
+        return (recipe, None) if recipe else (Recipe(mode=EmitMode.CUT, results=(version,)), whole)
 
     def _natural(self, instruction: Instruction) -> Recipe:
         """As a micro-batch computes it."""
@@ -221,19 +221,19 @@ class Demand:
         regions = self.labels.regions.get(instruction)
         if regions is not None:
             return self._in_tight_loop(instruction, self._control(instruction, kinds, regions))
-        reading = self.labels.readings[instruction]
+        reading = self.labels.local_rules[instruction]
         results = _versions(instruction, kinds)
-        return Recipe(how=How.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
+        return Recipe(mode=EmitMode.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
 
     def _in_tight_loop(self, instruction: Instruction, recipe: Recipe) -> Recipe:
         """The loop carrying parts of what its body only ever cuts parts out of: a mask for the whole batch, say."""
         while instruction.opcode == "while":
             start = [kind for _, _, kind in recipe.results]
             wanted = self._wanted.get(instruction, {})
-            for leaf, kind in recipe.regions[1].only_cut().items():
+            for leaf, kind in recipe.regions[1].only_sliced_leaves().items():
                 if (instruction, leaf, WHOLE) not in wanted:
                     start[leaf] = kind
-            found = self._relabelled(instruction, start)
+            found = self._relabel(instruction, start)
             if found is None or list(found[0]) != start or found[0] == tuple(kind for _, _, kind in recipe.results):
                 break
             recipe = self._control(instruction, *found)
@@ -244,8 +244,8 @@ class Demand:
         count = sum(len(operand.shape.leaves) for operand in instruction.operands)
         results = (kind,) * len(instruction.shape.leaves)
         if instruction.opcode not in ("while", "conditional"):
-            return Recipe(how=How.COPY, results=_versions(instruction, results), operands=(kind,) * count)
-        found = self._relabelled(instruction, (WHOLE,) * count)
+            return Recipe(mode=EmitMode.COPY, results=_versions(instruction, results), operands=(kind,) * count)
+        found = self._relabel(instruction, (WHOLE,) * count)
         if found is None:
             raise InternalError(f"{instruction.opcode} {instruction.name} of whole values is not whole")
         return replace(
@@ -254,7 +254,7 @@ class Demand:
             operands=(kind,) * count,
         )
 
-    def _control(self, instruction: Instruction, kinds: tuple[Kind, ...], regions: tuple[Labels, ...]) -> Recipe:
+    def _control(self, instruction: Instruction, kinds: tuple[Kind, ...], regions: tuple[KindLabels, ...]) -> Recipe:
         if instruction.opcode == "while":
             operands = kinds
             roots: list[tuple[Kind, ...]] = [(WHOLE,), kinds]
@@ -263,9 +263,9 @@ class Demand:
             operands = (WHOLE, *entered)
             roots = [kinds] * len(regions)
         demands = tuple(self._region(labels, root) for labels, root in zip(regions, roots, strict=True))
-        return Recipe(how=How.CONTROL, results=_versions(instruction, kinds), operands=operands, regions=demands)
+        return Recipe(mode=EmitMode.CONTROL, results=_versions(instruction, kinds), operands=operands, regions=demands)
 
-    def _region(self, labels: Labels, root: tuple[Kind, ...]) -> Demand:
+    def _region(self, labels: KindLabels, root: tuple[Kind, ...]) -> Demand:
         return Demand(labels, self.labeller, _versions(labels.computation.root, root))
 
     def _barrier(self, instruction: Instruction, wanted: Collection[Version]) -> Recipe:
@@ -280,7 +280,7 @@ class Demand:
             if kinds[leaf] is None:
                 kinds[leaf] = kind
                 versions.append(version)
-        return Recipe(how=How.BARRIER, results=tuple(versions), operands=tuple(kinds))
+        return Recipe(mode=EmitMode.BARRIER, results=tuple(versions), operands=tuple(kinds))
 
     def _in_parts(self, instruction: Instruction, leaf: int, kind: Along) -> Recipe | None:
         """A whole value computed in parts from parts of its operands; None where it must be cut out."""
@@ -289,17 +289,17 @@ class Demand:
             is_counted = instruction.get("iota_dimension") == kind.dim
             if is_counted and kind.outer > 1:
                 return None
-            how = How.COUNT if is_counted else How.COPY
-            return Recipe(how=how, results=((instruction, leaf, kind),))
+            how = EmitMode.COUNT if is_counted else EmitMode.COPY
+            return Recipe(mode=how, results=((instruction, leaf, kind),))
         if opcode in ("parameter", "constant"):
             return None
         if opcode in ("while", "conditional"):
             return self._loop_in_parts(instruction, leaf, kind)
-        reading = localized(instruction, leaf, kind, self.labeller.rules)
+        reading = localize(instruction, leaf, kind, self.labeller.rules)
         if reading is None:
             return None
         results = _versions(instruction, reading.results)
-        return Recipe(how=How.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
+        return Recipe(mode=EmitMode.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
 
     def _loop_in_parts(self, instruction: Instruction, leaf: int, kind: Along) -> Recipe | None:
         """A loop of whole values that carries parts instead: rounds of a random number generator."""
@@ -307,14 +307,14 @@ class Demand:
             return None
         start: list[Kind] = [WHOLE] * len(instruction.shape.leaves)
         start[leaf] = kind
-        found = self._relabelled(instruction, start)
+        found = self._relabel(instruction, start)
         if found is None or found[0][leaf] != kind:
             return None
         return self._control(instruction, *found)
 
-    def _relabelled(
+    def _relabel(
         self, instruction: Instruction, kinds: Iterable[Kind]
-    ) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
+    ) -> tuple[tuple[Kind, ...], tuple[KindLabels, ...]] | None:
         label = self.labeller.loop if instruction.opcode == "while" else self.labeller.choice
         return label(instruction, tuple(kinds))
 
@@ -323,5 +323,5 @@ def _versions(instruction: Instruction, kinds: Iterable[Kind]) -> tuple[Version,
     return tuple([(instruction, leaf, kind) for leaf, kind in enumerate(kinds)])
 
 
-def _parameters(labels: Labels) -> tuple[Instruction, ...]:
+def _parameters(labels: KindLabels) -> tuple[Instruction, ...]:
     return labels.computation.parameters

@@ -51,7 +51,7 @@ Kind = Whole | Along | Term | Done | Own
 WHOLE, SUM, DONE, OWN = Whole(), Term(), Done(), Own()
 
 
-def joined(a: Kind, b: Kind) -> Kind:
+def join_kinds(a: Kind, b: Kind) -> Kind:
     """What a value is that may be either (carried by a loop, made by one of two branches).
 
     A whole value can be cut, and can be a term: all of it in the first micro-batch, zeros in the others.

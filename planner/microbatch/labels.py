@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from shardwright.hlo import Computation, Instruction, TupleShape
-from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, joined
-from shardwright.planner.microbatch.locality import Reading, Readings, apart
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, join_kinds
+from shardwright.planner.microbatch.local_rules import LocalRule, LocalRules, localize_inexactly
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 #: Instructions whose result leaves are operand leaves, in order.
 TRANSPARENT = frozenset({"tuple", "optimization-barrier", "opt-barrier", "domain", "add-dependency"})
@@ -31,7 +31,7 @@ _NEVER_EARLY = HEAVY | {"while", "call", "conditional", "custom-call", "fft", "c
 
 
 @dataclass(slots=True)
-class Labels:
+class KindLabels:
     """What is known of one computation, for parameters of given kinds.
 
     kinds: per instruction, its result leaves. readings: how micro-batches compute what they can compute.
@@ -45,8 +45,8 @@ class Labels:
 
     computation: Computation
     kinds: dict[Instruction, tuple[Kind, ...]] = field(default_factory=dict)
-    readings: dict[Instruction, Reading] = field(default_factory=dict)
-    regions: dict[Instruction, tuple[Labels, ...]] = field(default_factory=dict)
+    local_rules: dict[Instruction, LocalRule] = field(default_factory=dict)
+    regions: dict[Instruction, tuple[KindLabels, ...]] = field(default_factory=dict)
     done: dict[Instruction, None] = field(default_factory=dict)
     cheap: set[Instruction] = field(default_factory=set)
     collecting: set[Instruction] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Labels:
         return self.kinds[self.computation.root]
 
 
-def operand_kinds(labels: Labels, instruction: Instruction) -> tuple[Kind, ...]:
+def operand_kinds(labels: KindLabels, instruction: Instruction) -> tuple[Kind, ...]:
     """Kinds of the array leaves of all operands, in order."""
     return tuple([kind for operand in instruction.operands for kind in labels.kinds[operand]])
 
@@ -69,7 +69,7 @@ def first_leaf(instruction: Instruction) -> int:
     return sum(len(element.leaves) for element in shape.elements[: instruction.index])
 
 
-def cause(labels: Labels, reader: Instruction) -> Instruction:
+def find_cause(labels: KindLabels, reader: Instruction) -> Instruction:
     """What needs the whole batch, so that a reader of it does: what sums over the batch, or takes all of it."""
     current = reader
     while True:
@@ -96,19 +96,19 @@ class Labeller:
     instructions, where some are known.
     """
 
-    def __init__(self, most_early: int, *, inexact: bool = False, rules: KnownRules | None = None) -> None:
+    def __init__(self, most_early: int, *, inexact: bool = False, rules: RuleCache | None = None) -> None:
         self._most_early = most_early
         self.inexact = inexact
-        self.rules = rules or KnownRules()
-        self.readings = Readings(self.rules)
-        self.taken: dict[Instruction, None] = {}
+        self.rules = rules or RuleCache()
+        self.local_rules = LocalRules(self.rules)
+        self.inexact_sites: dict[Instruction, None] = {}
         self._reasons: dict[Instruction, Instruction] = {}
 
-    def entry(self, computation: Computation, kinds: Mapping[Instruction, tuple[Kind, ...]]) -> Labels:
+    def entry(self, computation: Computation, kinds: Mapping[Instruction, tuple[Kind, ...]]) -> KindLabels:
         """Labels of the entry. kinds: of its parameters."""
         return _Region(self, computation, kinds, adds_whole=False, is_entry=True).run()
 
-    def region(self, computation: Computation, kinds: Sequence[Kind], *, adds_whole: bool) -> Labels:
+    def region(self, computation: Computation, kinds: Sequence[Kind], *, adds_whole: bool) -> KindLabels:
         """Labels of what control flow runs. kinds: the leaves of its parameters."""
         rest = list(kinds)
         given: dict[Instruction, tuple[Kind, ...]] = {}
@@ -117,7 +117,7 @@ class Labeller:
             given[parameter], rest = tuple(rest[:count]), rest[count:]
         return _Region(self, computation, given, adds_whole=adds_whole, is_entry=False).run()
 
-    def loop(self, loop: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
+    def loop(self, loop: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[KindLabels, ...]] | None:
         """Kinds that a loop carries when it starts with these, and labels of condition and body; None where a
         micro-batch cannot run it."""
         (condition,), (body,) = loop.called["condition"], loop.called["body"]
@@ -125,7 +125,7 @@ class Labeller:
         adds_whole = any(isinstance(kind, Along) for kind in carried)
         while True:
             labels = self.region(body, carried, adds_whole=adds_whole)
-            now = tuple(joined(old, new) for old, new in zip(carried, labels.root, strict=True))
+            now = tuple(join_kinds(old, new) for old, new in zip(carried, labels.root, strict=True))
             if self._fails(loop, body, now, labels):
                 return None
             if now == carried:
@@ -133,22 +133,24 @@ class Labeller:
             carried = now
         tested = self.region(condition, carried, adds_whole=False)
         if tested.root != (WHOLE,):
-            self._reasons[loop] = cause(tested, next(iter(tested.done), condition.root))
+            self._reasons[loop] = find_cause(tested, next(iter(tested.done), condition.root))
             return None
         return carried, (tested, labels)
 
-    def choice(self, choice: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
+    def choice(
+        self, choice: Instruction, kinds: Sequence[Kind]
+    ) -> tuple[tuple[Kind, ...], tuple[KindLabels, ...]] | None:
         """Kinds that a conditional makes of operands of these kinds, and labels of its branches."""
         if kinds[0] != WHOLE:
             return None
         rest = list(kinds[1:])
-        found: list[Labels] = []
+        found: list[KindLabels] = []
         results: tuple[Kind, ...] = (WHOLE,) * len(choice.shape.leaves)
         for branch in branches(choice):
             count = sum(len(parameter.shape.leaves) for parameter in branch.parameters)
             labels = self.region(branch, rest[:count], adds_whole=True)
             rest = rest[count:]
-            results = tuple(joined(a, b) for a, b in zip(results, labels.root, strict=True))
+            results = tuple(join_kinds(a, b) for a, b in zip(results, labels.root, strict=True))
             if self._fails(choice, branch, results, labels):
                 return None
             found.append(labels)
@@ -158,15 +160,15 @@ class Labeller:
         """What no micro-batch can compute: inside control flow, or the instruction itself."""
         return self._reasons.get(instruction, instruction)
 
-    def _fails(self, caller: Instruction, region: Computation, kinds: Collection[Kind], labels: Labels) -> bool:
+    def _fails(self, caller: Instruction, region: Computation, kinds: Collection[Kind], labels: KindLabels) -> bool:
         """Whether what control flow runs needs the whole batch; the reason is kept."""
-        fails = _unfinished(kinds)
+        fails = _has_unfinished(kinds)
         if fails:
-            found = cause(labels, next(iter(labels.done), region.root))
+            found = find_cause(labels, next(iter(labels.done), region.root))
             self._reasons[caller] = self._reasons.get(found, found)
         return fails
 
-    def is_early(self, labels: Labels, instruction: Instruction) -> bool:
+    def is_early(self, labels: KindLabels, instruction: Instruction) -> bool:
         """Whether computing `instruction` for the whole batch is a side computation, not part of the model."""
         if instruction.opcode in _NEVER_EARLY:
             return False
@@ -178,7 +180,7 @@ class Labeller:
         )
 
 
-def _unfinished(kinds: Collection[Kind]) -> bool:
+def _has_unfinished(kinds: Collection[Kind]) -> bool:
     """Whether a value that control flow hands on is none of what a micro-batch can hold: only sums add up in a loop."""
     return any(isinstance(kind, Done) or (isinstance(kind, Term) and kind.reduction != "add") for kind in kinds)
 
@@ -197,9 +199,9 @@ class _Region:
         self._parameters = parameters
         self._adds_whole = adds_whole
         self._is_entry = is_entry
-        self.labels = Labels(computation)
+        self.labels = KindLabels(computation)
 
-    def run(self) -> Labels:
+    def run(self) -> KindLabels:
         labels = self.labels
         for instruction in labels.computation.instructions:
             labels.kinds[instruction] = self._kinds(instruction)
@@ -222,7 +224,7 @@ class _Region:
             return kinds[: len(instruction.shape.leaves)]
         if opcode in ("while", "conditional"):
             return self._control_flow(instruction, kinds)
-        return self._computed(instruction, kinds)
+        return self._label_computation(instruction, kinds)
 
     # ---- control flow ----------------------------------------------------------
     def _control_flow(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
@@ -235,21 +237,23 @@ class _Region:
         return self._once(instruction, kinds)
 
     # ---- what computes -----------------------------------------------------------
-    def _computed(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    def _label_computation(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
         labels = self.labels
         if DONE in kinds and _FINISHED.issuperset(map(type, kinds)):  # most of an optimizer
             return self._once(instruction, kinds)
         found = (
-            self._labeller.readings.of(instruction, kinds, adds_whole=self._adds_whole) if DONE not in kinds else None
+            self._labeller.local_rules.of(instruction, kinds, adds_whole=self._adds_whole)
+            if DONE not in kinds
+            else None
         )
         if found is None:
             early = tuple(self._early(instruction, kinds))
             if early != kinds:
-                found = self._labeller.readings.of(instruction, early, adds_whole=self._adds_whole)
+                found = self._labeller.local_rules.of(instruction, early, adds_whole=self._adds_whole)
         if found is None and self._labeller.inexact:
             found = self._inexact(instruction, kinds)
         if found is not None:
-            labels.readings[instruction] = found
+            labels.local_rules[instruction] = found
             if kinds and self._is_entry and self._is_cheap(instruction, found):
                 labels.cheap.add(instruction)
             return found.results
@@ -267,7 +271,7 @@ class _Region:
                 yield WHOLE if is_early else kind
                 position += 1
 
-    def _inexact(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> Reading | None:
+    def _inexact(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> LocalRule | None:
         """How a micro-batch reads its own terms for those of the whole batch, beside parts of it."""
         if not any(isinstance(kind, Along) for kind in kinds):
             return None
@@ -277,12 +281,14 @@ class _Region:
             for owner, kind in zip(owners, kinds, strict=True)
         )
         if own == kinds:
-            found = apart(instruction, kinds)
+            found = localize_inexactly(instruction, kinds)
         else:
-            found = self._labeller.readings.of(instruction, own, adds_whole=self._adds_whole)
+            found = self._labeller.local_rules.of(instruction, own, adds_whole=self._adds_whole)
         if found is not None:
             beside = [owner for owner, kind, now in zip(owners, kinds, own, strict=True) if kind != now]
-            self._labeller.taken |= dict.fromkeys(cause(self.labels, each) for each in beside or [instruction])
+            self._labeller.inexact_sites |= dict.fromkeys(
+                find_cause(self.labels, each) for each in beside or [instruction]
+            )
         return found
 
     def _has_own(self, value: Instruction) -> bool:
@@ -301,7 +307,7 @@ class _Region:
             seen.update(current.operands)
         return True
 
-    def _is_cheap(self, instruction: Instruction, found: Reading) -> bool:
+    def _is_cheap(self, instruction: Instruction, found: LocalRule) -> bool:
         is_whole = found.results.count(WHOLE) == len(found.results)
         return not is_whole and self._labeller.is_early(self.labels, instruction)
 

@@ -10,7 +10,7 @@ from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names
 from shardwright.planner.microbatch.demand import Version
 from shardwright.planner.microbatch.kinds import WHOLE, Along, local_shape
-from shardwright.planner.microbatch.split import Shared, StepSplit
+from shardwright.planner.microbatch.split import SharedValue, StepSplit
 from shardwright.planner.microbatch.writer import Writer
 from shardwright.planner.rewrites import edit
 
@@ -28,7 +28,7 @@ class Index:
     """The number of the micro-batch, s32[]."""
 
 
-Input = Argument | Index | Shared
+Input = Argument | Index | SharedValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class PartModule:
 
     module: Module
     inputs: tuple[Input, ...]
-    outputs: tuple[Shared | int, ...]
+    outputs: tuple[SharedValue | int, ...]
 
 
 def micro_module(split: StepSplit, micro_batches: int) -> PartModule:
@@ -83,7 +83,7 @@ class _Part:
         shape = local_shape(parameter.shape.leaves[leaf], kind, parts)
         return self.inputs.get(value) or self.parameter(value, self.block.names.of(parameter), shape, parameter)
 
-    def finish(self, results: list[Instruction], outputs: tuple[Shared | int, ...]) -> PartModule:
+    def finish(self, results: list[Instruction], outputs: tuple[SharedValue | int, ...]) -> PartModule:
         root = self.block.make("tuple", TupleShape(tuple(value.shape for value in results)), results, "results", "of")
         root.is_root = True
         source = self.split.module
@@ -102,11 +102,11 @@ class _MicroPart(_Part):
         self.parts = parts
 
     def run(self) -> PartModule:
-        writer = Writer(self.split.micro, self.parts, self.block, self._given, self._index)
+        writer = Writer(self.split.micro, self.parts, self.block, self._input, self._index)
         writer.write()
-        return self.finish(handed_out(self.split, writer, self.block), self.split.shared)
+        return self.finish(micro_outputs(self.split, writer, self.block), self.split.shared)
 
-    def _given(self, version: Version) -> Instruction:
+    def _input(self, version: Version) -> Instruction:
         return self.argument(version, self.parts)
 
     def _index(self) -> Instruction:
@@ -118,19 +118,19 @@ class _MicroPart(_Part):
 class _OncePart(_Part):
     def run(self) -> PartModule:
         self.shared = {(each.name, each.leaf): each for each in self.split.shared}
-        writer = Writer(self.split.once, 1, self.block, self._given, _no_index)
+        writer = Writer(self.split.once, 1, self.block, self._input, _no_index)
         writer.write()
         results = [writer.value(version) for version in self.split.once.roots]
         return self.finish(results, tuple(range(len(results))))
 
-    def _given(self, version: Version) -> Instruction:
+    def _input(self, version: Version) -> Instruction:
         instruction, leaf, kind = version
         if kind == WHOLE:
             return self.argument(version, 1)
         shared = self.shared[instruction.name, leaf]
         name = self.block.names.of(instruction) if leaf == 0 else self.block.names.like(instruction.name, "done")
         value = self.parameter(shared, name, shared.shape, instruction)
-        return narrowed(self.block, value, instruction.shape.leaves[leaf], instruction)
+        return narrow(self.block, value, instruction.shape.leaves[leaf], instruction)
 
 
 def _no_index() -> Instruction:
@@ -146,7 +146,7 @@ def argument_numbers(module: Module) -> dict[Instruction, int]:
     return numbers
 
 
-def handed_out(split: StepSplit, writer: Writer, block: Block) -> list[Instruction]:
+def micro_outputs(split: StepSplit, writer: Writer, block: Block) -> list[Instruction]:
     """A micro-batch's terms and parts, in the types in which they are added up."""
     found = []
     for shared, version in zip(split.shared, split.micro.roots, strict=True):
@@ -160,7 +160,7 @@ def handed_out(split: StepSplit, writer: Writer, block: Block) -> list[Instructi
     return found
 
 
-def narrowed(block: Block, value: Instruction, shape: ArrayShape, like: Instruction) -> Instruction:
+def narrow(block: Block, value: Instruction, shape: ArrayShape, like: Instruction) -> Instruction:
     """A finished term in the type that the program has."""
     assert isinstance(value.shape, ArrayShape)
     return value if value.shape.element_type == shape.element_type else block.make("convert", shape, [value], like)

@@ -12,13 +12,19 @@ from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.collector import collector_paused
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.microbatch.batch import candidates
-from shardwright.planner.microbatch.demand import Demand, How, Version
+from shardwright.planner.microbatch.batch_candidates import batch_candidates
+from shardwright.planner.microbatch.demand import Demand, EmitMode, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
-from shardwright.planner.microbatch.labels import Labeller, Labels
-from shardwright.planner.microbatch.refusal import argument_leaves, argument_words, indivisible, refusal, taken_apart
-from shardwright.planner.rewrites.lookups import own_rows
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.microbatch.labels import KindLabels, Labeller
+from shardwright.planner.microbatch.messages import (
+    argument_leaves,
+    conflict_error,
+    describe_argument,
+    indivisible_error,
+    inexact_note,
+)
+from shardwright.planner.rewrites.batched_lookups import batch_lookups
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 MICRO, ONCE = "micro", "once"
 
@@ -30,7 +36,7 @@ _NARROW = frozenset({"bf16", "f16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedValue:
     """A value that micro-batches make and the once part reads: array leaf `leaf` of instruction `name`.
 
     kind: `Term` (an accumulator) or `Along` (collected). shape: of the whole value, in the type in which it is added
@@ -46,7 +52,7 @@ class Shared:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
     """Where a step is cut. Instructions are those of `module`, the program with its calls written out
-    and its lookups as `rewrites.lookups` writes them.
+    and its lookups as `rewrites.batched_lookups` writes them.
 
     kinds: per instruction of the entry, by name, the kinds of its result's array leaves.
     parts: per instruction of the entry, by name, `micro`, `once`, both (whole values that both read), or nothing.
@@ -60,8 +66,8 @@ class StepSplit:
     kinds: Mapping[str, tuple[Kind, ...]]
     parts: Mapping[str, frozenset[str]]
     batch: Mapping[int, Along]
-    accumulators: tuple[Shared, ...]
-    collected: tuple[Shared, ...]
+    accumulators: tuple[SharedValue, ...]
+    collected: tuple[SharedValue, ...]
     divisor: int
     tightest: str
     notes: tuple[str, ...] = ()
@@ -70,13 +76,13 @@ class StepSplit:
     once: Demand = field(repr=False)
 
     @property
-    def shared(self) -> tuple[Shared, ...]:
+    def shared(self) -> tuple[SharedValue, ...]:
         return (*self.accumulators, *self.collected)
 
     def check(self, micro_batches: int) -> None:
         """MicroBatchError where the batch does not split into so many equal parts."""
         if micro_batches < 1 or self.divisor % micro_batches:
-            raise indivisible(self, micro_batches)
+            raise indivisible_error(self, micro_batches)
 
 
 def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
@@ -93,19 +99,19 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
     """
     options = options or PlanOptions()
     with collector_paused():
-        module = own_rows(inline_calls(module))
+        module = batch_lookups(inline_calls(module))
         _refuse_effects(module)
         flow = build_dataflow(module)
         refused: list[tuple[tuple[bool, int], dict[int, Along], MicroBatchError]] = []
         order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}
-        for batch in candidates(flow, options):
-            labeller, labels = labelled(module, batch)
+        for batch in batch_candidates(flow, options):
+            labeller, labels = label_step(module, batch)
             if labels.conflicts:
                 is_usual = all(along.dim == 0 for along in batch.values())
                 rank = (is_usual, order[labels.conflicts[0]])
-                refused.append((rank, batch, refusal(module, labeller, labels)))
+                refused.append((rank, batch, conflict_error(module, labeller, labels)))
                 continue
-            found = cut(module, batch, labeller, labels, options.argument_names)
+            found = cut_step(module, batch, labeller, labels, options.argument_names)
             if any(MICRO in parts for parts in found.parts.values()):
                 return found
         if not refused:
@@ -116,10 +122,10 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
             )
         _, batch, error = max(refused, key=lambda found: found[0])  # the guess that went furthest
         if options.micro_batch_inexact:
-            labeller, labels = labelled(module, batch, inexact=True)
+            labeller, labels = label_step(module, batch, inexact=True)
             if not labels.conflicts:
-                return cut(module, batch, labeller, labels, options.argument_names)
-            error = refusal(module, labeller, labels)
+                return cut_step(module, batch, labeller, labels, options.argument_names)
+            error = conflict_error(module, labeller, labels)
         raise error
 
 
@@ -135,9 +141,9 @@ def _refuse_effects(module: Module) -> None:
             )
 
 
-def labelled(
-    module: Module, batch: Mapping[int, Along], *, inexact: bool = False, rules: KnownRules | None = None
-) -> tuple[Labeller, Labels]:
+def label_step(
+    module: Module, batch: Mapping[int, Along], *, inexact: bool = False, rules: RuleCache | None = None
+) -> tuple[Labeller, KindLabels]:
     """The kinds of all values where these flat arguments carry the batch. inexact, rules: see `Labeller`."""
     kinds: dict[Instruction, tuple[Kind, ...]] = {}
     number, most = 0, 0
@@ -150,8 +156,8 @@ def labelled(
     return labeller, labeller.entry(module.entry, kinds)
 
 
-def cut(
-    module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: Labels, names: tuple[str, ...] = ()
+def cut_step(
+    module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: KindLabels, names: tuple[str, ...] = ()
 ) -> StepSplit:
     """The step cut as labelled; `names` of its flat arguments.
 
@@ -160,7 +166,7 @@ def cut(
     _finish_early(labels)
     root = module.entry.root
     once = Demand(labels, labeller, tuple((root, leaf, DONE) for leaf in range(len(root.shape.leaves))))
-    shared = [_shared(labels, version) for version in once.given() if version[2] == DONE]
+    shared = [_to_shared(labels, version) for version in once.inputs() if version[2] == DONE]
     accumulators = tuple(each for each in shared if isinstance(each.kind, Term))
     collected = tuple(each for each in shared if isinstance(each.kind, Along))
     by_name = {instruction.name: instruction for instruction in module.entry}
@@ -177,38 +183,38 @@ def cut(
         collected=collected,
         divisor=divisor,
         tightest=tightest,
-        notes=tuple(taken_apart(module, each) for each in labeller.taken),
+        notes=tuple(inexact_note(module, each) for each in labeller.inexact_sites),
         names=names,
         micro=micro,
         once=once,
     )
 
 
-def _shared(labels: Labels, version: Version) -> Shared:
+def _to_shared(labels: KindLabels, version: Version) -> SharedValue:
     instruction, leaf, _ = version
     kind = labels.kinds[instruction][leaf]
     shape = instruction.shape.leaves[leaf]
     assert isinstance(kind, Term | Along)
     if kind == SUM and shape.element_type in _NARROW:
         shape = ArrayShape("f32", shape.dimensions, (), shape.layout)
-    return Shared(name=instruction.name, leaf=leaf, kind=kind, shape=shape)
+    return SharedValue(name=instruction.name, leaf=leaf, kind=kind, shape=shape)
 
 
 def _divisor(micro: Demand, batch: Mapping[int, Along], module: Module, names: tuple[str, ...]) -> tuple[int, str]:
     leaves = argument_leaves(module)
-    found = [(leaves[n].dimensions[along.dim], argument_words(module, names, n)) for n, along in batch.items()]
+    found = [(leaves[n].dimensions[along.dim], describe_argument(module, names, n)) for n, along in batch.items()]
     found += [(size, f"{i.opcode} {i.name}") for size, i in micro.divisors()]
     divisor = gcd(*(size for size, _ in found))
     return divisor, min(found, key=lambda each: each[0])[1]
 
 
-def _parts(labels: Labels, micro: Demand, once: Demand) -> dict[str, frozenset[str]]:
-    def computed(demand: Demand, instruction: Instruction) -> bool:
-        return any(recipe.how is not How.GIVEN for recipe in demand.recipes.get(instruction, ()))
+def _parts(labels: KindLabels, micro: Demand, once: Demand) -> dict[str, frozenset[str]]:
+    def is_computed(demand: Demand, instruction: Instruction) -> bool:
+        return any(recipe.mode is not EmitMode.GIVEN for recipe in demand.recipes.get(instruction, ()))
 
     return {
         instruction.name: frozenset(
-            part for part, demand in ((MICRO, micro), (ONCE, once)) if computed(demand, instruction)
+            part for part, demand in ((MICRO, micro), (ONCE, once)) if is_computed(demand, instruction)
         )
         for instruction in labels.computation
     }
@@ -222,7 +228,7 @@ _SINKING = frozenset(
 )
 
 
-def _finish_early(labels: Labels) -> None:
+def _finish_early(labels: KindLabels) -> None:
     """Whatever only follows a sum, and makes nothing smaller of it, is left to the once part."""
     users: dict[Instruction, list[Instruction]] = {}
     for instruction in labels.computation:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, TupleShape
-from shardwright.planner.graph.inlining import naming
-from shardwright.planner.microbatch.block import Block, Region, cut, is_first, offset
-from shardwright.planner.microbatch.demand import Demand, How, Recipe, Version
+from shardwright.planner.graph.inlining import with_callee_names
+from shardwright.planner.microbatch.block import Block, Region, is_first, offset, slice_micro_batch
+from shardwright.planner.microbatch.demand import Demand, EmitMode, Recipe, Version
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape
 from shardwright.planner.microbatch.shapes import local_attributes
 from shardwright.planner.rewrites import edit
@@ -40,7 +40,7 @@ class Writer:
     def write(self) -> None:
         for instruction in self._demand.labels.computation.instructions:
             for recipe in self._demand.recipes.get(instruction, ()):
-                _WRITE[recipe.how](self, instruction, recipe)
+                _WRITE[recipe.mode](self, instruction, recipe)
 
     def value(self, version: Version) -> Instruction:
         """What was written for a version."""
@@ -63,7 +63,7 @@ class Writer:
             attributes=attributes,
             is_root=False,
         )
-        self._register(self._block.add(edit.consistent(made)), recipe)
+        self._register(self._block.add(edit.check_consistency(made)), recipe)
 
     def _hand_in(self, instruction: Instruction, recipe: Recipe) -> None:
         for version in recipe.results:
@@ -73,7 +73,7 @@ class Writer:
         (version,) = recipe.results
         _, leaf, kind = version
         assert isinstance(kind, Along)
-        self._made[version] = cut(
+        self._made[version] = slice_micro_batch(
             self._block, self.value((instruction, leaf, WHOLE)), kind, self._parts, self._index(), instruction
         )
 
@@ -176,13 +176,13 @@ class Writer:
             count += len(parameter.shape.leaves)
         region = Region(self._block.names, source.name, index_at=count)
 
-        def given(version: Version) -> Instruction:
+        def input_of(version: Version) -> Instruction:
             parameter, leaf, kind = version
             shape = local_shape(parameter.shape.leaves[leaf], kind, self._parts)
             name = region.block.names.like(parameter.name, "element")
             return region.element(first[parameter] + leaf, shape, name)
 
-        writer = Writer(demand, self._parts, region.block, given, region.index)
+        writer = Writer(demand, self._parts, region.block, input_of, region.index)
         writer.write()
         return region, [writer.value(version) for version in demand.roots]
 
@@ -197,7 +197,7 @@ class Writer:
         name = self._block.names.of(instruction)
         made = edit.copy_of(instruction, operands, name=name, shape=shape, called=dict(called), is_root=False)
         for attribute, callees in called.items():
-            made.attributes[attribute] = naming(instruction.attributes[attribute], callees)
+            made.attributes[attribute] = with_callee_names(instruction.attributes[attribute], callees)
         self._block.add(made)
         for leaf, version in enumerate(recipe.results):
             self._tuples[version] = (made, leaf)
@@ -237,13 +237,13 @@ class Writer:
                 self._made[version] = made
 
 
-_WRITE: dict[How, Callable[[Writer, Instruction, Recipe], None]] = {
-    How.COPY: Writer._copy,
-    How.GIVEN: Writer._hand_in,
-    How.CUT: Writer._cut,
-    How.COUNT: Writer._count,
-    How.FIRST: Writer._first,
-    How.OWN: Writer._own,
-    How.BARRIER: Writer._barrier,
-    How.CONTROL: Writer._control,
+_WRITE: dict[EmitMode, Callable[[Writer, Instruction, Recipe], None]] = {
+    EmitMode.COPY: Writer._copy,
+    EmitMode.GIVEN: Writer._hand_in,
+    EmitMode.CUT: Writer._cut,
+    EmitMode.COUNT: Writer._count,
+    EmitMode.FIRST: Writer._first,
+    EmitMode.OWN: Writer._own,
+    EmitMode.BARRIER: Writer._barrier,
+    EmitMode.CONTROL: Writer._control,
 }

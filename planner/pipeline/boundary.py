@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from shardwright.hlo import Module
 from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelineValue
-from shardwright.planner.pipeline.apply import Applied
-from shardwright.planner.pipeline.step import Step, argument_value, array, stacked_value
+from shardwright.planner.pipeline.step import PipelineStep, argument_value, array, batch_stack_value
+from shardwright.planner.pipeline.update_programs import UpdatePrograms
 from shardwright.plans import VariablePlan
 
 #: Values by name and stage.
@@ -45,7 +45,7 @@ def origins(
 
 
 def argument_entries(
-    step: Step, applied: Applied, values: Values, given: Sequence[Origin]
+    step: PipelineStep, applied: UpdatePrograms, values: Values, given: Sequence[Origin]
 ) -> tuple[ArgumentEntry, ...]:
     """One entry for every argument and stage that has it from the start.
 
@@ -55,12 +55,14 @@ def argument_entries(
     return tuple(_argument_entries(step, applied, values, given))
 
 
-def _argument_entries(step: Step, applied: Applied, values: Values, given: Sequence[Origin]) -> Iterator[ArgumentEntry]:
+def _argument_entries(
+    step: PipelineStep, applied: UpdatePrograms, values: Values, given: Sequence[Origin]
+) -> Iterator[ArgumentEntry]:
     passed_on = set(applied.outputs)
     for number, origin in enumerate(given):
-        whole, parts = argument_value(number), stacked_value(number)
-        if number in applied.keeps:
-            stages = [applied.keeps[number]] if _is_there(whole, values, passed_on) else []
+        whole, parts = argument_value(number), batch_stack_value(number)
+        if number in applied.stage_of_argument:
+            stages = [applied.stage_of_argument[number]] if _is_there(whole, values, passed_on) else []
         else:
             stages = [
                 stage for stage in range(step.stage_count) if (whole, stage) in values or (whole, stage) in passed_on
@@ -76,15 +78,17 @@ def _is_there(value: str, values: Values, passed_on: set[tuple[str, int]]) -> bo
     return any(name == value for name, _ in (*values, *passed_on))
 
 
-def _argument_entry(step: Step, values: Values, number: int, value: str, stage: int, origin: Origin) -> ArgumentEntry:
+def _argument_entry(
+    step: PipelineStep, values: Values, number: int, value: str, stage: int, origin: Origin
+) -> ArgumentEntry:
     found = values.get((value, stage))
-    variable = found.variable if found is not None else kept_as_it_is(step, number, stage)
+    variable = found.variable if found is not None else idle_argument_plan(step, number, stage)
     return ArgumentEntry(
         argument=origin.number, stage=stage, value=value, variable=_users(variable, origin), rows=origin.rows
     )
 
 
-def kept_as_it_is(step: Step, number: int, stage: int) -> VariablePlan:
+def idle_argument_plan(step: PipelineStep, number: int, stage: int) -> VariablePlan:
     """How an argument lies on a stage that computes nothing with it."""
     shape, layouts = array(step.arguments[number]), step.layouts[stage]
     name, lies = argument_value(number), layouts.argument(number)
@@ -98,7 +102,11 @@ def _users(variable: VariablePlan, origin: Origin) -> VariablePlan:
 
 
 def output_entries(
-    step: Step, applied: Applied, values: Values, arguments: Sequence[ArgumentEntry], given: Sequence[Origin]
+    step: PipelineStep,
+    applied: UpdatePrograms,
+    values: Values,
+    arguments: Sequence[ArgumentEntry],
+    given: Sequence[Origin],
 ) -> tuple[OutputEntry, ...]:
     """One entry for every output of the planned program, in order."""
     at = {(entry.value, entry.stage): position for position, entry in enumerate(arguments)}
@@ -107,7 +115,7 @@ def output_entries(
         variable = _users(values[value, stage].variable, origin)
         alias = None
         if number in step.aliases:
-            alias = at.get((argument_value(step.aliases[number]), applied.keeps[step.aliases[number]]))
+            alias = at.get((argument_value(step.aliases[number]), applied.stage_of_argument[step.aliases[number]]))
         entries.append(
             OutputEntry(
                 output=origin.number, stage=stage, value=value, variable=variable, alias=alias, rows=origin.rows

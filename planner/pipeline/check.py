@@ -56,11 +56,11 @@ def _value(plan: PipelinePlan, program: PipelineProgram, name: str, variable: Va
     value = plan.value.get((name, program.stage))
     if value is None:
         yield f"{program.name}: {name} is no value of stage {program.stage}"
-    elif _lies(value.variable) != _lies(variable):
+    elif _layout_of(value.variable) != _layout_of(variable):
         yield f"{program.name}: {name} lies as {variable.sharding}, on its stage as {value.variable.sharding}"
 
 
-def _lies(variable: VariablePlan) -> tuple[object, ...]:
+def _layout_of(variable: VariablePlan) -> tuple[object, ...]:
     return variable.element_type, variable.shape, variable.sharding, variable.stored_shape
 
 
@@ -73,7 +73,9 @@ def _boundary(plan: PipelinePlan) -> Iterator[str]:
             yield f"output {output.output} is {output.value}, which stage {output.stage} has not"
         elif output.variable.is_stacked:
             yield f"output {output.output} is partial: nothing reduces it"
-        if output.alias is not None and _lies(plan.arguments[output.alias].variable) != _lies(output.variable):
+        if output.alias is not None and _layout_of(plan.arguments[output.alias].variable) != _layout_of(
+            output.variable
+        ):
             replaced = plan.arguments[output.alias].argument
             yield f"output {output.output} does not lie as argument {replaced} that it replaces"
 

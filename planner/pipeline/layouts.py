@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.hlo import ArrayShape, Instruction, Module, TupleShape
-from shardwright.planner.microbatch import Shared, StepSplit
+from shardwright.planner.microbatch import SharedValue, StepSplit
 from shardwright.planner.plans.verify import CALLING
 from shardwright.planner.strategies.legality import rule_problems
 from shardwright.plans import InstructionPlan, VariablePlan
@@ -86,7 +86,7 @@ class StageLayouts:
             return replace(found, computation=computation)
         found = self._entries.get(_OF_ROWS.sub("", instruction.name))
         if found is not None and _fits(found, instruction):
-            entry = self._refitted(replace(found, name=instruction.name, computation=computation), instruction)
+            entry = self._refit(replace(found, name=instruction.name, computation=computation), instruction)
             if entry.opcode in CALLING or not rule_problems(instruction, entry, self.mesh):
                 return entry
         return InstructionPlan(
@@ -97,21 +97,21 @@ class StageLayouts:
             result=_whole(instruction),
         )
 
-    def _refitted(self, entry: InstructionPlan, instruction: Instruction) -> InstructionPlan:
+    def _refit(self, entry: InstructionPlan, instruction: Instruction) -> InstructionPlan:
         """The entry, with splits that its arrays are too small for moved to other dimensions."""
         operands = tuple(
-            self._fitted(lies, operand.shape.leaves)
+            self._fit_value(lies, operand.shape.leaves)
             for lies, operand in zip(entry.operands, instruction.operands, strict=True)
         )
-        result = self._fitted(entry.result, instruction.shape.leaves)
+        result = self._fit_value(entry.result, instruction.shape.leaves)
         if operands == entry.operands and result == entry.result:
             return entry
         return replace(entry, operands=operands, result=result, shared=())
 
-    def _fitted(self, value: ValueSharding, leaves: Sequence[ArrayShape]) -> ValueSharding:
-        return tuple(fitting(lies, leaf, self.mesh) for lies, leaf in zip(value, leaves, strict=True))
+    def _fit_value(self, value: ValueSharding, leaves: Sequence[ArrayShape]) -> ValueSharding:
+        return tuple(fit_sharding(lies, leaf, self.mesh) for lies, leaf in zip(value, leaves, strict=True))
 
-    def made(self, value: Instruction) -> TensorSharding:
+    def producer_sharding(self, value: Instruction) -> TensorSharding:
         """How an array lies where it is made; it may be a partial sum."""
         if value.opcode != "get-tuple-element":
             return self.entry(value, "").result[0]
@@ -120,11 +120,11 @@ class StageLayouts:
             first, maker = first + leaves_before(maker), maker.operands[0]
         return self.entry(maker, "").result[first]
 
-    def between(self, value: Instruction) -> TensorSharding:
+    def boundary_sharding(self, value: Instruction) -> TensorSharding:
         """How an array lies that one program hands to another: reduced."""
-        return TensorSharding(self.made(value).dims)
+        return TensorSharding(self.producer_sharding(value).dims)
 
-    def used(self, reader: Instruction, operand: int) -> TensorSharding:
+    def consumer_sharding(self, reader: Instruction, operand: int) -> TensorSharding:
         """How an instruction uses an array that is its operand."""
         return self.entry(reader, "").operands[operand][0]
 
@@ -133,7 +133,7 @@ class StageLayouts:
         """How an argument is stored between steps."""
         return _of_rows(self._parameter(number), self._argument_shapes[number], self.mesh)
 
-    def used_argument(self, number: int) -> TensorSharding:
+    def argument_in_loop(self, number: int) -> TensorSharding:
         """How an argument lies for the micro-batches."""
         carried, _ = self._loop
         lies = carried.get(self._whole.argument_numbers[number])
@@ -145,7 +145,7 @@ class StageLayouts:
     def _parameter(self, number: int) -> VariablePlan:
         return self._whole.parameters[self._whole.argument_numbers[number]]
 
-    def total(self, shared: Shared, term: Instruction) -> TensorSharding:
+    def total(self, shared: SharedValue, term: Instruction) -> TensorSharding:
         """How the sum of a term over the micro-batches lies while they add to it."""
         _, totals = self._loop
         (leaf,) = term.shape.leaves
@@ -153,7 +153,11 @@ class StageLayouts:
         if exact is not None:
             return exact
         lies = totals.get((_OF_ROWS.sub("", shared.name), shared.leaf))
-        return fitting(lies, leaf, self.mesh) if lies is not None and len(lies.dims) == leaf.rank else self.made(term)
+        return (
+            fit_sharding(lies, leaf, self.mesh)
+            if lies is not None and len(lies.dims) == leaf.rank
+            else self.producer_sharding(term)
+        )
 
     def output(self, number: int) -> TensorSharding:
         """How an output is stored between steps."""
@@ -166,10 +170,10 @@ def _of_rows(variable: VariablePlan, shape: ArrayShape, mesh: Mesh) -> TensorSha
     lies = variable.sharding
     if variable.shape == shape.dimensions or len(lies.dims) != shape.rank:
         return lies
-    return fitting(lies, shape, mesh)
+    return fit_sharding(lies, shape, mesh)
 
 
-def fitting(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
+def fit_sharding(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
     """The sharding, or a like one where it does not divide the shape: axes that are too many for a dimension split the
     largest one that they divide and nothing splits, or nothing: split twice over, its parts would lie in another order
     than a sum leaves that is scattered over them."""
@@ -189,7 +193,7 @@ def fitting(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorShardi
     return TensorSharding(tuple(kept), lies.unreduced)
 
 
-def replicated(shape: ArrayShape) -> TensorSharding:
+def whole_sharding(shape: ArrayShape) -> TensorSharding:
     return TensorSharding.replicated(shape.rank)
 
 
@@ -201,7 +205,7 @@ def leaves_before(element: Instruction) -> int:
 
 
 def _whole(value: Instruction) -> ValueSharding:
-    return tuple(replicated(leaf) for leaf in value.shape.leaves)
+    return tuple(whole_sharding(leaf) for leaf in value.shape.leaves)
 
 
 def _fits(entry: InstructionPlan, instruction: Instruction) -> bool:

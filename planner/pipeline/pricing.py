@@ -16,10 +16,10 @@ from shardwright.planner.collector import collector_paused
 from shardwright.planner.costs.kernels import find_kernels
 from shardwright.planner.costs.prices import Prices
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, build_dataflow
-from shardwright.planner.pipeline.assembly import Assembled
+from shardwright.planner.pipeline.program_writer import ProgramDraft
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
-from shardwright.planner.plans.ledger import compute_time_s, planned_collectives
+from shardwright.planner.plans.collectives import compute_time_s, list_collectives
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rules import rule_of
 from shardwright.planner.segments.choices import Graph
@@ -27,7 +27,7 @@ from shardwright.planner.segments.cut import Segments
 from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.layout import free_nodes, lay_out
 from shardwright.planner.strategies.expansion import Strategy, local_results
-from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.plans import CostSummary, InstructionPlan, Plan, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 
@@ -44,14 +44,14 @@ class Pricing:
         self._profile = profile
         self._original_sha256 = original_sha256
 
-    def plan(self, program: Assembled) -> Plan:
+    def plan(self, program: ProgramDraft) -> Plan:
         """The checked plan of one program. PlanCheckError where it does not hold (a defect of the planner)."""
         mesh = self._prices.mesh
         text = program.module.to_text()
         with collector_paused():
             decisions = self._decisions(build_dataflow(program.module), program)
             causes = Causes(decisions.graph.flow, program.reads, program.writes)
-            collectives = planned_collectives(decisions, causes)
+            collectives = list_collectives(decisions, causes)
             plan = Plan(
                 module_name=program.module.name,
                 hlo_sha256=sha256(text.encode()).hexdigest(),
@@ -81,7 +81,7 @@ class Pricing:
         """Seconds until an array that the client sends with the step is where it lies."""
         return self._prices.arrival_s(ArrayShape(variable.element_type, variable.shape), variable.sharding)
 
-    def _decisions(self, flow: Dataflow, program: Assembled) -> Decisions:
+    def _decisions(self, flow: Dataflow, program: ProgramDraft) -> Decisions:
         """The choices that the entries stand for."""
         free = free_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
@@ -99,14 +99,20 @@ class Pricing:
             _value(lies[node.index][0]) if node.is_value else self._strategy(node, entries[node.instruction.name])
             for node in flow.nodes
         )
-        return Decisions(graph=graph, strategies=strategies, lies=lies, hubs={}, shared=dict(_shared(flow, entries)))
+        return Decisions(
+            graph=graph,
+            strategies=strategies,
+            shardings=lies,
+            hubs={},
+            shared=dict(_find_shared_layouts(flow, entries)),
+        )
 
     def _strategy(self, node: Node, entry: InstructionPlan) -> Strategy:
         operands = tuple(lies for value in entry.operands for lies in value)
         order = list(self._prices.mesh.sizes)
         made = tuple(_before_reduction(lies, entry.partial, order) for lies in entry.result)
         found = Strategy(operands=operands, results=made, partial=entry.partial)
-        if not rule_of(node.instruction).bordered:
+        if not rule_of(node.instruction).exchange_factors:
             return found
         ways = tuple(frozenset(i for i, lies in enumerate(operands) if axis in lies.unreduced) for axis in order)
         known = self._builder.of_instruction(node.instruction, tuple(dict.fromkeys(way for way in ways if way)))
@@ -124,7 +130,9 @@ def _results(node: Node, entries: Mapping[str, InstructionPlan]) -> tuple[Tensor
     return (result[node.leaf],) if node.is_value else result
 
 
-def _shared(flow: Dataflow, entries: Mapping[str, InstructionPlan]) -> Iterator[tuple[Leaf, TensorSharding]]:
+def _find_shared_layouts(
+    flow: Dataflow, entries: Mapping[str, InstructionPlan]
+) -> Iterator[tuple[Leaf, TensorSharding]]:
     """Second layouts of values, for several readers."""
     for node in flow.nodes:
         entry = entries[node.instruction.name]

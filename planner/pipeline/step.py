@@ -8,15 +8,15 @@ from functools import cached_property
 from math import prod
 
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.microbatch import Along, Argument, Index, PartModule, Shared, StepSplit
-from shardwright.planner.pipeline.homes import Homes
+from shardwright.planner.microbatch import Along, Argument, Index, PartModule, SharedValue, StepSplit
 from shardwright.planner.pipeline.layouts import StageLayouts
+from shardwright.planner.pipeline.program_assignment import ProgramAssignment
 from shardwright.shardings import TensorSharding
 from shardwright.tasks import MICRO_BATCH
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class PipelineStep:
     """A step in two parts, and where they are computed.
 
     micro / once: what runs for every micro-batch / after all of them. homes: programs of the micro part.
@@ -27,7 +27,7 @@ class Step:
     micro: PartModule
     once: PartModule
     micro_batches: int
-    homes: Homes
+    program_assignment: ProgramAssignment
     stage_of_chunk: tuple[int, ...]
     layouts: tuple[StageLayouts, ...]
 
@@ -46,7 +46,7 @@ class Step:
         return {alias.output_index[0] if alias.output_index else 0: alias.parameter_number
                 for alias in self.split.module.aliases}  # fmt: skip
 
-    def input_of(self, part: PartModule, parameter: Instruction) -> Argument | Index | Shared:
+    def input_of(self, part: PartModule, parameter: Instruction) -> Argument | Index | SharedValue:
         return part.inputs[parameter.index]
 
 
@@ -60,7 +60,7 @@ def used_value(number: int, stage: int) -> str:
     return f"argument.{number}.used.{stage}"
 
 
-def stacked_value(number: int) -> str:
+def batch_stack_value(number: int) -> str:
     """A batch argument, its micro-batches along a dimension of their own."""
     return f"batch.{number}"
 
@@ -91,7 +91,7 @@ INDEX = MICRO_BATCH
 # ---- arrays that hold all micro-batches ------------------------------------------
 
 
-def stacked_dims(whole: tuple[int, ...], along: Along, micro_batches: int) -> tuple[int, ...]:
+def stack_dims(whole: tuple[int, ...], along: Along, micro_batches: int) -> tuple[int, ...]:
     """Dimensions of an array seen with its micro-batches along one of their own: `[M, B/M, …]` for `[B, …]`."""
     inner = whole[along.dim] // along.outer // micro_batches
     outer = (along.outer,) if along.outer > 1 else ()
@@ -103,7 +103,7 @@ def micro_dim(along: Along) -> int:
     return along.dim + (along.outer > 1)
 
 
-def stacked_lies(local: TensorSharding, along: Along, dims: tuple[int, ...], devices: int) -> TensorSharding:
+def stack_sharding(local: TensorSharding, along: Along, dims: tuple[int, ...], devices: int) -> TensorSharding:
     """How an array of all micro-batches lies where one micro-batch's part lies as `local`.
 
     devices: what `local` splits the cut dimension over.

@@ -8,9 +8,9 @@ from dataclasses import replace
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.errors import PlanCheckError
 from shardwright.pipelines import PipelineProgram, PipelineValue
-from shardwright.planner.pipeline.apply import Applied
-from shardwright.planner.pipeline.boundary import Values, kept_as_it_is
-from shardwright.planner.pipeline.step import INDEX, Step, argument_value
+from shardwright.planner.pipeline.boundary import Values, idle_argument_plan
+from shardwright.planner.pipeline.step import INDEX, PipelineStep, argument_value
+from shardwright.planner.pipeline.update_programs import UpdatePrograms
 from shardwright.shardings import Mesh
 from shardwright.tasks import Piece, Scope, Value
 
@@ -18,13 +18,13 @@ from shardwright.tasks import Piece, Scope, Value
 _PER_MICRO_BATCH = frozenset({"split", "forward", "backward"})
 
 
-def values_of(step: Step, applied: Applied, programs: Sequence[PipelineProgram]) -> Values:
+def values_of(step: PipelineStep, applied: UpdatePrograms, programs: Sequence[PipelineProgram]) -> Values:
     """Every value on every stage where it lies, by (name, stage).
 
     Raises PlanCheckError where two programs of a stage have it in different layouts (a defect of the planner).
     """
     found: dict[tuple[str, int], PipelineValue] = {}
-    for program, made in _touched(programs):
+    for program, made in _value_uses(programs):
         known = found.setdefault((made.name, made.stage), made)
         if known != made:
             raise PlanCheckError(
@@ -32,13 +32,13 @@ def values_of(step: Step, applied: Applied, programs: Sequence[PipelineProgram])
                 f"program of stage {made.stage}",
                 where=program.name,
             )
-    for number, stage in _kept_unread(step, applied, found):
-        name, variable = argument_value(number), kept_as_it_is(step, number, stage)
+    for number, stage in _unread_values(step, applied, found):
+        name, variable = argument_value(number), idle_argument_plan(step, number, stage)
         found[name, stage] = PipelineValue(name=name, stage=stage, scope="step", variable=variable)
     return found
 
 
-def _touched(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProgram, PipelineValue]]:
+def _value_uses(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProgram, PipelineValue]]:
     """What programs read and write, in order."""
     per_micro_batch = {
         value
@@ -57,8 +57,8 @@ def _touched(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProg
                 yield program, PipelineValue(name=name, stage=program.stage, scope=scope, variable=plain)
 
 
-def _kept_unread(
-    step: Step, applied: Applied, found: dict[tuple[str, int], PipelineValue]
+def _unread_values(
+    step: PipelineStep, applied: UpdatePrograms, found: dict[tuple[str, int], PipelineValue]
 ) -> Iterator[tuple[int, int]]:
     """(argument, stage) of what a stage keeps for others, or hands out as it came, and computes nothing with."""
     names = {name for name, _ in found}
@@ -66,8 +66,12 @@ def _kept_unread(
     stages = dict(applied.outputs)
     for number in range(len(step.arguments)):
         name = argument_value(number)
-        if number in applied.keeps and name in names | handed_out and (name, applied.keeps[number]) not in found:
-            yield number, applied.keeps[number]
+        if (
+            number in applied.stage_of_argument
+            and name in names | handed_out
+            and (name, applied.stage_of_argument[number]) not in found
+        ):
+            yield number, applied.stage_of_argument[number]
         elif name in handed_out and (name, stages[name]) not in found:
             yield number, stages[name]
 
@@ -81,7 +85,7 @@ def device_bytes(value: PipelineValue, mesh: Mesh) -> int:
     return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
 
 
-def task_values(step: Step, values: Values) -> tuple[Value, ...]:
+def task_values(step: PipelineStep, values: Values) -> tuple[Value, ...]:
     """The values as tasks know them. What a device sends is what the fullest device of either side has of it."""
     sizes: dict[str, dict[int, int]] = {}
     scopes: dict[str, Scope] = {}

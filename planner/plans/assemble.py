@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.hlo import Instruction
 from shardwright.planner.graph.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node, Use, computations_of
-from shardwright.planner.graph.scopes import span, telling_depth
+from shardwright.planner.graph.scopes import distinguishing_depth, scope_range
 from shardwright.planner.plans.causes import is_backward
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.forward import CHOOSERS
@@ -34,14 +34,14 @@ class Decisions:
 
     graph: Graph
     strategies: tuple[Strategy, ...]
-    lies: tuple[tuple[TensorSharding, ...], ...]
+    shardings: tuple[tuple[TensorSharding, ...], ...]
     hubs: Mapping[Leaf, TensorSharding]
     shared: Mapping[Leaf, TensorSharding]
 
     def result(self, leaf: Leaf) -> TensorSharding:
         """How an array leaf lies for its readers."""
         node, i = leaf
-        return self.lies[node][i]
+        return self.shardings[node][i]
 
     def source(self, node: Node, use: Use, used: TensorSharding) -> TensorSharding:
         """How what a node reads lies where the node, which uses it as `used`, takes it from."""
@@ -61,13 +61,13 @@ def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
             chosen[index] = found
         else:
             hubs[index, leaf] = found.results[0]
-    strategies = tuple(_with_free(graph, chosen))
-    lies = _lies(graph, strategies, hubs)
-    shared = _shared(graph, strategies, lies, hubs)
-    return Decisions(graph=graph, strategies=strategies, lies=lies, hubs=hubs, shared=shared)
+    strategies = tuple(_fill_free_nodes(graph, chosen))
+    lies = _shardings(graph, strategies, hubs)
+    shared = _find_shared_layouts(graph, strategies, lies, hubs)
+    return Decisions(graph=graph, strategies=strategies, shardings=lies, hubs=hubs, shared=shared)
 
 
-def _lies(
+def _shardings(
     graph: Graph, strategies: Sequence[Strategy], hubs: Mapping[Leaf, TensorSharding]
 ) -> tuple[tuple[TensorSharding, ...], ...]:
     """Per node how its array leaves lie: as made, but for sums that no reader takes as partial ones: reduced."""
@@ -81,12 +81,12 @@ def _lies(
             if is_sum[use.source[0]]:
                 wanted.setdefault(use.source, strategies[node.index].operands[use.position])
 
-    def reduced(leaf: Leaf, made: TensorSharding) -> TensorSharding:
-        return made if not made.unreduced or leaf in apart else _reduced(made, wanted.get(leaf))
+    def reduce_leaf(leaf: Leaf, made: TensorSharding) -> TensorSharding:
+        return made if not made.unreduced or leaf in apart else _reduce_to(made, wanted.get(leaf))
 
     return tuple(
         [
-            tuple([reduced((index, leaf), made) for leaf, made in enumerate(strategy.results)])
+            tuple([reduce_leaf((index, leaf), made) for leaf, made in enumerate(strategy.results)])
             if is_sum[index]
             else strategy.results
             for index, strategy in enumerate(strategies)
@@ -94,7 +94,7 @@ def _lies(
     )
 
 
-def _shared(
+def _find_shared_layouts(
     graph: Graph,
     strategies: Sequence[Strategy],
     lies: Sequence[Sequence[TensorSharding]],
@@ -124,7 +124,7 @@ def _shared(
     return found
 
 
-def _reduced(made: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:
+def _reduce_to(made: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:
     """A partial sum reduced over the axes that `wanted` reduces: split where it wants that and nothing else moves."""
     ending = [axis for axis in made.unreduced if wanted is None or axis not in wanted.unreduced]
     kept = tuple(axis for axis in made.unreduced if axis not in ending)
@@ -145,13 +145,13 @@ def _reduced(made: TensorSharding, wanted: TensorSharding | None) -> TensorShard
     return TensorSharding(tuple(dims), kept)
 
 
-def _with_free(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Strategy]:
+def _fill_free_nodes(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Strategy]:
     """Fill in free nodes, readers first: per mesh axis the split that all readers want, else none."""
     wanted: dict[int, list[TensorSharding]] = {}
     for node in reversed(graph.flow.nodes):
         strategy = strategies[node.index]
         if strategy is None:
-            strategy = strategies[node.index] = _serving(graph, node.index, wanted.get(node.index, []))
+            strategy = strategies[node.index] = _strategy_for_readers(graph, node.index, wanted.get(node.index, []))
         for use in node.uses:
             if graph.is_free[use.source[0]]:
                 wanted.setdefault(use.source[0], []).append(strategy.operands[use.position])
@@ -160,7 +160,7 @@ def _with_free(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Stra
         yield strategy
 
 
-def _serving(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
+def _strategy_for_readers(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
     """The strategy of a free node whose result is what all readers agree on; replicated where there is none."""
     instruction = graph.flow.nodes[node].instruction
     whole = TensorSharding.replicated(graph.flow.nodes[node].shapes[0].rank)
@@ -171,7 +171,7 @@ def _serving(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strat
             for a, b in zip(common.dims, other.dims, strict=True)
         )
         common = TensorSharding(dims)
-    giving, number = graph.builder.giving, graph.layout.signatures[node]
+    giving, number = graph.builder.strategy_giving, graph.layout.signatures[node]
     found = giving(instruction, number, common) or giving(instruction, number, whole)
     assert found is not None, "every instruction can be computed whole"
     return found
@@ -194,7 +194,7 @@ def instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]:
 
 def _instruction_plan(decisions: Decisions, computation: str, instruction: Instruction) -> InstructionPlan:
     flow, graph = decisions.graph.flow, decisions.graph
-    made, lies = flow.leaves[instruction], decisions.lies
+    made, lies = flow.leaves[instruction], decisions.shardings
     is_alone = len(made) == 1 and len(lies[made[0][0]]) == 1
     result = lies[made[0][0]] if is_alone else tuple([lies[node][leaf] for node, leaf in made])
     partial: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
     elif made and flow.nodes[made[0][0]].instruction is instruction and instruction.opcode != "parameter":
         strategy = decisions.strategies[made[0][0]]
         used = strategy.operands
-        partial = (*_reduced_here(strategy, result), *strategy.gathered)
+        partial = (*_axes_reduced_here(strategy, result), *strategy.gathered)
         reason = graph.reason(made[0][0])
     else:
         used = [lies[node][leaf] for operand in instruction.operands for node, leaf in flow.leaves[operand]]
@@ -217,15 +217,15 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
         computation=computation,
         name=instruction.name,
         opcode=instruction.opcode,
-        operands=_grouped(instruction, used),
+        operands=_group_by_operand(instruction, used),
         result=result,
         partial=partial,
         reason=reason,
-        shared=_shared_result(decisions, computation, instruction, made),
+        shared=_second_layouts(decisions, computation, instruction, made),
     )
 
 
-def _shared_result(
+def _second_layouts(
     decisions: Decisions, computation: str, instruction: Instruction, made: Sequence[Leaf]
 ) -> ValueSharding:
     """Second layouts of what an instruction makes."""
@@ -246,7 +246,7 @@ def _hands_out(graph: Graph, computation: str, instruction: Instruction, made: S
     return instruction in loops or (instruction.opcode == "get-tuple-element" and not is_inside)
 
 
-def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:
+def _axes_reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple[str, ...]:
     """Axes the local results are reduced over at once: partial sums made here or taken through that end here."""
     if not (strategy.partial or any(made.unreduced for made in strategy.results)):
         return ()
@@ -255,7 +255,7 @@ def _reduced_here(strategy: Strategy, result: Sequence[TensorSharding]) -> tuple
     return tuple(dict.fromkeys(axis for axis in (*strategy.partial, *local) if axis not in kept))
 
 
-def _grouped(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
+def _group_by_operand(instruction: Instruction, flat: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
     """Shardings of all operand leaves, operand by operand."""
     counts = [len(operand.shape.leaves) for operand in instruction.operands]
     if counts.count(1) == len(counts):
@@ -275,13 +275,13 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
     crossing = decisions.graph.layout.crossing
     flow = decisions.graph.flow
     products = [_forward_products(flow, instance.nodes) for instance in chain.instances]
-    depth = telling_depth(product for each in products for product in each)
+    depth = distinguishing_depth(product for each in products for product in each)
     found = []
     for number, instance in enumerate(chain.instances):
         handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
         found.append(
             SegmentPlan(
-                name=segment_name(decisions, number, span(products[number], depth)),
+                name=segment_name(decisions, number, scope_range(products[number], depth)),
                 kind=instance.kind,
                 instructions=len(instance.nodes),
                 boundary=tuple((flow.nodes[leaf[0]].instruction.name, decisions.result(leaf)) for leaf in handed),
@@ -307,7 +307,7 @@ def _forward_products(flow: Dataflow, nodes: Sequence[int]) -> list[Instruction]
 # ---- variables -------------------------------------------------------------------
 
 
-def variables(
+def variable_plans(
     decisions: Decisions, argument_names: Sequence[str], output_names: Sequence[str]
 ) -> tuple[tuple[VariablePlan, ...], tuple[VariablePlan, ...]]:
     """The program's parameters and outputs, flat, as they are stored between steps."""

@@ -17,7 +17,7 @@ _MAKERS = frozenset({"dot", "convolution", "reduce", "scatter", "gather", "dynam
 
 #: What adds parts of a gradient, or hands one on; and how many are looked through.
 _SUMS = _VIEWS | {"add", "concatenate", "pad"}
-_MOST_PARTS = 32
+_MAX_PARTS = 32
 
 _WORDS = {"dot": "matmul", "gather": "lookup", "broadcast": "broadcasting"}
 
@@ -33,7 +33,7 @@ def is_backward(op_name: str) -> bool:
     return "transpose(" in op_name
 
 
-def _combined(instruction: Instruction) -> str:
+def _reduction_word(instruction: Instruction) -> str:
     """How partial results of an instruction become whole; `reduction` where no word says it, as of argmax."""
     if instruction.opcode not in _COMBINING:
         return "sum"
@@ -75,12 +75,14 @@ class Causes:
     def reduction(self, node: Node) -> str:
         """`gradient of params['w']`, `partial sum of matmul (model.py:63)`, `partial maximum of scatter (…)`."""
         name = self._gradient(node)
-        return f"gradient of {name}" if name else f"partial {_combined(node.instruction)} of {self._operation(node)}"
+        return (
+            f"gradient of {name}" if name else f"partial {_reduction_word(node.instruction)} of {self._operation(node)}"
+        )
 
     def _gradient(self, node: Node) -> str | None:
         """The argument whose gradient a node makes, or adds up from parts that are made elsewhere."""
         seen, todo = {node.index}, [node.index]
-        while todo and len(seen) < _MOST_PARTS:
+        while todo and len(seen) < _MAX_PARTS:
             index = todo.pop(0)
             if index in self._gradients:
                 return self._gradients[index]
@@ -131,7 +133,7 @@ class Causes:
     def _operation(self, node: Node) -> str:
         instruction = node.instruction
         opcode = instruction.opcode
-        words = _combined(instruction) if opcode == "reduce" else _WORDS.get(opcode, opcode)
+        words = _reduction_word(instruction) if opcode == "reduce" else _WORDS.get(opcode, opcode)
         if node.is_value:
             instruction = self._loops.get(node.computation, instruction)
             words = {"while": "a loop", "parameter": "a called function"}.get(instruction.opcode, instruction.opcode)

@@ -29,8 +29,8 @@ from shardwright.errors import PlanCheckError
 from shardwright.hlo import Computation, Instruction, Module, TupleShape
 from shardwright.planner.plans.boundary import boundary_problems
 from shardwright.planner.rules.linear import becomes_partial
-from shardwright.planner.strategies.judge import Judge
 from shardwright.planner.strategies.legality import flat
+from shardwright.planner.strategies.legality_cache import LegalityCache
 from shardwright.plans import InstructionPlan, Plan
 from shardwright.shardings import TensorSharding, ValueSharding
 
@@ -67,7 +67,7 @@ def check_plan(module: Module, plan: Plan, *, is_piece: bool = False) -> None:
         )
 
 
-def planned_computations(module: Module) -> dict[str, Computation]:
+def reachable_by_name(module: Module) -> dict[str, Computation]:
     """The entry and every computation it reaches through while, call and conditional, by name."""
     found: dict[str, Computation] = {}
     todo = [module.entry]
@@ -92,9 +92,9 @@ class _Checker:
 
     def run(self) -> list[str]:
         self._check_program()
-        computations = planned_computations(self.module)
+        computations = reachable_by_name(self.module)
         self._collect_entries(computations)
-        judge = Judge(self.plan.mesh)
+        judge = LegalityCache(self.plan.mesh)
         for computation in computations.values():
             for instruction in computation.instructions:
                 for problem in self._problems(instruction, judge):
@@ -103,7 +103,7 @@ class _Checker:
         self._check_collectives()
         return self.problems
 
-    def _problems(self, instruction: Instruction, judge: Judge) -> Sequence[str]:
+    def _problems(self, instruction: Instruction, judge: LegalityCache) -> Sequence[str]:
         entry = self.entries.get(instruction.name)
         if entry is None:
             return ("has no entry in the plan",)
@@ -153,10 +153,11 @@ class _Checker:
                 new = set(want.unreduced) - set(have.unreduced)
                 split = new & set(have.axes)
                 if split:
-                    yield f"operand {i} is used as partial over {_listed(split)}, but {operand.name} is split over it"
+                    axes = _join_sorted(split)
+                    yield f"operand {i} is used as partial over {axes}, but {operand.name} is split over it"
                 elif new and not becomes_partial(leaf.element_type):
-                    kind = leaf.element_type
-                    yield f"operand {i} is used as partial over {_listed(new)}, but {operand.name} is a whole {kind}"
+                    axes, kind = _join_sorted(new), leaf.element_type
+                    yield f"operand {i} is used as partial over {axes}, but {operand.name} is a whole {kind}"
 
     def _check_carried(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
         """Leaves that an instruction only hands on keep their sharding, into and out of called computations."""
@@ -219,7 +220,7 @@ class _Checker:
 # ---- values ----------------------------------------------------------------
 
 
-def _listed(axes: Iterable[str]) -> str:
+def _join_sorted(axes: Iterable[str]) -> str:
     return ", ".join(sorted(axes))
 
 

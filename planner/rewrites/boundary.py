@@ -5,10 +5,10 @@ from __future__ import annotations
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.classes import Required, Views
+from shardwright.planner.rewrites.dim_classes import Required, Views
 
 
-def bring_to(module: Module, required: Required) -> Module:
+def reshape_variables(module: Module, required: Required) -> Module:
     """The program with its variables in the dimensions that `required` says; reshapes make up the difference.
 
     Raises PlanError where a variable is inside a tuple that cannot be opened.

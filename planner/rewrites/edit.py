@@ -61,12 +61,12 @@ def window(value: Window) -> Attribute:
     return attribute("window", text)
 
 
-def calling(called: Mapping[str, Sequence[Computation]]) -> dict[str, Attribute]:
+def callee_attributes(called: Mapping[str, Sequence[Computation]]) -> dict[str, Attribute]:
     """The attributes `body=%name` and the like of an instruction that calls one computation for each."""
     return {name: attribute(name, f"%{computation.name}") for name, (computation,) in called.items()}
 
 
-def consistent(instruction: Instruction) -> Instruction:
+def check_consistency(instruction: Instruction) -> Instruction:
     """The instruction itself; InternalError where its attributes contradict its operands or its shape."""
     found = problem(instruction)
     if found is not None:
@@ -75,7 +75,7 @@ def consistent(instruction: Instruction) -> Instruction:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """No garbage collection inside: a growing module is no garbage, and walking it again and again takes seconds."""
     collecting = gc.isenabled()
     gc.disable()
@@ -121,7 +121,7 @@ def copy_of(instruction: Instruction, operands: Sequence[Instruction], **changes
     return made
 
 
-def expanded(
+def insert_ahead_of(
     module: Module, found: Collection[Instruction], write: Callable[[Instruction, Instruction], Iterable[Instruction]]
 ) -> Module:
     """A copy of `module` in which others stand ahead of each instruction in `found`, wherever that is.

@@ -13,7 +13,7 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 _BOOLEANS = {"true": True, "false": False}
 
 
-def converted(literal: str, source: str, target: str) -> str | None:
+def convert_literal(literal: str, source: str, target: str) -> str | None:
     """The literal that `convert` makes of one; None where that is not one defined number of a real type."""
     if source == target:
         return literal
@@ -32,7 +32,7 @@ def converted(literal: str, source: str, target: str) -> str | None:
         return _text(value.astype(to_dtype(target)))
 
 
-def reinterpreted(literal: str, source: str, target: str) -> str | None:
+def bitcast_literal(literal: str, source: str, target: str) -> str | None:
     """The literal that `bitcast-convert` makes of one: the same bits; None where sizes differ or bits are shared."""
     value = _number(literal, source)
     whole_bytes = ELEMENT_BITS[source] == ELEMENT_BITS[target] >= 8
@@ -42,7 +42,7 @@ def reinterpreted(literal: str, source: str, target: str) -> str | None:
     return None if np.isnan(made.astype(np.float64)) else _text(made)
 
 
-def negated(literal: str, element_type: str) -> str | None:
+def negate_literal(literal: str, element_type: str) -> str | None:
     """The literal of `-x`."""
     value = None if element_type == "pred" else _number(literal, element_type)
     with np.errstate(over="ignore"):  # the negative of the lowest integer is itself

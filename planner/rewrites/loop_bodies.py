@@ -89,7 +89,7 @@ class LoopBody:
         start = edit.copy_of(self.source.operands[0], carried, shape=self.shape)
         loop = edit.copy_of(self.source, (start,), shape=self.shape)
         loop.called = {**self.source.called, "body": (body,), "condition": (self._condition(),)}
-        loop.attributes |= edit.calling({name: loop.called[name] for name in ("body", "condition")})
+        loop.attributes |= edit.callee_attributes({name: loop.called[name] for name in ("body", "condition")})
         out += [start, loop]
         return loop
 

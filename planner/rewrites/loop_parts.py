@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class LoopBody:
+class PartialLoopBody:
     """A loop's body written for some of its rows, with copies of the loops and branches in it."""
 
     names: edit.Names
@@ -94,7 +94,7 @@ class LoopBody:
         return body.root
 
 
-def until(
+def loop_condition(
     names: edit.Names, source: Computation, shape: TupleShape, stacked: StackedLoop, end: int, suffix: str
 ) -> Computation:
     """The condition of a part: its counter is below the trip that it ends before."""

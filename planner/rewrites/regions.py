@@ -29,10 +29,10 @@ _IDENTITIES = frozenset({"convert", "copy", "reshape", "bitcast", "bitcast-conve
 
 _PLAIN = frozenset({"metadata", "dimensions", "index"})
 
-_MOST_INSTRUCTIONS = 1000
+_MAX_INSTRUCTIONS = 1000
 
 
-def regions_simplified(module: Module) -> Module:
+def simplify_regions(module: Module) -> Module:
     """`module` with its regions simplified; the same one where all are simple."""
     found = {
         computation
@@ -42,13 +42,13 @@ def regions_simplified(module: Module) -> Module:
         for computation in instruction.called.get(key, ())
     }
     names = edit.Names(module)
-    simple = {region: made for region in found if (made := _simplified(region, names)) is not region}
+    simple = {region: made for region in found if (made := _simplify(region, names)) is not region}
     if not simple:
         return module
-    return _with(module, simple)
+    return _replace_regions(module, simple)
 
 
-def _with(module: Module, simple: dict[Computation, Computation]) -> Module:
+def _replace_regions(module: Module, simple: dict[Computation, Computation]) -> Module:
     """`module` with other regions, without functions that only the regions called."""
     made: dict[Instruction, Instruction] = {}
     computations = dict(simple)
@@ -70,10 +70,10 @@ def _callees(computation: Computation) -> set[Computation]:
     return {callee for instruction in computation for group in instruction.called.values() for callee in group}
 
 
-def _simplified(region: Computation, names: edit.Names) -> Computation:
+def _simplify(region: Computation, names: edit.Names) -> Computation:
     """A region that computes the same; the same one where nothing in it is more than it needs."""
     scalars = all(not leaf.rank for parameter in region.parameters for leaf in parameter.shape.leaves)
-    if not scalars or len(region.instructions) > _MOST_INSTRUCTIONS:
+    if not scalars or len(region.instructions) > _MAX_INSTRUCTIONS:
         return region
     writer = _Writer(names)
     root = writer.write(region, None)
@@ -103,7 +103,7 @@ class _Writer:
                 made[old] = arguments[old.index]
                 continue
             operands = [made[operand] for operand in old.operands]
-            instead = self._instead(old, operands)
+            instead = self._replacement(old, operands)
             if instead is not None:
                 self.changed = True
                 made[old] = instead
@@ -114,19 +114,19 @@ class _Writer:
             self.written.append(made[old])
         return made[source.root]
 
-    def _instead(self, old: Instruction, operands: Sequence[Instruction]) -> Instruction | None:
+    def _replacement(self, old: Instruction, operands: Sequence[Instruction]) -> Instruction | None:
         """What is read in place of an instruction; None where it stays."""
         if not old.attributes.keys() <= _PLAIN | {"to_apply"}:
             return None
-        if old.opcode == "call" and len(self.written) < _MOST_INSTRUCTIONS:
+        if old.opcode == "call" and len(self.written) < _MAX_INSTRUCTIONS:
             return self.write(old.called["to_apply"][0], operands)
         if old.opcode == "get-tuple-element" and operands[0].opcode == "tuple":
             return operands[0].operands[old.index]
         if len(operands) != 1 or old.opcode not in _IDENTITIES or len(old.shape.leaves) != 1:
             return None
-        return self._converted(old, operands[0])
+        return self._fold_convert(old, operands[0])
 
-    def _converted(self, old: Instruction, source: Instruction) -> Instruction | None:
+    def _fold_convert(self, old: Instruction, source: Instruction) -> Instruction | None:
         """What an identity is, or one that narrows what was widened."""
         (have,), (want,) = source.shape.leaves, old.shape.leaves
         if have.rank or want.rank:

@@ -54,7 +54,7 @@ def rematerialize(
     """
     by_name = {instruction.name: instruction for instruction in module.entry}
     _check(by_name, keep, recompute)
-    with edit.uncollected():
+    with edit.without_gc():
         kept, again = {by_name[name] for name in keep}, {by_name[name] for name in recompute}
         numbers = {by_name[name]: number for name, number in (stages or {}).items() if name in by_name}
         return _Rematerializer(module, kept, again, numbers).run()
@@ -71,7 +71,7 @@ def forward_pass(module: Module) -> list[str]:
     for instruction in module.entry:
         if _BACKWARD_MARK in instruction.op_name or any(operand in backward for operand in instruction.operands):
             backward.add(instruction)
-    left_out = backward | fixed_values(module)
+    left_out = backward | available_values(module)
     forward: set[Instruction] = set()
     for instruction in reversed(module.entry.instructions):
         if instruction not in left_out and (instruction in forward or _FORWARD_MARK in instruction.op_name):
@@ -101,7 +101,7 @@ def runs_once(instruction: Instruction) -> bool:
     return instruction.opcode in _ONCE or bool(instruction.get("custom_call_has_side_effect", False))
 
 
-def fixed_values(module: Module) -> set[Instruction]:
+def available_values(module: Module) -> set[Instruction]:
     """Arguments, and what is made of constants alone: there at any time, at no cost worth a clone."""
     found: set[Instruction] = set()
     for instruction in module.entry:
@@ -114,7 +114,7 @@ def fixed_values(module: Module) -> set[Instruction]:
     return found
 
 
-def in_reverse(backward: Sequence[Instruction], stages: Mapping[Instruction, int]) -> list[Instruction]:
+def reverse_by_stage(backward: Sequence[Instruction], stages: Mapping[Instruction, int]) -> list[Instruction]:
     """The backward pass from the last stage to the first, then what updates state, each in program order."""
     if not stages:
         return list(backward)
@@ -144,11 +144,11 @@ class _Rematerializer:
         self.root = module.entry.root
         self.recompute = recompute
         self.names = edit.Names(module)
-        self.fixed = fixed_values(module)
+        self.fixed = available_values(module)
         others = keep | recompute | self.fixed
         # The text may have the passes interleaved. Forward first is an order too, and one in which "before" means it.
         forward = [instruction for instruction in module.entry if instruction in others]
-        self.backward = dict.fromkeys(in_reverse([i for i in module.entry if i not in others], stages))
+        self.backward = dict.fromkeys(reverse_by_stage([i for i in module.entry if i not in others], stages))
         self.in_order = [*forward, *self.backward]
         self.order = {instruction: number for number, instruction in enumerate(self.in_order)}
         self.depth: dict[Instruction, int] = {}  # of the backward pass, how many instructions follow one another
@@ -204,7 +204,7 @@ class _Rematerializer:
     def _segments_by_first_reader(self) -> dict[Instruction, list[list[Instruction]]]:
         """Per instruction of the backward pass, the segments that it is the first to read: what of them is needed."""
         due: dict[Instruction, list[list[Instruction]]] = {}
-        for segment in self._connected(self._needed(self.readers)):
+        for segment in self._split_into_segments(self._find_needed(self.readers)):
             first = min(self._readers_of(segment), key=self.order.__getitem__)
             due.setdefault(first, []).append(segment)
         return due
@@ -212,7 +212,7 @@ class _Rematerializer:
     def _readers_of(self, segment: Sequence[Instruction]) -> list[Instruction]:
         return [user for value in segment for user in self.readers.get(value, ())]
 
-    def _needed(self, read: Collection[Instruction]) -> list[Instruction]:
+    def _find_needed(self, read: Collection[Instruction]) -> list[Instruction]:
         """What is read, and what of `recompute` that is made of, in program order."""
         needed = dict.fromkeys(read)
         for instruction in reversed(self.in_order):
@@ -220,7 +220,7 @@ class _Rematerializer:
                 needed.update(dict.fromkeys(operand for operand in instruction.operands if operand in self.recompute))
         return sorted(needed, key=self.order.__getitem__)
 
-    def _connected(self, values: Sequence[Instruction]) -> list[list[Instruction]]:
+    def _split_into_segments(self, values: Sequence[Instruction]) -> list[list[Instruction]]:
         """The values by segment: what reads each other directly belongs together."""
         together = UnionFind(values)
         for value in values:

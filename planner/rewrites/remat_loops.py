@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.loop_bodies import LoopBody, is_carried
-from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
+from shardwright.planner.rewrites.stacked_loops import StackedLoop, match_stacked_loop
 
 #: What only writes the same elements in another shape.
 _SAME_ELEMENTS = frozenset({"reshape", "bitcast"})
@@ -62,7 +62,7 @@ class LoopPair:
 
 def loop_pairs(module: Module) -> list[LoopPair]:
     """Pairs of loops of the entry computation, in the order of the forward loops."""
-    loops = [found for i in module.entry if i.opcode == "while" and (found := stacked_loop(i)) is not None]
+    loops = [found for i in module.entry if i.opcode == "while" and (found := match_stacked_loop(i)) is not None]
     if len(loops) < 2:
         return []
     users: dict[Instruction, list[Instruction]] = {}
@@ -74,7 +74,7 @@ def loop_pairs(module: Module) -> list[LoopPair]:
     pairs = []
     for forward in loops:
         for backward in loops:
-            saved = _saved(forward, backward, users)
+            saved = _find_saved_rows(forward, backward, users)
             if saved and not forward.is_descending and forward.rows == backward.rows:
                 pairs.append(LoopPair(forward=forward, backward=backward, saved=saved))
                 break
@@ -88,7 +88,7 @@ def _regions(module: Module) -> Iterator[str]:
             yield from (computation.name for (computation,) in instruction.called.values())
 
 
-def _saved(
+def _find_saved_rows(
     forward: StackedLoop, backward: StackedLoop, users: Mapping[Instruction, Sequence[Instruction]]
 ) -> tuple[SavedRow, ...]:
     (body,) = forward.loop.called["body"]
@@ -121,7 +121,7 @@ def rematerialize_loops(module: Module, recompute: Set[str]) -> tuple[Module, di
     """
     twins: dict[str, str] = {}
     names = edit.Names(module)
-    with edit.uncollected():
+    with edit.without_gc():
         for number in range(len(loop_pairs(module)) if recompute else 0):
             pair = loop_pairs(module)[number]  # of the module as it is by now: a rewrite makes loops anew
             module = _Rewrite(module=module, pair=pair, names=names, recompute=recompute, twins=twins).run()
@@ -140,7 +140,7 @@ class _Rewrite:
     dropped: list[SavedRow] = field(default_factory=list)
     clones: list[Instruction] = field(default_factory=list)  # instructions of the forward body, in its order
     stacked: list[Instruction] = field(default_factory=list)
-    taken: dict[int, int] = field(default_factory=dict)  # forward element at hand → the backward loop's
+    backward_elements: dict[int, int] = field(default_factory=dict)  # forward element at hand → the backward loop's
 
     def run(self) -> Module:
         self.dropped = [row for row in self.pair.saved if row.value.name in self.recompute]
@@ -158,9 +158,9 @@ class _Rewrite:
                 made[old] = self._backward_loop(made, out)
             elif old.opcode == "get-tuple-element" and old.operands[0] is forward:
                 if old.index not in self._gone:
-                    made[old] = self._element(made[forward], self._moved(old.index, self._gone), old, out)
+                    made[old] = self._element(made[forward], self._shift_index(old.index, self._gone), old, out)
             elif old.opcode == "get-tuple-element" and old.operands[0] is backward:
-                made[old] = self._element(made[backward], self._moved(old.index, self._unread), old, out)
+                made[old] = self._element(made[backward], self._shift_index(old.index, self._unread), old, out)
             elif old not in skipped:
                 made[old] = edit.copy_of(old, [made[operand] for operand in old.operands])
                 out.append(made[old])
@@ -186,7 +186,7 @@ class _Rewrite:
         return [row.read for row in self.dropped]
 
     @staticmethod
-    def _moved(index: int, gone: Sequence[int]) -> int:
+    def _shift_index(index: int, gone: Sequence[int]) -> int:
         return index - sum(each < index for each in gone)
 
     def _look_for_sources(self) -> None:
@@ -210,7 +210,7 @@ class _Rewrite:
             elif element is None or not self.pair.is_at_hand(value):
                 self.stacked.append(value)
             elif element != self.pair.forward.counter:
-                self.taken[element] = -1
+                self.backward_elements[element] = -1
 
     def _is_cloned(self, value: Instruction, kept: Set[Instruction]) -> bool:
         if value in kept or self.pair.element(value) is not None:
@@ -260,11 +260,13 @@ class _Rewrite:
         carried = [made[o] for k, o in enumerate(old.operands[0].operands) if k not in self._unread]
         (source,) = old.called["body"]
         rows = {row.read: row for row in self.dropped}
-        for element in self.taken:
+        for element in self.backward_elements:
             value = made[forward.operands[0].operands[element]]
-            self.taken[element] = next((k for k, each in enumerate(carried) if each is value and self._stays(k)), -1)
-            if self.taken[element] < 0:
-                self.taken[element] = len(carried)
+            self.backward_elements[element] = next(
+                (k for k, each in enumerate(carried) if each is value and self._stays(k)), -1
+            )
+            if self.backward_elements[element] < 0:
+                self.backward_elements[element] = len(carried)
                 carried.append(value)
         first_stack = len(carried)
         kept = self.pair.forward.loop.shape
@@ -274,7 +276,7 @@ class _Rewrite:
             carried.append(self._element(made[forward], count + number, value, out, self._name(value, "stack")))
         body = LoopBody(self.pair.backward.loop, self.names, self._unread, [each.shape for each in carried])
         index_of = next(taker for k in self.pair.backward.reads for taker in self.pair.backward.indices[k])
-        clones = self._cloned(body, index_of, carried, first_stack)
+        clones = self._write_clones(body, index_of, carried, first_stack)
         dropped = {each: rows[each.index] for each in source if is_carried(each, source) and each.index in rows}
         for instruction in source:
             if instruction is source.root or instruction in body.made or instruction in dropped:
@@ -292,10 +294,10 @@ class _Rewrite:
 
     def _stays(self, moved: int) -> bool:
         """Whether the backward loop hands an element on as it is."""
-        stay = {self._moved(k, self._unread) for k in (*self.pair.backward.reads, *self.pair.backward.fixed)}
+        stay = {self._shift_index(k, self._unread) for k in (*self.pair.backward.reads, *self.pair.backward.fixed)}
         return moved in stay
 
-    def _cloned(
+    def _write_clones(
         self, body: LoopBody, taker: Instruction, carried: Sequence[Instruction], first_stack: int
     ) -> dict[Instruction, Instruction]:
         """What stands in the backward body for the values of the forward body that clones are, or read."""
@@ -303,7 +305,7 @@ class _Rewrite:
         for row in self.pair.saved:
             if row not in self.dropped:
                 taken = self.pair.backward.indices[row.read][0]
-                found[row.value] = self._shaped(body, body.with_operands(taken), row.value)
+                found[row.value] = self._reshape_row(body, body.with_operands(taken), row.value)
         for number, value in enumerate(self.stacked):
             stack = carried[first_stack + number].shape
             assert isinstance(stack, ArrayShape)
@@ -314,13 +316,13 @@ class _Rewrite:
                 (place, *body.row_of(taker, stack)),
             )  # fmt: skip
             read.attributes["dynamic_slice_sizes"] = edit.int_list("dynamic_slice_sizes", sizes)
-            found[value] = self._shaped(body, body.add(read)[0], value)
+            found[value] = self._reshape_row(body, body.add(read)[0], value)
         for value in self.pair.body:
             element = self.pair.element(value)
             if element == self.pair.forward.counter:
                 found[value] = body.with_operands(taker.operands[1])
-            elif element is not None and element in self.taken:
-                number = self.taken[element]
+            elif element is not None and element in self.backward_elements:
+                number = self.backward_elements[element]
                 found[value] = body.element(number, carried[number].shape, value.name)
         for value in self.clones:
             name = self._name(value, "remat")
@@ -328,7 +330,7 @@ class _Rewrite:
             body.add(found[value])
         return found
 
-    def _shaped(self, body: LoopBody, row: Instruction, value: Instruction) -> Instruction:
+    def _reshape_row(self, body: LoopBody, row: Instruction, value: Instruction) -> Instruction:
         return body.add(edit.reshape_to(row, _dims(value), self._name(value, "kept")))[0]
 
     def _element(

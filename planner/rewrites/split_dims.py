@@ -20,12 +20,12 @@ from math import prod
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.boundary import bring_to
-from shardwright.planner.rewrites.classes import Required, choose, planned_computations
+from shardwright.planner.rewrites.boundary import reshape_variables
+from shardwright.planner.rewrites.dim_classes import Required, choose_splits, reachable_computations
 from shardwright.planner.rewrites.split_ops import ATTRIBUTES, Splits, on_pieces, start_indices
 
 #: Rounds of splitting: a block of one round may hold several things itself.
-MOST_ROUNDS = 4
+MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +58,17 @@ def rewrite(module: Module, required: Required | None = None) -> Rewritten:
     not changed, and is given back where nothing is to be split.
     Raises PlanError where a required view does not have the variable's elements.
     """
-    required = checked(module, required or Required())
+    required = check_required(module, required or Required())
     notes: dict[str, None] = {}
     made = module
-    with edit.uncollected():
-        for _ in range(MOST_ROUNDS):
-            chosen = choose(made, required)
+    with edit.without_gc():
+        for _ in range(MAX_ROUNDS):
+            chosen = choose_splits(made, required)
             notes.update(dict.fromkeys(chosen.notes))
             if not chosen.factors:
                 break
             made = _Rewriter(made, Splits(factors=chosen.factors)).run()
-        made = bring_to(made, required)
+        made = reshape_variables(made, required)
     return views_between(module, made, tuple(notes))
 
 
@@ -77,8 +77,8 @@ def views_between(module: Module, made: Module, notes: tuple[str, ...] = ()) -> 
     (parameters, outputs), (new_parameters, new_outputs) = variable_dims(module), variable_dims(made)
     return Rewritten(
         module=made,
-        parameters=_changed(parameters, new_parameters),
-        outputs=_changed(outputs, new_outputs),
+        parameters=_diff(parameters, new_parameters),
+        outputs=_diff(outputs, new_outputs),
         notes=notes,
     )
 
@@ -89,11 +89,11 @@ def variable_dims(module: Module) -> tuple[list[tuple[int, ...]], list[tuple[int
     return parameters, [leaf.dimensions for leaf in module.entry.root.shape.leaves]
 
 
-def _changed(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+def _diff(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
     return {leaf: new for leaf, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
 
 
-def checked(module: Module, required: Required) -> Required:
+def check_required(module: Module, required: Required) -> Required:
     """The same, for both sides of each buffer that an argument and an output share."""
     parameters, outputs = dict(required.parameters), dict(required.outputs)
     for output, parameter in edit.flat_aliases(module).items():
@@ -127,7 +127,7 @@ class _Rewriter:
         self.out: list[Instruction] = []
 
     def run(self) -> Module:
-        planned = set(planned_computations(self.module))
+        planned = set(reachable_computations(self.module))
         made = [  # callees come before their callers
             self._computation(computation) if computation in planned else computation
             for computation in self.module.computations
@@ -145,25 +145,25 @@ class _Rewriter:
     def _instruction(self, old: Instruction) -> Instruction:
         operands = [self.made[operand] for operand in old.operands]
         if not (old in self.split_values or any(operand in self.split_values for operand in old.operands)):
-            return self._emit(edit.copy_of(old, operands, called=self._called(old)))
+            return self._emit(edit.copy_of(old, operands, called=self._callees(old)))
         if old.opcode in ("slice", "pad", "concatenate"):
             return self._cut_or_joined(old, operands)
         if old.opcode == "constant" or (old.opcode == "iota" and self._counts_along(old)):
             whole = self._emit(edit.copy_of(old, operands))
-            return self._shaped(whole, self.splits.dimensions(old), old)
+            return self._reshape(whole, self.splits.dimensions(old), old)
         if old.opcode.startswith("dynamic-"):
             operands = start_indices(self.splits, old, operands)
         attributes = dict(old.attributes)
         if old.opcode in ATTRIBUTES:
             attributes.update({a.name: a for a in ATTRIBUTES[old.opcode](self.splits, old)})
         shape = self.splits.shape(old)
-        made = edit.copy_of(old, operands, shape=shape, attributes=attributes, called=self._called(old))
-        return self._emit(edit.consistent(made))
+        made = edit.copy_of(old, operands, shape=shape, attributes=attributes, called=self._callees(old))
+        return self._emit(edit.check_consistency(made))
 
     def _counts_along(self, iota: Instruction) -> bool:
         return (iota, 0, iota.get("iota_dimension")) in self.splits.factors
 
-    def _called(self, old: Instruction) -> dict[str, tuple[Computation, ...]]:
+    def _callees(self, old: Instruction) -> dict[str, tuple[Computation, ...]]:
         if not old.called:
             return old.called
         return {
@@ -174,7 +174,7 @@ class _Rewriter:
     def _cut_or_joined(self, old: Instruction, operands: list[Instruction]) -> Instruction:
         pieces = on_pieces(self.splits, old)
         brought = [
-            self._shaped(operand, dimensions, operand)
+            self._reshape(operand, dimensions, operand)
             for operand, dimensions in zip(operands, pieces.operands, strict=True)
         ]
         shape = self.splits.shape(old)
@@ -184,14 +184,16 @@ class _Rewriter:
         made = edit.copy_of(
             old, brought, shape=shape, attributes={**old.attributes, pieces.attribute.name: pieces.attribute}
         )
-        return self._shaped(self._emit(edit.consistent(made)), self.splits.dimensions(old), old)
+        return self._reshape(self._emit(edit.check_consistency(made)), self.splits.dimensions(old), old)
 
-    def _shaped(self, value: Instruction, dimensions: tuple[int, ...], like: Instruction) -> Instruction:
+    def _reshape(self, value: Instruction, dimensions: tuple[int, ...], like: Instruction) -> Instruction:
         """The value in these dimensions: itself, or a reshape of it."""
         assert isinstance(value.shape, ArrayShape)
         if value.shape.dimensions == dimensions:
             return value
-        return self._emit(edit.consistent(edit.reshape_to(value, dimensions, self.names.like(like.name, "split"))))
+        return self._emit(
+            edit.check_consistency(edit.reshape_to(value, dimensions, self.names.like(like.name, "split")))
+        )
 
     def _emit(self, instruction: Instruction) -> Instruction:
         self.out.append(instruction)

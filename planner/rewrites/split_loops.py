@@ -18,9 +18,9 @@ from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Attribute, Instruction, Module, TupleShape
 from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.loop_parts import LoopBody, Rows, element_of, until
+from shardwright.planner.rewrites.loop_parts import PartialLoopBody, Rows, element_of, loop_condition
 from shardwright.planner.rewrites.row_wise import RowWise, row_wise
-from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
+from shardwright.planner.rewrites.stacked_loops import StackedLoop, match_stacked_loop
 
 #: An instruction's result, or one element of a loop's.
 Value = tuple[Instruction, int]
@@ -33,7 +33,7 @@ _OP_NAME = re.compile(r'(op_name="(?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class VariableRows:
     """Rows start … stop-1 of dimension 0 of the array leaf `number` of the original program; None: all of it."""
 
     number: int
@@ -49,8 +49,8 @@ class SplitLoops:
     """
 
     module: Module
-    arguments: tuple[Piece, ...]
-    outputs: tuple[Piece, ...]
+    arguments: tuple[VariableRows, ...]
+    outputs: tuple[VariableRows, ...]
     label_of: Mapping[str, int]
 
 
@@ -65,7 +65,7 @@ def split_loops(module: Module, parts: Mapping[str, Parts]) -> SplitLoops:
     loops = {}
     for name, wanted in parts.items():
         found = next((i for i in module.entry if i.name == name and i.opcode == "while"), None)
-        stacked = None if found is None else stacked_loop(found)
+        stacked = None if found is None else match_stacked_loop(found)
         if found is None or stacked is None:
             raise PlanError(f"{name} is no loop over stacked arrays", where=name)
         ends = [0, *(rows.stop for rows in wanted)]
@@ -75,9 +75,9 @@ def split_loops(module: Module, parts: Mapping[str, Parts]) -> SplitLoops:
             loops[found] = stacked
     if not loops:
         counts = [sum(len(p.shape.leaves) for p in module.entry.parameters), len(module.entry.root.shape.leaves)]
-        arguments, outputs = (tuple(Piece(number=i) for i in range(count)) for count in counts)
+        arguments, outputs = (tuple(VariableRows(number=i) for i in range(count)) for count in counts)
         return SplitLoops(module=module, arguments=arguments, outputs=outputs, label_of={})
-    with edit.uncollected():
+    with edit.without_gc():
         return _Splitter(module, loops, {loop: parts[loop.name] for loop in loops}).run()
 
 
@@ -124,7 +124,7 @@ class _Splitter:
                 self.ties[instruction] = found
                 for operand in found.operands:
                     users.setdefault(self._value(instruction.operands[operand]), []).append(instruction)
-        aliased = self._aliased()
+        aliased = self._alias_map()
         todo: list[tuple[Value, Parts]] = []
         for loop, stacked in self.loops.items():
             for element in (*stacked.reads, *stacked.writes):
@@ -146,7 +146,7 @@ class _Splitter:
                 todo += [(each, cuts) for each in tied if each not in self.rows]
             todo += [(each, cuts) for each in aliased.get(value, ()) if each not in self.rows]
 
-    def _aliased(self) -> dict[Value, list[Value]]:
+    def _alias_map(self) -> dict[Value, list[Value]]:
         """Results and the arguments whose buffers they may take, both ways; empty where the entry is not flat."""
         entry = self.source.entry
         if entry.root.opcode != "tuple":
@@ -161,9 +161,9 @@ class _Splitter:
         return found
 
     # ---- the boundary of the program ---------------------------------------------------
-    def _parameters(self) -> tuple[tuple[Piece, ...], dict[int, list[int]]]:
+    def _parameters(self) -> tuple[tuple[VariableRows, ...], dict[int, list[int]]]:
         """New parameters; what each is of, and the new numbers of each old one."""
-        pieces: list[Piece] = []
+        pieces: list[VariableRows] = []
         numbers: dict[int, list[int]] = {}
         flat = count = 0
         for parameter in sorted(self.source.entry.parameters, key=lambda p: p.index):
@@ -174,12 +174,12 @@ class _Splitter:
                 new = edit.copy_of(parameter, (), index=count)
                 if rows is not None:
                     self._in_part(new, rows)
-                    new.attributes = _named_rows(parameter.attributes, rows)
+                    new.attributes = _with_row_range(parameter.attributes, rows)
                 self.out.append(new)
                 made.append(new)
                 numbers.setdefault(parameter.index, []).append(count)
                 for leaf in range(len(parameter.shape.leaves)):
-                    pieces.append(Piece(number=flat + leaf, start=rows and rows[0], stop=rows and rows[1]))
+                    pieces.append(VariableRows(number=flat + leaf, start=rows and rows[0], stop=rows and rows[1]))
                 count += 1
             if cuts is None:
                 self.whole[parameter, 0] = made[0]
@@ -188,21 +188,21 @@ class _Splitter:
             flat += len(parameter.shape.leaves)
         return tuple(pieces), numbers
 
-    def _root(self) -> tuple[tuple[Piece, ...], Instruction]:
+    def _root(self) -> tuple[tuple[VariableRows, ...], Instruction]:
         root = self.source.entry.root
         if root.opcode != "tuple":
             self._instruction(root)
-            return tuple(Piece(number=i) for i in range(len(root.shape.leaves))), self._get((root, 0))
+            return tuple(VariableRows(number=i) for i in range(len(root.shape.leaves))), self._get((root, 0))
         pieces, operands, flat = [], [], 0
         for operand in root.operands:
             value = self._value(operand)
             cuts = self.rows.get(value)
             if cuts is None:
                 operands.append(self._get(value))
-                pieces += [Piece(number=flat + leaf) for leaf in range(len(operand.shape.leaves))]
+                pieces += [VariableRows(number=flat + leaf) for leaf in range(len(operand.shape.leaves))]
             else:
                 operands += [self._part(value, part) for part in range(len(cuts))]
-                pieces += [Piece(number=flat, start=rows.start, stop=rows.stop) for rows in cuts]
+                pieces += [VariableRows(number=flat, start=rows.start, stop=rows.stop) for rows in cuts]
             flat += len(operand.shape.leaves)
         made = edit.copy_of(root, operands, shape=TupleShape(tuple(o.shape for o in operands)), is_root=True)
         self.out.append(made)
@@ -330,10 +330,10 @@ class _Splitter:
         suffix = f"rows{rows[0]}_{rows[1]}"
         shape = TupleShape(tuple(value.shape for value in values))
         operand = Instruction(self.names.like(source.name, "operands"), "tuple", shape, tuple(values), line=source.line)
-        body = LoopBody(self.names, stacked, shape, rows, suffix)
+        body = PartialLoopBody(self.names, stacked, shape, rows, suffix)
         (old_body,), (old_condition,) = source.called["body"], source.called["condition"]
         made_body = body.copy(old_body)
-        condition = until(self.names, old_condition, shape, stacked, end, suffix)
+        condition = loop_condition(self.names, old_condition, shape, stacked, end, suffix)
         made = edit.copy_of(source, (operand,), name=self.names.like(source.name, suffix), shape=shape)
         made.called = {"condition": (condition,), "body": (made_body,)}
         for which, computation in (("condition", condition), ("body", made_body)):
@@ -398,7 +398,7 @@ def _with_rows(shape: ArrayShape, rows: int) -> ArrayShape:
     return ArrayShape(shape.element_type, (rows, *shape.dimensions[1:]), layout=shape.layout)
 
 
-def _named_rows(attributes: Mapping[str, Attribute], rows: Rows) -> dict[str, Attribute]:
+def _with_row_range(attributes: Mapping[str, Attribute], rows: Rows) -> dict[str, Attribute]:
     """An argument's attributes, its name saying which rows it holds."""
     made = dict(attributes)
     metadata = made.get("metadata")

@@ -13,7 +13,7 @@ from math import prod
 
 from shardwright.hlo import ArrayShape, Attribute, Instruction, Shape, Window, format_shape
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.links import Dim, annotated_pins
+from shardwright.planner.rewrites.dim_links import Dim, read_annotation
 
 #: New positions of each old dimension.
 Positions = list[tuple[int, ...]]
@@ -132,7 +132,7 @@ def _gather(splits: Splits, instruction: Instruction) -> list[Attribute]:
     return [
         edit.int_list("offset_dims", _at(splits.positions(instruction), instruction.get("offset_dims"))),
         edit.int_list("slice_sizes", sizes),
-        *_renumbered(
+        *_renumber(
             instruction,
             (of_operand, "collapsed_slice_dims operand_batching_dims start_index_map"),
             (of_indices, "start_indices_batching_dims"),
@@ -145,7 +145,7 @@ def _scatter(splits: Splits, instruction: Instruction) -> list[Attribute]:
     operand, indices, updates = instruction.operands
     of_indices = splits.positions(indices)
     return [
-        *_renumbered(
+        *_renumber(
             instruction,
             (splits.positions(operand), "inserted_window_dims input_batching_dims scatter_dims_to_operand_dims"),
             (of_indices, "scatter_indices_batching_dims"),
@@ -155,7 +155,7 @@ def _scatter(splits: Splits, instruction: Instruction) -> list[Attribute]:
     ]
 
 
-def _renumbered(instruction: Instruction, *lists: tuple[Positions, str]) -> list[Attribute]:
+def _renumber(instruction: Instruction, *lists: tuple[Positions, str]) -> list[Attribute]:
     return [
         edit.int_list(name, _at(positions, instruction.get(name)))
         for positions, names in lists
@@ -174,7 +174,7 @@ def _index_vector_dim(instruction: Instruction, positions: Positions) -> Attribu
 def _annotation(splits: Splits, instruction: Instruction) -> list[Attribute]:
     """The pins in the new numbering; both parts of a dimension that stays whole stay whole."""
     positions = splits.positions(instruction)
-    pins = [f"{at}:{pin}" for dim, pin in annotated_pins(instruction).items() for at in positions[dim]]
+    pins = [f"{at}:{pin}" for dim, pin in read_annotation(instruction).items() for at in positions[dim]]
     made = [edit.attribute("backend_config", '"' + ",".join(pins) + '"')]
     if "operand_layout_constraints" in instruction.attributes:
         shape = format_shape(splits.shape(instruction.operands[0]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shardwright.hlo import ArrayShape, Instruction, TupleShape
 
 #: Loops longer than this are not over layers.
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 
 #: What hands an integer on.
 _SAME = frozenset({"copy", "bitcast", "convert", "reshape"})
@@ -60,14 +60,14 @@ class StackedLoop:
         return (self.rows - stop, self.rows - first) if self.is_descending else (first, stop)
 
 
-def stacked_loop(loop: Instruction) -> StackedLoop | None:
+def match_stacked_loop(loop: Instruction) -> StackedLoop | None:
     """The loop as one over stacked arrays, or None where it is none that can be taken apart between trips."""
     (body,), (condition,) = loop.called["body"], loop.called["condition"]
     if not isinstance(loop.shape, TupleShape) or body.root.opcode != "tuple" or loop.operands[0].opcode != "tuple":
         return None
     if not all(isinstance(element, ArrayShape) for element in loop.shape.elements):
         return None
-    bounds = _counted(loop, condition.root)
+    bounds = _match_counter(loop, condition.root)
     if bounds is None:
         return None
     counter, rows = bounds
@@ -127,7 +127,7 @@ def _users(instructions: list[Instruction]) -> dict[Instruction, list[Instructio
     return found
 
 
-def _counted(loop: Instruction, test: Instruction) -> tuple[int, int] | None:
+def _match_counter(loop: Instruction, test: Instruction) -> tuple[int, int] | None:
     """(carried element, trips) of a loop that runs while a counter from 0 in steps of 1 is below a constant."""
     (body,), (condition,) = loop.called["body"], loop.called["condition"]
     if test.opcode != "compare" or test.get("direction") != "LT":
@@ -138,7 +138,7 @@ def _counted(loop: Instruction, test: Instruction) -> tuple[int, int] | None:
     counter = left.index
     start, step = loop.operands[0].operands[counter], body.root.operands[counter]
     limit = _value(right, {})
-    if limit is None or not 1 < limit <= MOST_ROWS or _value(start, {}) != 0 or step.opcode != "add":
+    if limit is None or not 1 < limit <= MAX_ROWS or _value(start, {}) != 0 or step.opcode != "add":
         return None
     element = next((i for i in body.instructions if _is_element(i, body.parameters[0]) and i.index == counter), None)
     if element is None or _value(step, {element: 0}) != 1 or _value(step, {element: 1}) != 2:

@@ -17,10 +17,10 @@ from math import prod
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape, parse
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.writing import Writer, rewritten
+from shardwright.planner.rewrites.instruction_writer import InstructionWriter, rewrite_instructions
 
 #: Elements up to which a top-k is searched for in rounds, as many as routers take: each round reads the whole array.
-MOST_ROUNDS = 8
+MAX_ROUNDS = 8
 
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 _INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"})
@@ -29,17 +29,17 @@ _INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"})
 _FOUND = 2**31 - 1
 
 
-def in_rounds(module: Module) -> Module:
+def expand_top_k(module: Module) -> Module:
     """`module` with every top-k of few elements in rounds; the same one where there is none.
 
     Left as they are: searches of one row, where there is nothing to split but what is searched, and element types whose
     order is not known here. Where a top-k was, the tuple of its results has its name.
     """
-    return rewritten(module, _has_rounds, lambda *given: _Rounds(*given).write())
+    return rewrite_instructions(module, _can_expand, lambda *given: _Rounds(*given).write())
 
 
-def _has_rounds(instruction: Instruction) -> bool:
-    if instruction.opcode != "topk" or not 1 <= instruction.get("k") <= MOST_ROUNDS:
+def _can_expand(instruction: Instruction) -> bool:
+    if instruction.opcode != "topk" or not 1 <= instruction.get("k") <= MAX_ROUNDS:
         return False
     searched = instruction.operands[0].shape.leaves[0]
     return searched.element_type in _FLOATS | _INTEGERS and prod(searched.dimensions[:-1]) > 1
@@ -50,7 +50,7 @@ class _Rounds:
 
     def __init__(self, top_k: Instruction, names: edit.Names, regions: dict[str, Computation]) -> None:
         self._top_k, self._names, self._regions = top_k, names, regions
-        self._writer = Writer(top_k, names)
+        self._writer = InstructionWriter(top_k, names)
         self._add = self._writer.array
         searched = top_k.operands[0].shape.leaves[0]
         self._type, self._dims = searched.element_type, searched.dimensions
@@ -77,7 +77,7 @@ class _Rounds:
         self._top_k.operands = (self._values(self._side_by_side(largest)), self._side_by_side(where))
         self._top_k.opcode = "tuple"
         self._top_k.attributes = {n: a for n, a in self._top_k.attributes.items() if n not in ("k", "largest")}
-        return [edit.consistent(each) for each in self._writer.written]
+        return [edit.check_consistency(each) for each in self._writer.written]
 
     def _search(self, keys: Instruction, places: Instruction, lowest: Instruction, found: Instruction) -> Instruction:
         """(the largest key, the first place where it stands) of each row."""
@@ -90,7 +90,7 @@ class _Rounds:
 
     def _keys(self, array: Instruction) -> Instruction:
         """Integers in the order of the elements; in the opposite one where the smallest are looked for."""
-        keys = self._turned(array, self._key_type)
+        keys = self._flip_negatives(array, self._key_type)
         return keys if self._top_k.get("largest", True) else self._add("not", self._key_type, self._dims, keys)
 
     def _values(self, keys: Instruction) -> Instruction:
@@ -98,9 +98,9 @@ class _Rounds:
         dims = keys.shape.leaves[0].dimensions
         if not self._top_k.get("largest", True):
             keys = self._add("not", self._key_type, dims, keys)
-        return self._turned(keys, self._type)
+        return self._flip_negatives(keys, self._type)
 
-    def _turned(self, value: Instruction, into: str) -> Instruction:
+    def _flip_negatives(self, value: Instruction, into: str) -> Instruction:
         """Keys of elements, or elements of keys: all bits but the sign's are the other way round in negative floats."""
         if self._type not in _FLOATS:
             return value

@@ -71,17 +71,17 @@ class OpRule:
     factors: tuple[Factor, ...]
     reason: str = ""
     leafwise: bool = False
-    bordered: tuple[Factor, ...] = ()
+    exchange_factors: tuple[Factor, ...] = ()
 
 
 #: Devices up to which a split along borders is looked for: more cut shards that only reach further.
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 
 RuleFunction = Callable[[Instruction], OpRule]
 
 RULES: dict[str, RuleFunction] = {}
 
-#: Opcodes that are only ever replicated, with the reason. Filled by `only_replicated`.
+#: Opcodes that are only ever replicated, with the reason. Filled by `register_replicated`.
 REPLICATED: dict[str, str] = {}
 
 
@@ -97,7 +97,7 @@ def strategy_rule(*opcodes: str) -> Callable[[RuleFunction], RuleFunction]:
     return register
 
 
-def only_replicated(reason: str, *opcodes: str) -> None:
+def register_replicated(reason: str, *opcodes: str) -> None:
     """Register opcodes that have no factors, with the one reason they share."""
     for opcode in opcodes:
         _refuse_second(opcode)
@@ -109,7 +109,7 @@ def _refuse_second(opcode: str) -> None:
         raise InternalError(f"opcode {opcode} has two strategy rules")
 
 
-def replicated(reason: str) -> OpRule:
+def no_factors(reason: str) -> OpRule:
     """The rule of an instruction that may only be computed whole on every device."""
     return OpRule(factors=(), reason=reason)
 
@@ -158,7 +158,7 @@ def factor(
 
 def _reachable(halo: tuple[Halo, ...], size: int) -> bool:
     """Whether direct neighbours hold all borders for any number of parts."""
-    counts = (parts for parts in range(2, min(size, _MOST_PARTS) + 1) if size % parts == 0)
+    counts = (parts for parts in range(2, min(size, _MAX_PARTS) + 1) if size % parts == 0)
     return any(all(each.permutes(parts) is not None for each in halo) for parts in counts)
 
 
@@ -167,7 +167,10 @@ def rule(factors: Iterable[Factor | None], reason: str = "", *, leafwise: bool =
     found = [each for each in factors if each is not None]
     plain = tuple(each for each in found if not each.halo and each.reduction != "gather")
     return OpRule(
-        factors=plain, reason=reason, leafwise=leafwise, bordered=tuple(each for each in found if each not in plain)
+        factors=plain,
+        reason=reason,
+        leafwise=leafwise,
+        exchange_factors=tuple(each for each in found if each not in plain),
     )
 
 
@@ -178,11 +181,11 @@ def rule_of(instruction: Instruction) -> OpRule:
     """
     function = RULES.get(instruction.opcode)
     if function is None:
-        return replicated(REPLICATED.get(instruction.opcode, f"no strategy rule for opcode {instruction.opcode}"))
+        return no_factors(REPLICATED.get(instruction.opcode, f"no strategy rule for opcode {instruction.opcode}"))
     try:
         found = function(instruction)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return replicated(f"its attributes do not fit its shapes ({type(error).__name__}: {error})")
+        return no_factors(f"its attributes do not fit its shapes ({type(error).__name__}: {error})")
     return _without_dynamic(instruction, found)
 
 
@@ -196,7 +199,7 @@ def _without_dynamic(instruction: Instruction, found: OpRule) -> OpRule:
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
     if not any(leaf.dynamic and any(leaf.dynamic) for leaf in (*inputs, *outputs)):
         return found
-    kept = [f for f in (*found.factors, *found.bordered) if not _splits_dynamic(f, inputs, outputs)]
+    kept = [f for f in (*found.factors, *found.exchange_factors) if not _splits_dynamic(f, inputs, outputs)]
     return rule(kept, "a dimension has a size known only at run time", leafwise=found.leafwise)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, replicated, rule, strategy_rule
-from shardwright.planner.rules.declared import declared_rule
+from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, operand_leaves, rule, strategy_rule
+from shardwright.planner.rules.declared_rules import read_declared_rule
 
 
 @strategy_rule("cholesky", "triangular-solve")
@@ -48,13 +48,13 @@ def custom_call(instruction: Instruction) -> OpRule:
     leaves = operand_leaves(instruction)
     if target in IDENTITY_TARGETS and len(leaves) == 1 == len(instruction.shape.leaves):
         return rule(factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in range(leaves[0].rank))
-    declared = declared_rule(instruction)
+    declared = read_declared_rule(instruction)
     if declared is not None:
         return declared
     count = int(instruction.get("frontend_attributes", {}).get("num_batch_dims", 0))
     if count:
         return rule(_batch(instruction, range(count)), f"custom call {target!r} computes each element of a batch whole")
-    return replicated(f"custom call {target!r} is opaque: it runs whole on every device")
+    return no_factors(f"custom call {target!r} is opaque: it runs whole on every device")
 
 
 def _batch(instruction: Instruction, dims: Iterable[int], *, may_pad: bool = True) -> Iterable[Factor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.base import OpRule, only_replicated, strategy_rule
+from shardwright.planner.rules.base import OpRule, register_replicated, strategy_rule
 from shardwright.planner.rules.tuples import leafwise
 
 
@@ -17,4 +17,6 @@ def while_(instruction: Instruction) -> OpRule:
     return leafwise(instruction, {i: i for i in range(len(instruction.shape.leaves))})
 
 
-only_replicated("its operands and result are those of the computations it calls, planned inside", "call", "conditional")
+register_replicated(
+    "its operands and result are those of the computations it calls, planned inside", "call", "conditional"
+)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, rule, strategy_rule
-from shardwright.planner.rules.windows import Span, span, summed_halo, window_halo
+from shardwright.planner.rules.windows import Span, contraction_halo, span, window_halo
 
 
 @strategy_rule("convolution")
@@ -44,7 +44,7 @@ def convolution(instruction: Instruction) -> OpRule:
         )
     grouped = "XLA gathers what is grouped" if feature_groups > 1 or batch_groups > 1 else ""
     is_image = batch_groups == 1 and feature_groups in (1, input_features)
-    return rule([*factors, *_spatial(instruction), *_bordered(instruction, is_image, feature_groups == 1)], grouped)
+    return rule([*factors, *_spatial(instruction), *_halo_factors(instruction, is_image, feature_groups == 1)], grouped)
 
 
 def _spatial(instruction: Instruction) -> list[Factor | None]:
@@ -58,7 +58,7 @@ def _spatial(instruction: Instruction) -> list[Factor | None]:
     return factors
 
 
-def _bordered(instruction: Instruction, is_image: bool, is_summed: bool) -> list[Factor | None]:
+def _halo_factors(instruction: Instruction, is_image: bool, is_summed: bool) -> list[Factor | None]:
     """Image dimensions whose blocks lack borders: of the rows that a block of the result reads (`is_image`), or
     that a block of the kernel meets, summed (`is_summed`), as in a kernel's gradient."""
     window = instruction.get("window")
@@ -72,7 +72,7 @@ def _bordered(instruction: Instruction, is_image: bool, is_summed: bool) -> list
             read = window_halo(window, i, 0, image[source], result[target])
             factors.append(factor(instruction, f"s{i}", {0: source}, {0: target}, halo=(read,)))
         if is_summed and not window.reversal[i] and window.lhs_dilation[i] == 1:
-            met = summed_halo(window, i, 0, image[source], kernel[tap], result[target])
+            met = contraction_halo(window, i, 0, image[source], kernel[tap], result[target])
             factors.append(factor(instruction, f"c{i}", {0: source, 1: tap}, {}, reduction="add", halo=(met,)))
     return factors
 

@@ -107,7 +107,7 @@ def concatenate(instruction: Instruction) -> OpRule:
     every = range(len(instruction.operands))
     return rule(
         (factor(instruction, f"d{dim}", dict.fromkeys(every, dim), {0: dim}) for dim in kept),
-        _left_out(rank, kept, "joined"),
+        _explain_left_out(rank, kept, "joined"),
     )
 
 
@@ -156,6 +156,6 @@ def _through(instruction: Instruction, dims: list[int]) -> list[Factor | None]:
     return [factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in dims]
 
 
-def _left_out(rank: int, kept: list[int], how: str) -> str:
+def _explain_left_out(rank: int, kept: list[int], how: str) -> str:
     dims = [str(dim) for dim in range(rank) if dim not in kept]
     return f"dimension {', '.join(dims)} is {how}" if dims else ""

@@ -52,13 +52,13 @@ class Halo:
         above = max(last + 1 - (part + 1) * shard for part, (_, last) in enumerate(reads) if part < parts - 1)
         if max(below, above) > shard:
             return None
-        if max(below, above) > 2 * self.held(parts):  # XLA cuts what is not read out of so long a border
+        if max(below, above) > 2 * self.size_with_halo(parts):  # XLA cuts what is not read out of so long a border
             if parts > 2:
                 return None
             below, above = min(below, reads[1][1] + 1 - reads[1][0]), min(above, reads[0][1] + 1 - reads[0][0])
         return tuple(elements for elements in (below, above) if elements > 0)
 
-    def held(self, parts: int) -> int:
+    def size_with_halo(self, parts: int) -> int:
         """Elements of the operand's dimension that a device holds once it has the borders it reads.
 
         The next dimension's borders are as much wider. Defined where `permutes` is not None.
@@ -75,7 +75,7 @@ class Halo:
         return -(-first // self.dilation), last // self.dilation
 
 
-def exchanged_bytes(halos: Iterable[tuple[Halo, int]], shard_bytes: int) -> list[int]:
+def exchange_bytes(halos: Iterable[tuple[Halo, int]], shard_bytes: int) -> list[int]:
     """Bytes that each device sends in each collective-permute for one operand's borders.
 
     halos: those of the taken factors that name the operand, in the order of its dimensions, each with the
@@ -85,5 +85,5 @@ def exchanged_bytes(halos: Iterable[tuple[Halo, int]], shard_bytes: int) -> list
     for halo, parts in halos:
         shard = halo.size // parts
         sent += [shard_bytes * elements // shard for elements in halo.permutes(parts) or ()]
-        shard_bytes = shard_bytes * halo.held(parts) // shard
+        shard_bytes = shard_bytes * halo.size_with_halo(parts) // shard
     return sent

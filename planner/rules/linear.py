@@ -64,7 +64,7 @@ def becomes_partial(element_type: str) -> bool:
     return _is_summable(element_type) and not element_type.startswith("c")
 
 
-def reduced_at_once(instruction: Instruction, taken: Iterable[Factor] = ()) -> str | None:
+def why_not_partial(instruction: Instruction, taken: Iterable[Factor] = ()) -> str | None:
     """Why nothing may stay partial where `instruction` has a contracted factor on some axis; None where it may.
 
     taken: the factors that axes take; none: where that is so whatever they take.

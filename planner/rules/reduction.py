@@ -89,7 +89,7 @@ def _why_whole(instruction: Instruction) -> str:
     return ""
 
 
-def starts_elsewhere(instruction: Instruction) -> bool:
+def has_initial_value(instruction: Instruction) -> bool:
     """Whether a reduce of one array stays whole for nothing but the initial value that it has."""
     if instruction.opcode != "reduce" or len(instruction.operands) != 2:
         return False

@@ -49,7 +49,7 @@ def window_halo(window: Window, dim: int, operand: int, size: int, result_size: 
     )
 
 
-def summed_halo(window: Window, dim: int, operand: int, size: int, taps: int, result_size: int) -> Halo:
+def contraction_halo(window: Window, dim: int, operand: int, size: int, taps: int, result_size: int) -> Halo:
     """The borders of an image that a block of the window's `taps` meets, for all `result_size` results.
 
     So it is in the gradient of a kernel, a convolution whose window is a whole image.

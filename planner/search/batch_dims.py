@@ -15,30 +15,32 @@ from math import prod
 from shardwright.config import PlanOptions
 from shardwright.cost.compute import flops
 from shardwright.hlo import Module
-from shardwright.planner.graph.colours import Ties
+from shardwright.planner.constraints.forced import state_arguments
+from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow
-from shardwright.planner.microbatch.batch import candidates, ties_of
+from shardwright.planner.microbatch.batch_candidates import batch_candidates, tie_dims
 from shardwright.planner.microbatch.kinds import Along, Term
 from shardwright.planner.microbatch.labels import HEAVY
-from shardwright.planner.microbatch.split import labelled
-from shardwright.planner.pins.force import state_arguments
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.microbatch.split import label_step
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 #: Instructions that compute nothing of their own.
 _HANDING_ON = frozenset({"parameter", "tuple", "get-tuple-element"})
 
 
-def batch_dims(module: Module, flow: Dataflow, options: PlanOptions, rules: KnownRules | None = None) -> dict[int, int]:
+def batch_dims(module: Module, flow: Dataflow, options: PlanOptions, rules: RuleCache | None = None) -> dict[int, int]:
     """By flat number, the arguments that carry the batch, each with the dimension; empty where none does.
 
     flow: of `module`. rules: of its instructions, where some are known.
     """
-    rules = rules or KnownRules()
+    rules = rules or RuleCache()
     usual = _first_dims(flow, options)
     if usual and _is_cut_along(module, usual, rules):
         return usual
-    ties = ties_of(flow, rules)
-    guesses = [{number: along.dim for number, along in batch.items()} for batch in candidates(flow, options, ties)]
+    ties = tie_dims(flow, rules)
+    guesses = [
+        {number: along.dim for number, along in batch.items()} for batch in batch_candidates(flow, options, ties)
+    ]
     work = [_work_along(flow, ties, batch) for batch in guesses]
     usual_work = _work_along(flow, ties, usual)
     for batch, along in zip(guesses, work, strict=True):
@@ -56,9 +58,9 @@ def _first_dims(flow: Dataflow, options: PlanOptions) -> dict[int, int]:
     return {number: 0 for number, shape in arrays.items() if shape[0] == size}
 
 
-def _is_cut_along(module: Module, batch: Mapping[int, int], rules: KnownRules) -> bool:
+def _is_cut_along(module: Module, batch: Mapping[int, int], rules: RuleCache) -> bool:
     """Whether a step can be cut there, and something is computed part by part."""
-    _, labels = labelled(module, {number: Along(dim) for number, dim in batch.items()}, rules=rules)
+    _, labels = label_step(module, {number: Along(dim) for number, dim in batch.items()}, rules=rules)
     return not labels.conflicts and any(
         isinstance(kind, Along | Term)
         for instruction, kinds in labels.kinds.items()
@@ -67,7 +69,7 @@ def _is_cut_along(module: Module, batch: Mapping[int, int], rules: KnownRules) -
     )
 
 
-def _work_along(flow: Dataflow, ties: Ties, batch: Mapping[int, int]) -> float:
+def _work_along(flow: Dataflow, ties: TiedDims, batch: Mapping[int, int]) -> float:
     """Operations a step of the products that have a dimension tied to the batch."""
     dims = ties.dims([(flow.parameters[number], dim) for number, dim in batch.items()])
     total = 0.0

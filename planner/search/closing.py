@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.budget import MemoryPrice, Peak
 from shardwright.planner.memory.fitting import NEARLY_FREE
 from shardwright.planner.plans.assemble import decide
@@ -38,7 +38,7 @@ from shardwright.planner.search.read_off import descended, fitted_among_all, fit
 from shardwright.planner.search.refining import refined_among_all
 from shardwright.planner.segments.bound import best_alike
 from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.solver.starts import Start
+from shardwright.planner.solver.warm_start import WarmStart
 
 #: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
 #: closed, where the edges between decisions have so few entries that message passing takes seconds (17 million: 9 s).
@@ -118,7 +118,7 @@ def _closed_apart(search: MeshSearch, found: Found, chain: Chain) -> Found:
 
     chain: one whose repeats decide each for itself.
     """
-    chain.start = Start()
+    chain.start = WarmStart()
     read, model = best_alike(chain), search.memory_model(chain.graph.layout.hubs)
     found = _bounded(search, found, Bound(read.rolled_bound, chain))
     if found.cost.gap <= BETTER:

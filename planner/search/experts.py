@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.meshes import meshes_to_search
 from shardwright.plans import Candidate
 from shardwright.shardings import Mesh
@@ -202,7 +202,7 @@ def _meshes(search: Search, force: str) -> Iterator[tuple[Mesh, Callable[[], Tri
             yield mesh, partial(_made, search, mesh, wanted)
 
 
-def _made(search: Search, mesh: Mesh, force: Forced) -> Tried | Refusal:
+def _made(search: Search, mesh: Mesh, force: ForcedStrategy) -> Tried | Refusal:
     """With state used as it lies; where that cannot be, with state gathered where it is used; or why not even that."""
     refusal: Refusal | None = None
     for in_place in dict.fromkeys((force.in_place, frozenset())):

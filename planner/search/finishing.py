@@ -11,18 +11,18 @@ from shardwright.cost import memory, required_bytes
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.constraints.forced import origin
+from shardwright.planner.constraints.mesh_unification import scaling_notes
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.parallel import PATIENCE_S, Ahead
-from shardwright.planner.pins.force import origin
-from shardwright.planner.pins.own import scaling_notes
 from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.causes import Causes
-from shardwright.planner.plans.ledger import planned_collectives
+from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.plans.verify import check_plan
-from shardwright.planner.rewrites import without_idle_views
-from shardwright.planner.rewrites.undo import undone
-from shardwright.planner.rewrites.variables import with_views as plan_with_views
+from shardwright.planner.rewrites import drop_idle_views
+from shardwright.planner.rewrites.undo_split_dims import undo_split_dims
+from shardwright.planner.rewrites.variable_views import with_views as plan_with_views
 from shardwright.planner.search.closing import MOST_OPEN, closed
 from shardwright.planner.search.found import Found
 from shardwright.planner.search.memory_bound import ALIKE, OF_WHAT_FITS, bounded_by_price, freed
@@ -30,7 +30,7 @@ from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.refining import beside_s, refined
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.strategies.preference import MOST
+from shardwright.planner.strategies.tie_break import MAX_SHARE
 from shardwright.plans import Candidate, InstructionPlan, OptionValue, Plan
 from shardwright.shardings import Mesh
 
@@ -158,7 +158,7 @@ def _bound_s(
 ) -> float:
     bound_s = price_bound_s or solved.rolled_bound
     if chain.runs and not price_bound_s:
-        return bounding.of(chain, search.time_limit_s()) - MOST * chain.graph.least_s()
+        return bounding.of(chain, search.time_limit_s()) - MAX_SHARE * chain.graph.least_s()
     return bound_s + beside_s(chain.graph)
 
 
@@ -191,7 +191,7 @@ def assembled(search: MeshSearch, found: Found, candidates: tuple[Candidate, ...
         instructions=found.instructions,
         parameters=found.parameters,
         outputs=found.outputs,
-        collectives=planned_collectives(decisions, Causes(search.flow, program.arguments, program.outputs)),
+        collectives=list_collectives(decisions, Causes(search.flow, program.arguments, program.outputs)),
         cost=found.cost,
         memory=found.memory,
         candidates=candidates,
@@ -220,7 +220,7 @@ def _replicated_notes(instructions: tuple[InstructionPlan, ...]) -> list[str]:
 
 def _unsplit(module: Module, plan: Plan, written: Module) -> tuple[Module, Plan]:
     """The program before dimensions were written as two and its plan, where that is one; else both as they are."""
-    made = None if module is written else undone(module, plan, written)
+    made = None if module is written else undo_split_dims(module, plan, written)
     if made is None:
         return module, plan
     try:
@@ -238,7 +238,7 @@ def as_stored(search: MeshSearch, plan: Plan) -> tuple[Module, Plan]:
     module, options, profile = search.program.module, search.options, search.profile
     if not (options.argument_views or options.output_views):
         module, plan = _unsplit(module, plan, search.program.unsplit)
-    made, settled = without_idle_views(module, plan, arguments=options.argument_views, outputs=options.output_views)
+    made, settled = drop_idle_views(module, plan, arguments=options.argument_views, outputs=options.output_views)
     if made is module or not profile.compiler.copies_donated:
         return made, settled
     predicted = memory(made, settled.instructions, settled.parameters, settled.outputs, settled.mesh, profile)

@@ -19,7 +19,7 @@ from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.layout import Layout
-from shardwright.planner.solver.starts import Start
+from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.plans import CostSummary
 
 #: What a bound under a price of memory is of: what a compiler stores may hang on how it is split.
@@ -108,7 +108,7 @@ class Dual:
         """The bound at a price of a byte. near: at another price, where message passing ends much like here. close: the
         relative gap at which it is solved."""
         chain = self.chain.with_price(MemoryPrice.shared(self.peaks, price, self.within))
-        chain.start = Start() if near is None else near.chain.start
+        chain.start = WarmStart() if near is None else near.chain.start
         made = self.tangent(price, chain, self.solve(chain, close))
         chain.forget_reductions()  # tangents of several prices are kept
         return made

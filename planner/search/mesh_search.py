@@ -13,17 +13,17 @@ from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
 from shardwright.planner.clock import Clock
-from shardwright.planner.costs.least_moves import EXACT_RANK, LeastPrices
+from shardwright.planner.constraints.confine import Confinement
+from shardwright.planner.constraints.forced import ForcedStrategy, check_force
+from shardwright.planner.constraints.pins import Requirement, array_name, satisfying_shardings
 from shardwright.planner.costs.prices import Prices
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.budget import Memory
 from shardwright.planner.memory.recompute import Recomputation
-from shardwright.planner.pins.confine import Confinement
-from shardwright.planner.pins.force import Forced, check_force
-from shardwright.planner.pins.pins import Requirement, allowed, called
-from shardwright.planner.plans.assemble import Decisions, decide, instruction_plans, variables
-from shardwright.planner.plans.ledger import communication, compute_time_s
+from shardwright.planner.plans.assemble import Decisions, decide, instruction_plans, variable_plans
+from shardwright.planner.plans.collectives import communication, compute_time_s
 from shardwright.planner.search.found import Found, Tried
 from shardwright.planner.search.meshes import given_mesh
 from shardwright.planner.search.program import Program
@@ -34,9 +34,9 @@ from shardwright.planner.segments.combinable import combinable_at
 from shardwright.planner.segments.exposed import nodes_at
 from shardwright.planner.segments.layout import with_views
 from shardwright.planner.segments.neighbourhoods import Neighbourhoods
-from shardwright.planner.strategies.bounding import BoundingBuilder
-from shardwright.planner.strategies.preference import Preference
-from shardwright.planner.strategies.sets import StrategyBuilder, StrategySet
+from shardwright.planner.strategies.relaxed_strategies import RelaxedStrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
+from shardwright.planner.strategies.tie_break import TieBreak
 from shardwright.plans import CostSummary
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
@@ -164,7 +164,7 @@ class MeshSearch:
         if not (topology.overlap or topology.combiner_limits):
             return tried.step_s
         decisions = decide(tried.chain.graph, tried.solved.states)
-        return compute_time_s(decisions) + communication(decisions).waited_s
+        return compute_time_s(decisions) + communication(decisions).exposed_s
 
     def _solved(self, chain: Chain, close: float) -> SolvedChain:
         if self.options.mode == "propagate":
@@ -180,7 +180,7 @@ class MeshSearch:
         compute_s = compute_time_s(decisions)
         moved = communication(decisions)
         instructions = instruction_plans(decisions)
-        parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
+        parameters, outputs = variable_plans(decisions, self.program.arguments, self.program.outputs)
         predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
         self.clock.took(self.clock.elapsed_s - begun_s)
         return Found(
@@ -190,7 +190,7 @@ class MeshSearch:
             decisions=decisions,
             cost=CostSummary(
                 compute_s=compute_s,
-                communication_s=moved.waited_s,
+                communication_s=moved.exposed_s,
                 hidden_s=moved.hidden_s,
                 lower_bound_s=0.0,
                 bound_scope="",
@@ -231,11 +231,11 @@ class MeshSearch:
         split all the same: no plan for the program as it stands."""
         return StrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
 
-    def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
+    def chain(self, mesh: Mesh, force: ForcedStrategy, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
         builder = self._strategies_on(mesh)
         chain = self._chain(builder.prices, builder, force, in_place)
-        chain.graph.preference = Preference(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
+        chain.graph.preference = TieBreak(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
         return chain
 
     def finer(self, chain: Chain, mesh: Mesh) -> Graph:
@@ -249,11 +249,11 @@ class MeshSearch:
     def chain_to_bound(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
         """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
 
-        even_rank, uneven_rank: as `LeastPrices` takes them.
+        even_rank, uneven_rank: as `RelaxedPrices` takes them.
         """
-        prices = LeastPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
-        builder = BoundingBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
-        return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
+        prices = RelaxedPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
+        builder = RelaxedStrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
+        return replace(self._chain(prices, builder, ForcedStrategy(), frozenset()), is_for_bound=True)
 
     @property
     def most_rank(self) -> int:
@@ -264,13 +264,15 @@ class MeshSearch:
         """A chain to bound with the same strategies, of which moves are followed of arrays of up to so many
         dimensions."""
         prices = chain.graph.prices
-        assert isinstance(prices, LeastPrices), "only chains to bound count moves by what a device must receive"
+        assert isinstance(prices, RelaxedPrices), "only chains to bound count moves by what a device must receive"
         if (prices.even_rank, prices.uneven_rank) == (rank, rank):
             return chain
-        graph = replace(chain.graph, prices=prices.following(rank), _partial={})
+        graph = replace(chain.graph, prices=prices.with_exact_rank(rank), _partial={})
         return Chain(graph=graph, instances=chain.instances, runs=chain.runs, is_for_bound=True)
 
-    def _chain(self, prices: Prices, builder: StrategyBuilder, force: Forced, in_place: frozenset[int]) -> Chain:
+    def _chain(
+        self, prices: Prices, builder: StrategyBuilder, force: ForcedStrategy, in_place: frozenset[int]
+    ) -> Chain:
         requirements = {
             node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
             for node in sorted({*self.program.pins, *force.requirements})
@@ -320,12 +322,12 @@ class MeshSearch:
         nodes, names = self.flow.nodes, self._names()
         return {
             node: builder.of_shardings(
-                allowed(
+                satisfying_shardings(
                     self.flow,
                     nodes[node],
                     asked,
                     mesh,
-                    names.get(node) or called(self.flow.module, nodes[node].instruction),
+                    names.get(node) or array_name(self.flow.module, nodes[node].instruction),
                 )
             )
             for node, asked in requirements.items()

@@ -25,9 +25,9 @@ from shardwright.config import MAX_MESH_AXES, PlanOptions
 from shardwright.cost.moves.device_groups import device_groups
 from shardwright.errors import OptionError
 from shardwright.options import DEFAULT_AXES
-from shardwright.planner.graph.own_mesh import ordered
-from shardwright.planner.pins.own import own_meshes
-from shardwright.planner.pins.pins import Requirements, axis_orders, named_axes, program_meshes
+from shardwright.planner.constraints.mesh_unification import common_program_meshes
+from shardwright.planner.constraints.pins import Requirements, axes_in_pins, axis_orders, program_meshes
+from shardwright.planner.graph.program_mesh import order_axes
 from shardwright.shardings import Mesh, MeshAxis
 
 #: What a set of axes looks like from outside: per group of devices, its members on each node.
@@ -68,7 +68,7 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
     given = given_mesh(options, cluster.device_count)
     if given is not None:
         return (given,)
-    names = named_axes(requirements)
+    names = axes_in_pins(requirements)
     own = _own_mesh(requirements, names, cluster.device_count)
     if own is not None:
         return (own,)
@@ -76,7 +76,14 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
     if not isinstance(options.force, str):
         return scaled
     forced = _forced_meshes(cluster, options.force, names)
-    return tuple(mesh for mesh in forced if not any(each.unsplit(mesh) for each in own_meshes(requirements))) or scaled
+    return (
+        tuple(
+            mesh
+            for mesh in forced
+            if not any(each.axes_without_match(mesh) for each in common_program_meshes(requirements))
+        )
+        or scaled
+    )
 
 
 def _forced_meshes(cluster: Cluster, force: str, names: tuple[str, ...]) -> tuple[Mesh, ...]:
@@ -105,7 +112,7 @@ def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: in
         if prod(sizes.values()) != device_count or len(real) > MAX_MESH_AXES or not set(names) <= set(sizes):
             continue
         if all(name.isidentifier() for name in real) and real:
-            return Mesh.of({name: real[name] for name in ordered(tuple(real), axis_orders(requirements))})
+            return Mesh.of({name: real[name] for name in order_axes(tuple(real), axis_orders(requirements))})
     return None
 
 
@@ -117,9 +124,9 @@ def scaled_meshes(cluster: Cluster, requirements: Requirements) -> list[tuple[Me
     third one to dimensions that divide less often. Where the program has more axes than a mesh, some split nothing,
     at best such as always follow another one.
     """
-    used = ((each, name) for each in own_meshes(requirements) for name in each.used)
+    used = ((each, name) for each in common_program_meshes(requirements) for name in each.split_axes)
     own = {name: each.sizes[name] for each, name in used if name.isidentifier()}
-    given, orders = named_axes(requirements), axis_orders(requirements)
+    given, orders = axes_in_pins(requirements), axis_orders(requirements)
     return list(_scaled(cluster, tuple(own.items()), given, frozenset(orders)))
 
 
@@ -132,7 +139,7 @@ def _scaled(
     if not own:
         return [candidate_meshes(cluster, names=given)]
     groups: dict[tuple[int, bool, bool], dict[object, Mesh]] = {}
-    order = [name for name in ordered(tuple(own), orders) if name not in given]
+    order = [name for name in order_axes(tuple(own), orders) if name not in given]
     for kept in combinations(order, min(len(order), max(MAX_MESH_AXES - len(given), 0))):
         for mesh in candidate_meshes(cluster, names=(*given, *kept), is_ordered=True):
             if tuple(axis.name for axis in mesh.axes if axis.name in kept) != kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import AnnotationError, PlanError
-from shardwright.planner.pins.own import own_meshes
+from shardwright.planner.constraints.mesh_unification import common_program_meshes
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.meshes import scaled_meshes
 from shardwright.shardings import Mesh
@@ -17,7 +17,7 @@ _MOST_TRIED = 8
 def further_meshes(search: MeshSearch) -> Iterator[tuple[Mesh, ...]]:
     """Groups of meshes that have the axes of the program's own mesh in other sizes."""
     options = search.options
-    if options.mesh is None and options.force is None and own_meshes(search.program.pins):
+    if options.mesh is None and options.force is None and common_program_meshes(search.program.pins):
         yield from scaled_meshes(search.cluster, search.program.pins)
 
 
@@ -25,7 +25,7 @@ def with_other_mesh(search: MeshSearch, error: PlanError | AnnotationError) -> P
     """The error of pins that do not hold on the given mesh, with one that a plan was found on; and how to plan without
     the shardings that the program brings along, if it does."""
     pins, options = search.program.pins, search.options
-    if not isinstance(error, AnnotationError) or not any(each.foreign for found in pins.values() for each in found):
+    if not isinstance(error, AnnotationError) or not any(each.imported for found in pins.values() for each in found):
         return error
     mesh = _that_works(search) if options.mesh is not None else None
     remedies = [f"pass mesh={mesh.sizes}, on which they hold"] if mesh is not None else [error.remedy]

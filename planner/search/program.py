@@ -15,31 +15,31 @@ from shardwright.hlo import Module, elided
 from shardwright.hlo.elided import PRINT_THEM
 from shardwright.options import name_matches
 from shardwright.planner.clock import Clock
+from shardwright.planner.constraints.annotations import VariableShardings, collect_requirements, refuse_manual
+from shardwright.planner.constraints.forced import ForcedStrategy, force_strategy, pins_by_name, state_arguments
+from shardwright.planner.constraints.pins import Requirement, program_meshes, suspicious_axes
 from shardwright.planner.costs.kernels import Kernels, find_kernels
-from shardwright.planner.graph.colours import Ties
+from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
-from shardwright.planner.graph.donors import alias_donors
-from shardwright.planner.graph.foreign import ForeignSharding
+from shardwright.planner.graph.donation import alias_donors
+from shardwright.planner.graph.imported_shardings import ImportedSharding
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.graph.names import argument_names, output_names, parameter_names
-from shardwright.planner.graph.one_device import is_optimized, refuse_one_device
-from shardwright.planner.graph.optimized import NOTE, before_optimization
+from shardwright.planner.graph.optimized_hlo import NOTE, undo_optimization
+from shardwright.planner.graph.per_device_programs import is_optimized, refuse_per_device_program
+from shardwright.planner.graph.sharding_calls import find_output_shardings, insert_sharding_calls
 from shardwright.planner.graph.source import Source
-from shardwright.planner.graph.written_shardings import marked_outputs, write_out_shardings
 from shardwright.planner.memory.budget import Memory
 from shardwright.planner.memory.recompute import Recomputation, rematerialized
-from shardwright.planner.microbatch import accumulated, split_step
-from shardwright.planner.pins.annotations import VariableShardings, collect, refuse_manual
-from shardwright.planner.pins.force import Forced, forced, pins_by_name, state_arguments
-from shardwright.planner.pins.pins import Requirement, odd_axes, program_meshes
-from shardwright.planner.rewrites.apart import reduced_apart
-from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
-from shardwright.planner.rewrites.folding import folded
-from shardwright.planner.rewrites.lookups import own_rows
-from shardwright.planner.rewrites.starts import started_neutrally
-from shardwright.planner.rewrites.swapped import products_swapped
-from shardwright.planner.rewrites.top_k import in_rounds
-from shardwright.planner.rewrites.variables import rewrite_for
+from shardwright.planner.microbatch import accumulate_step, split_step
+from shardwright.planner.rewrites.batch_norm import expand_batch_norms
+from shardwright.planner.rewrites.batched_lookups import batch_lookups
+from shardwright.planner.rewrites.constant_folding import fold_constants
+from shardwright.planner.rewrites.initial_values import neutralize_initial_values
+from shardwright.planner.rewrites.swapped_products import swap_products
+from shardwright.planner.rewrites.top_k import expand_top_k
+from shardwright.planner.rewrites.variable_views import rewrite_for
+from shardwright.planner.rewrites.variadic_reduces import split_variadic_reduces
 from shardwright.planner.search.batch_dims import batch_dims
 from shardwright.planner.segments.combinable import combinable
 from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
@@ -47,7 +47,7 @@ from shardwright.planner.segments.exposed import gradients
 from shardwright.planner.segments.layout import Layout, free_nodes, lay_out, variables_of
 from shardwright.planner.segments.readiness import Readiness
 from shardwright.planner.segments.remade import dear_nodes
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.strategies.rule_cache import RuleCache
 from shardwright.shardings import Mesh
 
 
@@ -77,15 +77,15 @@ class Program:
         self.original = source if isinstance(source, Module) else source.module
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
-        refuse_one_device(self.original)
-        module = before_optimization(self.original)
-        outputs = tuple(marked_outputs(module.entry.root))
+        refuse_per_device_program(self.original)
+        module = undo_optimization(self.original)
+        outputs = tuple(find_output_shardings(module.entry.root))
         self.said = VariableShardings()
         if options.constraints == "keep":
             self.said = VariableShardings.of(module, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
-        self._written = inline_calls(write_out_shardings(alias_donors(module), outputs))
-        self.rules = KnownRules()
+        self._written = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
+        self.rules = RuleCache()
         self._read(None, options.micro_batches or 1)
 
     def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
@@ -94,7 +94,7 @@ class Program:
         Raises MicroBatchError where it does not split.
         """
         made = copy(self)
-        made.rules = KnownRules(self.rules)
+        made.rules = RuleCache(self.rules)
         made._read(again, micro_batches)
         return made
 
@@ -103,8 +103,10 @@ class Program:
         module = self._written
         self.clock.check()
         if options.rewrites != "none":
-            module = started_neutrally(reduced_apart(own_rows(products_swapped(folded(module)))))
-            module = normalizations_taken_apart(in_rounds(module))
+            module = neutralize_initial_values(
+                split_variadic_reduces(batch_lookups(swap_products(fold_constants(module))))
+            )
+            module = expand_batch_norms(expand_top_k(module))
         if again is not None:
             made = rematerialized(module, again)
             module, twins = made.module, dict(made.twins)
@@ -112,7 +114,7 @@ class Program:
         split = split_step(module, options) if micro_batches > 1 else None
         self.clock.check()
         if split is not None:
-            module = accumulated(split, micro_batches)
+            module = accumulate_step(split, micro_batches)
             self.clock.check()
         self.micro_batches = micro_batches
         self.batch: Mapping[int, int] | None = None
@@ -131,9 +133,9 @@ class Program:
         self.flow.notes += [NOTE] if is_optimized(self.original) else []
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
-        self.pins = collect(self.flow, options, self.said, self.batch)
+        self.pins = collect_requirements(self.flow, options, self.said, self.batch)
         if options.mesh is None and not program_meshes(self.pins):
-            self.flow.notes += odd_axes(self.flow, self.pins)
+            self.flow.notes += suspicious_axes(self.flow, self.pins)
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
         self.arriving = frozenset(self.flow.parameters) - self.state
@@ -147,12 +149,12 @@ class Program:
         self._readiness: Readiness | None = None
         self._combinable: Mapping[Leaf, int] | None = None
         self._batch_dims: Mapping[int, int] | None = None
-        self._ties: dict[tuple[bool, ...], Ties] = {}
+        self._ties: dict[tuple[bool, ...], TiedDims] = {}
 
     def storing(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
         """Take over what another program says of the same arguments and outputs; batch: see the class."""
         self.said, self.batch = said, batch
-        self.pins = collect(self.flow, self.options, said, batch)
+        self.pins = collect_requirements(self.flow, self.options, said, batch)
 
     @property
     def text(self) -> str:
@@ -203,21 +205,21 @@ class Program:
             self._dear = dear_nodes(self.flow, self.kernels, self.profile) if self.profile is not None else frozenset()
         return free_nodes(self.flow, self._dear.union(pinned), with_stored=with_stored)
 
-    def forced(self, options: PlanOptions, mesh: Mesh) -> Forced:
+    def forced(self, options: PlanOptions, mesh: Mesh) -> ForcedStrategy:
         """What the strategy of `options` asks on one mesh. Raises as `planner.pins.force.forced` does."""
         if options.force is None:
-            return Forced()
+            return ForcedStrategy()
         if not isinstance(options.force, str):
-            return Forced(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
+            return ForcedStrategy(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
         if self._batch_dims is None:
             self._batch_dims = self.batch or batch_dims(self.module, self.flow, self.options, self.rules)
-        return forced(self.flow, self.arguments, options, mesh, self._batch_dims)
+        return force_strategy(self.flow, self.arguments, options, mesh, self._batch_dims)
 
-    def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> Ties:
+    def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> TiedDims:
         """Which dimensions go together where the nodes of `requirements` may not choose freely."""
         free = tuple(self.free_nodes(requirements, with_stored=True))
         if free not in self._ties:
-            self._ties[free] = Ties(self.flow, free, self.rules)
+            self._ties[free] = TiedDims(self.flow, free, self.rules)
         return self._ties[free]
 
     def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
@@ -279,7 +281,7 @@ def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
     return {i: nodes[old][0] for new, old in twins.items() if old in nodes for i in nodes.get(new, ())}
 
 
-def _split(said: Mapping[int, ForeignSharding]) -> set[int]:
+def _split(said: Mapping[int, ImportedSharding]) -> set[int]:
     """Numbers of the variables whose dimensions the program splits."""
     return {number for number, sharding in said.items() if sharding.is_split}
 

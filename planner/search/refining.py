@@ -20,7 +20,7 @@ from shardwright.planner.search.read_off import if_faster, known_to, placed_near
 from shardwright.planner.segments.bound import best_alike
 from shardwright.planner.segments.chain import Chain
 from shardwright.planner.segments.choices import Graph
-from shardwright.planner.strategies.preference import MOST
+from shardwright.planner.strategies.tie_break import MAX_SHARE
 
 #: The gap that a plan may have.
 MOST_OPEN = 0.01
@@ -67,7 +67,7 @@ def refined_among_all(search: MeshSearch, found: Found, chain: Chain) -> Found:
 
 def beside_s(graph: Graph) -> float:
     """What plans take at least that no choice of a chain's variables says, for those whose repeats decide alike."""
-    return graph.least_of_free_s() - MOST * graph.least_s()
+    return graph.least_of_free_s() - MAX_SHARE * graph.least_s()
 
 
 def _bounded_anew(search: MeshSearch, found: Found, fitting: Fitting, known: Found, besides_s: float = 0.0) -> Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planner.pins.propagate import propagate
+from shardwright.planner.constraints.propagate import propagate
 from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.layout import Variable

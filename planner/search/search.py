@@ -16,13 +16,13 @@ from shardwright.planner.again.follow import Route, begin, leave_trail, planned_
 from shardwright.planner.again.trails import Question, Trail, Trails
 from shardwright.planner.clock import Clock, OutOfTimeError, too_short
 from shardwright.planner.collector import collector_paused
-from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.constraints.forced import origin
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.fitting import CLOSE, HOPELESS, Fitting
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.memory.words import briefly, cut_short, too_large
 from shardwright.planner.parallel import Ahead
-from shardwright.planner.pins.force import origin
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.search.experts import (
     AT_THE_END,
@@ -473,7 +473,7 @@ class Search(MeshSearch):
             return None
         joined = {
             frozenset(axes)
-            for lies in found.decisions.lies
+            for lies in found.decisions.shardings
             for sharding in lies
             for axes in (*sharding.dims, sharding.unreduced)
         }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.plans.ledger import planned_collectives
+from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.search.experts import nearly_as_fast
 from shardwright.plans import combined_count
 from shardwright.shardings import Mesh
@@ -50,7 +50,7 @@ def _others(outcome: Outcome, fastest: Found, limit_s: float) -> Iterator[Found]
 
 
 def _complexity(plan: Found) -> tuple[int, int, float]:
-    return _axes(plan.mesh), combined_count(planned_collectives(plan.decisions)), plan.cost.step_s
+    return _axes(plan.mesh), combined_count(list_collectives(plan.decisions)), plan.cost.step_s
 
 
 def _axes(mesh: Mesh) -> int:

@@ -23,9 +23,9 @@ from shardwright.planner.segments.chain import Chain, Key, SolvedChain, aligned
 from shardwright.planner.segments.cut import Run
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.dual import tighten
-from shardwright.planner.solver.passing import Passing
+from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, reduce
-from shardwright.planner.solver.solve import of_core, of_problem, solve
+from shardwright.planner.solver.solve import solve, to_core, to_problem
 
 #: Rounds of messages at most; and how many that gain how little, relatively, end them. `_ROUGH`: where every strategy
 #: on three axes is in the problem and a round is dear.
@@ -66,10 +66,10 @@ def best_alike(chain: Chain, close: float = _CLOSE_ALIKE) -> SolvedChain:
     """
     problem, variables, states = chain.rolled()
     reduction = reduce(problem, drops_dear=False)
-    begin = of_core(chain.begun(variables, states), reduction)
+    begin = to_core(chain.begun(variables, states), reduction)
     bounded = tighten(reduction.core, close, chain.graph.clock, begin)
-    if bounded.end is not None:
-        chain.ended(of_problem(bounded.end, reduction, problem), variables, states)
+    if bounded.warm_start is not None:
+        chain.ended(to_problem(bounded.warm_start, reduction, problem), variables, states)
     found, decided_s = reduction.complete(bounded.states), chain.constant + reduction.constant
     return SolvedChain(
         states=chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()}),
@@ -119,12 +119,12 @@ def _rest(
     if chain.is_for_bound:
         reduction = reduce(problem, drops_dear=False)
         core = reduction.core
-        passing = Passing(core.costs, [(*edge, core.edges[edge]) for edge in sorted(core.edges)])
+        passing = MessagePassing(core.costs, [(*edge, core.edges[edge]) for edge in sorted(core.edges)])
         return reduction.constant + _raised(passing, *_ROUGH, chain.graph.clock, beside_s + reduction.constant)
     return solve(problem, time_limit_s=time_limit_s, close=_CLOSE, clock=chain.graph.clock).lower_bound
 
 
-def _raised(passing: Passing, patience: int, least_gain: float, clock: Clock, beside_s: float = 0.0) -> float:
+def _raised(passing: MessagePassing, patience: int, least_gain: float, clock: Clock, beside_s: float = 0.0) -> float:
     """The bound after rounds of messages until `patience` of them gain little, beside all else, or it is late."""
     history: list[float] = []
     for number in range(_ROUNDS):
@@ -172,12 +172,12 @@ class _Repeat:
                 self._ends.append(((offset, v), (offset, w)))
                 matrices.append(matrix)
         slots = ((self._slot_of[v], self._slot_of[w]) for v, w in self._ends)
-        self.passing = Passing(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
+        self.passing = MessagePassing(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
 
     def tighten(self, clock: Clock) -> None:
         """Raise the bound by message passing until it is late, and add to each role's message what its edges said."""
         _raised(self.passing, *(_ROUGH if self.chain.is_for_bound else _FINE), clock)
-        for (v, w), (left, right) in zip(self._ends, self.passing.told, strict=True):
+        for (v, w), (left, right) in zip(self._ends, self.passing.messages, strict=True):
             self.messages[v] = self.messages[v] + left
             self.messages[w] = self.messages[w] + right
 

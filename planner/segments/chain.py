@@ -30,9 +30,9 @@ from shardwright.planner.memory.state_bytes import (
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.cut import Instance, Run
 from shardwright.planner.segments.layout import Variable
-from shardwright.planner.solver.pbqp import FloatArray, IntArray, Joins, Problem, Reduction, picked, reduce
-from shardwright.planner.solver.solve import contradiction, solve
-from shardwright.planner.solver.starts import Place, Start, among, told
+from shardwright.planner.solver.pbqp import EdgeJoinCache, FloatArray, IntArray, Problem, Reduction, reduce, submatrix
+from shardwright.planner.solver.solve import contradiction_error, solve
+from shardwright.planner.solver.warm_start import VariableImage, WarmStart, positions_in, translate
 from shardwright.planner.strategies.expansion import Strategy
 
 #: What all repeats of a run share: (first segment of the run, offset in the period, variable); else (segment, 0,
@@ -63,11 +63,11 @@ class Chain:
     runs: Sequence[Run]
     price: MemoryPrice | None = None
     is_for_bound: bool = False
-    start: Start[Key] | None = None
+    start: WarmStart[Key] | None = None
     enough_s: float = -np.inf
     _kinds: dict[Hashable, Kind] = field(default_factory=dict)
     _problems: dict[int, Problem] = field(default_factory=dict)
-    _joins: Joins = field(default_factory=Joins)
+    _joins: EdgeJoinCache = field(default_factory=EdgeJoinCache)
     _owner: dict[Variable, tuple[int, int]] = field(default_factory=dict)
     _run_of: dict[int, Run] = field(default_factory=dict)
     _cores: list[tuple[Kind, tuple[Key, ...]]] = field(default_factory=list)
@@ -190,7 +190,7 @@ class Chain:
     def forget_reductions(self) -> None:
         """Let go of all that was reduced, which is made again if it is asked for: of all strategies on three axes that
         is hundreds of megabytes."""
-        self._kinds, self._cores, self._joins = {}, [], Joins()
+        self._kinds, self._cores, self._joins = {}, [], EdgeJoinCache()
 
     def apart(self) -> Chain:
         """The same chain with no runs: its repeats decide each for itself, and pay what each takes of the memory."""
@@ -254,7 +254,7 @@ class Chain:
         try:
             problem, variables, states = self.rolled()
         except ValueError as error:
-            raise contradiction(error) from None
+            raise contradiction_error(error) from None
         solution = solve(
             problem,
             time_limit_s=time_limit_s,
@@ -263,7 +263,7 @@ class Chain:
             start=self.begun(variables, states, known),
             enough=self.enough_s - self.constant if self.runs else -np.inf,
         )
-        self.ended(solution.end, variables, states)
+        self.ended(solution.warm_start, variables, states)
         chosen = {key: int(states[key][solution.states[i]]) for key, i in variables.items()}
         return SolvedChain(
             states=self.unrolled(chosen),
@@ -276,22 +276,25 @@ class Chain:
         variables: Mapping[Key, int],
         states: Mapping[Key, IntArray],
         known: Mapping[Variable, Strategy] | None = None,
-    ) -> Start[int] | None:
+    ) -> WarmStart[int] | None:
         """The start, by variables of the rolled program and the states that are left to them; with the states of a
         known plan, as far as they are left."""
-        begun: Start[int] | None = None
+        begun: WarmStart[int] | None = None
         if self.start is not None:
-            begun = told(self.start, {key: [Place(i, states[key])] for key, i in variables.items()})
+            begun = translate(self.start, {key: [VariableImage(i, states[key])] for key, i in variables.items()})
         if known is None:
             return begun
         at = {i: np.flatnonzero(states[key] == self._state(key, known)) for key, i in variables.items()}
-        return replace(begun or Start(), states={i: int(place[0]) for i, place in at.items() if len(place)})
+        return replace(begun or WarmStart(), states={i: int(place[0]) for i, place in at.items() if len(place)})
 
-    def ended(self, end: Start[int] | None, variables: Mapping[Key, int], states: Mapping[Key, IntArray]) -> None:
+    def ended(self, end: WarmStart[int] | None, variables: Mapping[Key, int], states: Mapping[Key, IntArray]) -> None:
         """Keep where message passing over the rolled program ended, if another one is to learn from it."""
         if end is not None:
-            places = {i: [Place(key, among(states[key], self.state_count(key)))] for key, i in variables.items()}
-            self.start = told(end, places)
+            places = {
+                i: [VariableImage(key, positions_in(states[key], self.state_count(key)))]
+                for key, i in variables.items()
+            }
+            self.start = translate(end, places)
 
     def _state(self, key: Key, known: Mapping[Variable, Strategy]) -> int:
         """The state of a key's variable in a plan; -1 where it has none."""
@@ -356,10 +359,10 @@ class Chain:
             states = known.get(core)
             if states is None:
                 reduction = core[0].reduction
-                picked = [
+                submatrix = [
                     np.searchsorted(left, chosen[key]) for left, key in zip(reduction.states, core[1], strict=True)
                 ]
-                states = known[core] = reduction.complete(np.array(picked, np.int64)).tolist()
+                states = known[core] = reduction.complete(np.array(submatrix, np.int64)).tolist()
             found.update(zip(instance.variables[: instance.own], states, strict=False))
         return found
 
@@ -383,4 +386,4 @@ def aligned(
     reduction = kind.reduction
     picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
     costs = [cost[pick] for cost, pick in zip(reduction.core.costs, picks, strict=True)]
-    return costs, {(v, w): picked(m, picks[v], picks[w]) for (v, w), m in reduction.core.edges.items()}
+    return costs, {(v, w): submatrix(m, picks[v], picks[w]) for (v, w), m in reduction.core.edges.items()}

@@ -9,16 +9,16 @@ import numpy as np
 
 from shardwright.cost.moves.relayout import Ends
 from shardwright.planner.clock import Clock
+from shardwright.planner.constraints.confine import Confinement
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
-from shardwright.planner.pins.confine import Confinement
 from shardwright.planner.segments.layout import FILLED, Layout, Variable
 from shardwright.planner.segments.neighbourhoods import Neighbourhoods
 from shardwright.planner.segments.readiness import Readiness
 from shardwright.planner.solver.pbqp import Problem
-from shardwright.planner.strategies.expansion import Near
-from shardwright.planner.strategies.preference import Preference
-from shardwright.planner.strategies.sets import StrategyBuilder, StrategySet
+from shardwright.planner.strategies.expansion import Restriction
+from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
+from shardwright.planner.strategies.tie_break import TieBreak
 
 #: Where a value that fills memory with little is stored, or one that a loop has added up, the smaller of equal layouts
 #: is chosen, by this part of the time that writing it takes.
@@ -45,8 +45,8 @@ class Graph:
     in_place: frozenset[int] = frozenset()
     arriving: frozenset[int] = frozenset()
     confinement: Confinement | None = None
-    preference: Preference | None = None
-    near: Mapping[Variable, Near] = field(default_factory=dict)
+    preference: TieBreak | None = None
+    near: Mapping[Variable, Restriction] = field(default_factory=dict)
     combinable: Mapping[Leaf, int] = field(default_factory=dict)
     beside: frozenset[Leaf] = frozenset()
     exposed: float = 1.0
@@ -90,7 +90,7 @@ class Graph:
             return self.builder.of_value(node.shapes[leaf], partial=partial, near=near)
         found = self.pinned.get(index)
         if found is not None:
-            return found if near is None else self.builder.narrowed(found, near)
+            return found if near is None else self.builder.restrict_values(found, near)
         if node.is_value:
             found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
         else:
@@ -155,10 +155,10 @@ class Graph:
         found = self.set_of((node.index, -1))
         costs = self._weight(node) * found.time_s
         if self.preference is not None:
-            costs = costs + self.preference.added_s(found)
+            costs = costs + self.preference.penalty_s(found)
         if node.instruction.opcode in FILLED and not node.is_value:  # stored, though computed at no price
             made = [strategy.results[0] for strategy in found.strategies]
-            costs = costs + node.weight * _STORING * self.prices.writing_s(node.shapes[0], made)
+            costs = costs + node.weight * _STORING * self.prices.write_s(node.shapes[0], made)
         if node.index in self.arriving:
             costs = costs + [self.prices.arrival_s(node.shapes[0], each.results[0]) for each in found.strategies]
         is_free = self.is_free
@@ -171,7 +171,7 @@ class Graph:
     def _stored_s(self, hub: Leaf) -> FloatArray:
         """What tells apart equally fast layouts of what a loop has added up: the smaller is chosen."""
         lies = [strategy.results[0] for strategy in self.set_of(hub).strategies]
-        return _STORING * self.prices.writing_s(self.flow.nodes[hub[0]].shapes[hub[1]], lies)
+        return _STORING * self.prices.write_s(self.flow.nodes[hub[0]].shapes[hub[1]], lies)
 
     def spread_matrix(self, hub: Leaf) -> FloatArray:
         """Seconds of bringing a value from how it is made (rows) to how its hub lies."""
@@ -198,7 +198,7 @@ class Graph:
         key = (id(matrix), made.tobytes(), wanted.tobytes())
         found = self._partial.get(key)
         if found is None:
-            is_becoming = self.prices.becoming(made, wanted)
+            is_becoming = self.prices.is_made_partial(made, wanted)
             found = matrix, np.where(is_becoming, np.inf, matrix) if is_becoming.any() else matrix
             self._partial[key] = found  # with the matrix: its number stays its own
         return found[1]
@@ -209,6 +209,6 @@ class Graph:
         waited = weight * self.exposed if source in self.beside else weight
         matrix = self.prices.reshard_matrix(shape, made, wanted, waited, combinable_bytes)
         if self.layout.kernels.is_fused[index]:
-            matrix = self.prices.launching(matrix, waited)
-        matrix = self.prices.turning(matrix, shape, made, wanted, weight, ends)
+            matrix = self.prices.with_launch(matrix, waited)
+        matrix = self.prices.with_transposes(matrix, shape, made, wanted, weight, ends)
         return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix

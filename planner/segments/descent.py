@@ -20,8 +20,8 @@ from shardwright.planner.segments.chain import Chain, Key, SolvedChain
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.cut import Instance, Run
 from shardwright.planner.segments.layout import Variable
-from shardwright.planner.solver.starts import Start
-from shardwright.planner.strategies.expansion import Near, Strategy
+from shardwright.planner.solver.warm_start import WarmStart
+from shardwright.planner.strategies.expansion import Restriction, Strategy
 from shardwright.shardings import Mesh, TensorSharding
 
 #: Part of the step time that a round must save for the other axes to be tried again, and the gap at which the
@@ -88,15 +88,15 @@ def placed(
     return near, near.solve(time_limit_s, close=CLOSE, known=at)
 
 
-def _begun(chain: Chain, free: frozenset[str]) -> Start[Key]:
+def _begun(chain: Chain, free: frozenset[str]) -> WarmStart[Key]:
     """Where message passing over a neighbourhood begins: where that over the last one with the same free axes ended,
     between variables to which the same is left."""
     graph = chain.graph
     if free not in graph.neighbourhoods.ends:
-        return Start()
+        return WarmStart()
     left, end = graph.neighbourhoods.ends[free]
     is_same = {key: left.get(v) is graph.near[v] for pair in end.moved for key in pair for v in [chain.variable(key)]}
-    return Start(moved={pair: moved for pair, moved in end.moved.items() if all(is_same[key] for key in pair)})
+    return WarmStart(moved={pair: moved for pair, moved in end.moved.items() if all(is_same[key] for key in pair)})
 
 
 def axis_parts(coarse: Mesh, fine: Mesh) -> dict[str, tuple[str, ...]]:
@@ -158,7 +158,7 @@ def _around(
 ) -> Chain:
     """The chain of the plans near `at`. Segments are of one kind where the same is left to them."""
     known = fine.neighbourhoods
-    left: dict[int, Near] = {}  # by the strategy's identity: those of one set are few
+    left: dict[int, Restriction] = {}  # by the strategy's identity: those of one set are few
     for strategy in at.values():
         if id(strategy) not in left:
             left[id(strategy)] = known.near(strategy, free)

@@ -21,8 +21,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf
-from shardwright.planner.graph.meanings import meanings
-from shardwright.planner.rewrites.stacked_loops import stacked_loop
+from shardwright.planner.graph.value_numbering import number_values
+from shardwright.planner.rewrites.stacked_loops import match_stacked_loop
 
 #: Instructions whose layout is a choice of its own.
 CHOOSERS = frozenset({
@@ -196,7 +196,7 @@ def _back_over_rows(flow: Dataflow) -> set[int]:
     loops = {
         node.index: loop
         for node in flow.nodes
-        if node.instruction.opcode == "while" and not node.is_value and (loop := stacked_loop(node.instruction))
+        if node.instruction.opcode == "while" and not node.is_value and (loop := match_stacked_loop(node.instruction))
     }
     found = set()
     for i, loop in loops.items():
@@ -215,7 +215,7 @@ def _computed_again(flow: Dataflow, readers: Sequence[Sequence[int]]) -> set[int
     barriers = {node.index for node in flow.nodes if node.is_value and node.instruction.opcode in BARRIERS}
     if not barriers:
         return set()
-    held, meaning = _dependents(readers, barriers), meanings(flow)
+    held, meaning = _dependents(readers, barriers), number_values(flow)
     first = {meaning[i][:1] for i, is_held in enumerate(held) if not is_held}
     return {i for i, is_held in enumerate(held) if is_held and i not in barriers and meaning[i][:1] in first}
 
@@ -243,7 +243,7 @@ def _cotangents(flow: Dataflow) -> set[int]:
 
 def _products(flow: Dataflow) -> dict[int, tuple[Leaf, Leaf]]:
     """Products of two arrays by node, with the values that they are products of, moves and conversions aside."""
-    meaning, arguments = meanings(flow), set(flow.parameters)
+    meaning, arguments = number_values(flow), set(flow.parameters)
     origins: dict[int, Leaf] = {}
 
     def origin(leaf: Leaf) -> Leaf:

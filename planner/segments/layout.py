@@ -19,11 +19,11 @@ from shardwright.cost.moves.relayout import LOOP, STORED, Ends, maker_of, reader
 from shardwright.hlo import Instruction
 from shardwright.planner.costs.kernels import Kernels
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
-from shardwright.planner.rules.linear import is_zero, reduced_at_once
+from shardwright.planner.rules.linear import is_zero, why_not_partial
 from shardwright.planner.segments.cut import Segments
 from shardwright.planner.segments.forward import CHOOSERS
 from shardwright.planner.strategies.expansion import ways_through
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 #: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
 _REMADE = frozenset({
@@ -45,7 +45,7 @@ Variable = tuple[int, int]
 class Layout:
     """What of the graph does not depend on the mesh.
 
-    signatures: per node, a number that is equal for instructions with equal strategies (`KnownRules.number`); -1 for
+    signatures: per node, a number that is equal for instructions with equal strategies (`RuleCache.number`); -1 for
     what only hands on.
     is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
     ways: per node, which operands may be partial together.
@@ -142,7 +142,7 @@ def lay_out(
     pinned: Mapping[int, Hashable],
     keys: Mapping[int, Hashable],
     kernels: Kernels,
-    rules: KnownRules,
+    rules: RuleCache,
     gradients: frozenset[Leaf],
 ) -> Layout:
     """Decide what may be partial and which values get hubs.
@@ -183,7 +183,7 @@ def lay_out(
 
 
 def _partial_sums(
-    flow: Dataflow, free: Sequence[bool], pinned: frozenset[int], signatures: Sequence[int], rules: KnownRules
+    flow: Dataflow, free: Sequence[bool], pinned: frozenset[int], signatures: Sequence[int], rules: RuleCache
 ) -> tuple[Sequence[bool], tuple[tuple[frozenset[int], ...], ...]]:
     """Which nodes may be partial sums, and for each node the sets of operands that it may hand on as such."""
     instructions = {number: node.instruction for number, node in zip(signatures, flow.nodes, strict=True)}
@@ -191,7 +191,7 @@ def _partial_sums(
     ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
     sums = {
         number: any(factor.reduction == "add" for factor in rules.of_number(number).factors)
-        and not reduced_at_once(each)
+        and not why_not_partial(each)
         for number, each in instructions.items()
         if number >= 0
     }

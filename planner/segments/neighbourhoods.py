@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from shardwright.planner.segments.cut import Instance
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.solver.pbqp import Problem
-from shardwright.planner.solver.starts import Start
-from shardwright.planner.strategies.expansion import Near, Strategy
+from shardwright.planner.solver.warm_start import WarmStart
+from shardwright.planner.strategies.expansion import Restriction, Strategy
 
 if TYPE_CHECKING:
     from shardwright.planner.segments.chain import Key
@@ -30,20 +30,20 @@ class Neighbourhoods:
     """
 
     problems: dict[int, Problem] = field(default_factory=dict)
-    ends: dict[frozenset[str], tuple[Mapping[Variable, Near], Start[Key]]] = field(default_factory=dict)
-    _nears: dict[Hashable, Near] = field(default_factory=dict)
+    ends: dict[frozenset[str], tuple[Mapping[Variable, Restriction], WarmStart[Key]]] = field(default_factory=dict)
+    _nears: dict[Hashable, Restriction] = field(default_factory=dict)
     _instances: dict[int, Sequence[Instance]] = field(default_factory=dict)
     _kinds: dict[Hashable, int] = field(default_factory=dict)
 
-    def near(self, strategy: Strategy, free: frozenset[str]) -> Near:
+    def near(self, strategy: Strategy, free: frozenset[str]) -> Restriction:
         """What is left where some axes are free: the same object for strategies that do the same."""
         key = free, strategy, strategy.choices
         found = self._nears.get(key)
         if found is None:
-            found = self._nears[key] = Near(strategy=strategy, free=free)
+            found = self._nears[key] = Restriction(strategy=strategy, free=free)
         return found
 
-    def kind(self, instances: Sequence[Instance], instance: Instance, left: Sequence[Near]) -> int:
+    def kind(self, instances: Sequence[Instance], instance: Instance, left: Sequence[Restriction]) -> int:
         """The kind of a segment by what is left to its variables: equal for those that pose the same problem there.
 
         instances: all segments, whose kinds tell them apart.

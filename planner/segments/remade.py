@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from shardwright.cost import HardwareProfile
 from shardwright.hlo import ArrayShape
-from shardwright.planner.costs.kernels import Kernels, whole_s
+from shardwright.planner.costs.kernels import Kernels, one_device_s
 from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.segments.layout import free_nodes
 
@@ -22,7 +22,7 @@ _MOST, _MOST_ALIKE = 1e-3, 1e-4
 
 def dear_nodes(flow: Dataflow, kernels: Kernels, profile: HardwareProfile) -> frozenset[int]:
     """The nodes that could be made anew for each reader and are not to be; no scalars, which lie in one way only."""
-    times = {node.index: whole_s(node, kernels, profile) for node in flow.nodes if not node.is_value}
+    times = {node.index: one_device_s(node, kernels, profile) for node in flow.nodes if not node.is_value}
     free = {index for index, is_free in enumerate(free_nodes(flow, ())) if is_free}
     total_s = sum(times.values())
     if sum(times[index] for index in free) <= _MOST * total_s:

@@ -33,7 +33,7 @@ import pulp
 
 from shardwright.errors import PlanError
 from shardwright.planner.solver.highs import highs
-from shardwright.planner.solver.local_search import incumbent
+from shardwright.planner.solver.local_search import find_incumbent
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 
 #: Relative gap of what counts as optimal.
@@ -41,7 +41,7 @@ EXACT = 1e-9
 
 #: CPU seconds that one integer program may take: a plan must not hang on how busy the machine is. What keeps programs
 #: short is their size (`solve.MOST_ENTRIES`, `mixing.MOST_ENTRIES`): they take up to ten.
-MOST_CPU_S = 60.0
+MAX_CPU_S = 60.0
 
 #: Objective value that the incumbent is scaled to.
 _SCALE = 1e4
@@ -65,16 +65,16 @@ class Row:
     limit: float
     pairs: Mapping[tuple[int, int], FloatArray] = field(default_factory=dict)
 
-    def taken(self, states: IntArray) -> float:
+    def evaluate(self, states: IntArray) -> float:
         """The sum over these states."""
         alone = sum(float(a[states[v]]) for v, a in self.coefficients.items())
         return alone + sum(float(a[states[v], states[w]]) for (v, w), a in self.pairs.items())
 
     def allows(self, states: IntArray) -> bool:
-        return self.taken(states) <= self.limit
+        return self.evaluate(states) <= self.limit
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         """What no sum is below."""
         return sum(float(a.min()) for a in (*self.coefficients.values(), *self.pairs.values()))
 
@@ -86,7 +86,7 @@ def solve(
     gap: float = EXACT,
     rows: Sequence[Row] = (),
     forbidden: Sequence[IntArray] = (),
-    most_cpu_s: float = MOST_CPU_S,
+    most_cpu_s: float = MAX_CPU_S,
     below: float = np.inf,
     most_work: float = np.inf,
 ) -> Solution:
@@ -99,7 +99,7 @@ def solve(
     """
     if not problem.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-    start = incumbent(problem)
+    start = find_incumbent(problem)
     value = problem.value(start)
     scale = _SCALE / value if np.isfinite(value) and value > 0 else 1.0
     if not all(row.allows(start) for row in rows) or any(np.array_equal(start, each) for each in forbidden):

@@ -11,7 +11,7 @@ from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 _SWEEPS = 50
 
 
-def incumbent(problem: Problem, known: Mapping[int, int] | None = None) -> IntArray:
+def find_incumbent(problem: Problem, known: Mapping[int, int] | None = None) -> IntArray:
     """States by greedy elimination, then improved one variable at a time until no change helps.
 
     known: states of some variables, which are taken before any other.

@@ -28,7 +28,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 #: `min` of an array along an axis; the method of the same name takes a third longer on small ones.
-LEAST = np.minimum.reduce
+MINIMUM = np.minimum.reduce
 
 #: Numbers that are added at a time where two edges become one.
 _BLOCK = 1 << 14
@@ -51,11 +51,11 @@ class Problem:
         known = self.edges.get((v, w))
         self.edges[v, w] = matrix if known is None else known + matrix
 
-    def restricted(self, kept: Sequence[IntArray]) -> Problem:
+    def restrict(self, kept: Sequence[IntArray]) -> Problem:
         """The same problem with only the states `kept` of each variable."""
         return Problem(
             costs=[cost[states] for cost, states in zip(self.costs, kept, strict=True)],
-            edges={(v, w): picked(matrix, kept[v], kept[w]) for (v, w), matrix in self.edges.items()},
+            edges={(v, w): submatrix(matrix, kept[v], kept[w]) for (v, w), matrix in self.edges.items()},
         )
 
     def value(self, states: IntArray) -> float:
@@ -114,7 +114,7 @@ class Reduction:
         return chosen
 
 
-class Joins:
+class EdgeJoinCache:
     """The edges that pairs of edges became, once for equal ones: equal layers have some.
 
     What is kept of a pair are the arrays that its fold keeps anyway, no copies of what they hold.
@@ -136,7 +136,7 @@ class Joins:
 
 
 def reduce(
-    problem: Problem, protected: Iterable[int] = (), *, drops_dear: bool = True, joins: Joins | None = None
+    problem: Problem, protected: Iterable[int] = (), *, drops_dear: bool = True, joins: EdgeJoinCache | None = None
 ) -> Reduction:
     """Fold away all that can be without loss. Raises ValueError where no assignment is finite.
 
@@ -146,13 +146,13 @@ def reduce(
     joins: those made of problems like this one, to which it adds its own.
     """
     with np.errstate(invalid="ignore"):  # differences of what is both impossible
-        return _Reducer(problem, frozenset(protected), drops_dear, Joins() if joins is None else joins).run()
+        return _Reducer(problem, frozenset(protected), drops_dear, EdgeJoinCache() if joins is None else joins).run()
 
 
 class _Reducer:
     """Works on copies: `near[v][w]` is the edge with v's states as rows, kept in both directions."""
 
-    def __init__(self, problem: Problem, protected: frozenset[int], drops_dear: bool, joins: Joins) -> None:
+    def __init__(self, problem: Problem, protected: frozenset[int], drops_dear: bool, joins: EdgeJoinCache) -> None:
         self.protected = protected
         self.drops_dear = drops_dear
         self.costs = [cost.copy() for cost in problem.costs]
@@ -298,7 +298,7 @@ class _Reducer:
         )
 
 
-def picked(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
+def submatrix(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
     """Some rows and columns of a matrix, in order; the matrix itself, which many edges may share, where that is all."""
     return matrix if matrix.shape == (len(rows), len(columns)) else matrix[np.ix_(rows, columns)]
 
@@ -311,7 +311,7 @@ def _join(left: FloatArray, right: FloatArray) -> FloatArray:
     for start in range(0, len(rows), len(room)):
         some = rows[start : start + len(room), :, None]
         sums = np.add(some, right, out=room[: len(some)])
-        LEAST(sums, 1, out=found[start : start + len(room)])
+        MINIMUM(sums, 1, out=found[start : start + len(room)])
     return found
 
 
@@ -322,5 +322,5 @@ def _least_difference(matrix: FloatArray) -> FloatArray:
     difference = columns[:, None, :] - columns[None, :, :]
     if not np.isfinite(columns).all():
         difference[np.isnan(difference)] = np.inf
-    least: FloatArray = LEAST(difference, 2)
+    least: FloatArray = MINIMUM(difference, 2)
     return least

@@ -12,33 +12,33 @@ from shardwright.planner.clock import Clock
 from shardwright.planner.solver import dual, ilp, pbqp
 from shardwright.planner.solver.ilp import Solution
 from shardwright.planner.solver.pbqp import IntArray, Problem, Reduction
-from shardwright.planner.solver.starts import Place, Start, among, told
+from shardwright.planner.solver.warm_start import VariableImage, WarmStart, positions_in, translate
 
 #: Cores of up to so many states are solved to optimality; larger ones until this relative gap is proven.
 EXACT_STATES = 2000
-CLOSE = 1e-4
+GAP_TOLERANCE = 1e-4
 
 #: Where the bound is nearly exact and the assignment known is not, the best one has states that hardly raise the bound:
 #: parts of the distance between the two up to which states are looked at, one after the other; then all that remain.
-NEAR = (1e-4, 1e-3, 3e-3, 1e-2, 4e-2)
+GAP_SHARES = (1e-4, 1e-3, 3e-3, 1e-2, 4e-2)
 _ALL = 1.0
 
 #: Entries of the edges of the largest integer program that is begun, where a gap is good enough and where none is, and
 #: the work that it may take (`ilp.solve`): with many equally good choices the first linear relaxation of 60,000 entries
 #: takes 5 s, and of 13,000 entries each further one 0.1 s, mostly for a bound that nobody waits for.
-MOST_ENTRIES_IF_CLOSE, MOST_ENTRIES = 15_000, 25_000
+MAX_ENTRIES_WITH_GAP, MAX_ENTRIES = 15_000, 25_000
 MOST_WORK = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solved:
+class SolverResult:
     """States per variable, their value, and a bound that no assignment is under. end: what another search may begin
     with, if this one was given something to begin with."""
 
     states: IntArray
     value: float
     lower_bound: float
-    end: Start[int] | None
+    warm_start: WarmStart[int] | None
 
 
 def solve(
@@ -47,9 +47,9 @@ def solve(
     time_limit_s: float,
     close: float = 0.0,
     clock: Clock | None = None,
-    start: Start[int] | None = None,
+    start: WarmStart[int] | None = None,
     enough: float = -np.inf,
-) -> Solved:
+) -> SolverResult:
     """The best states found, their value and a certified lower bound (equal where proven optimal).
 
     time_limit_s: for the integer program. close: relative gap that is good enough. clock: when it is late, what is
@@ -60,62 +60,69 @@ def solve(
     """
     try:
         reduction = pbqp.reduce(problem)
-        begin, enough = of_core(start, reduction), enough - reduction.constant
+        begin, enough = to_core(start, reduction), enough - reduction.constant
         core, end = _solve_core(reduction.core, time_limit_s, close, clock or Clock(), begin, enough)
     except ValueError as error:
-        raise contradiction(error) from None
+        raise contradiction_error(error) from None
     states = reduction.complete(core.states)
     if end is not None:
-        end = replace(of_problem(end, reduction, problem), states=dict(enumerate(states.tolist())))
-    return Solved(
+        end = replace(to_problem(end, reduction, problem), states=dict(enumerate(states.tolist())))
+    return SolverResult(
         states=states,
         value=reduction.constant + core.value,
         lower_bound=reduction.constant + core.lower_bound,
-        end=end,
+        warm_start=end,
     )
 
 
-def of_core(start: Start[int] | None, reduction: Reduction) -> Start[int] | None:
+def to_core(start: WarmStart[int] | None, reduction: Reduction) -> WarmStart[int] | None:
     """What a start for a problem says of its core."""
     pairs = enumerate(zip(reduction.variables, reduction.states, strict=True))
-    return None if start is None else told(start, {v: [Place(number, states)] for number, (v, states) in pairs})
+    return (
+        None
+        if start is None
+        else translate(start, {v: [VariableImage(number, states)] for number, (v, states) in pairs})
+    )
 
 
-def of_problem(start: Start[int], reduction: Reduction, problem: Problem) -> Start[int]:
+def to_problem(start: WarmStart[int], reduction: Reduction, problem: Problem) -> WarmStart[int]:
     """What a start for a problem's core says of the problem."""
     pairs = enumerate(zip(reduction.variables, reduction.states, strict=True))
-    return told(start, {number: [Place(v, among(states, len(problem.costs[v])))] for number, (v, states) in pairs})
+    return translate(
+        start,
+        {number: [VariableImage(v, positions_in(states, len(problem.costs[v])))] for number, (v, states) in pairs},
+    )
 
 
-def contradiction(error: ValueError) -> PlanError:
+def contradiction_error(error: ValueError) -> PlanError:
     """What a problem without any finite assignment means to the user."""
     return PlanError(f"the pins contradict each other: {error}", remedy="pin or force less")
 
 
 def _solve_core(
-    core: Problem, time_limit_s: float, good_enough: float, clock: Clock, start: Start[int] | None, enough: float
-) -> tuple[Solution, Start[int] | None]:
+    core: Problem, time_limit_s: float, good_enough: float, clock: Clock, start: WarmStart[int] | None, enough: float
+) -> tuple[Solution, WarmStart[int] | None]:
     """Bound the core; what may still be better than the best known assignment goes to the integer program. And where
     message passing ended."""
     if not core.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0), start
-    close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE)
+    close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE)
     bounded = dual.tighten(core, close, clock, start, enough)
     known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
-    for part in (*NEAR, _ALL) if np.isfinite(known.value) else (_ALL,):
+    for part in (*GAP_SHARES, _ALL) if np.isfinite(known.value) else (_ALL,):
         is_close = known.value - known.lower_bound <= close * abs(known.value) or known.value <= enough
         if is_close or (clock.is_late and np.isfinite(known.value)):
             break
         reach = known.lower_bound + part * (known.value - known.lower_bound)
         limit_s, gap = clock.within(time_limit_s), good_enough or ilp.EXACT
-        found = _among(core, known, bounded.kept(reach), limit_s, gap, is_all=part == _ALL)
+        found = _solve_surviving(core, known, bounded.surviving_states(reach), limit_s, gap, is_all=part == _ALL)
         if found is None:  # too many: those that remain are more
             break
         known = found
-    return known, bounded.end
+    return known, bounded.warm_start
 
 
-def _among(
+def _solve_surviving(
     core: Problem, known: Solution, kept: Sequence[IntArray], time_limit_s: float, gap: float, *, is_all: bool
 ) -> Solution | None:
     """The better of what is known and the best assignment of the states `kept`; None where these are too many.
@@ -125,8 +132,8 @@ def _among(
     if not all(map(len, kept)):
         return known
     try:
-        rest = pbqp.reduce(core.restricted(tuple(kept)))
-        most = MOST_ENTRIES_IF_CLOSE if gap > ilp.EXACT else MOST_ENTRIES
+        rest = pbqp.reduce(core.restrict(tuple(kept)))
+        most = MAX_ENTRIES_WITH_GAP if gap > ilp.EXACT else MAX_ENTRIES
         if _entries(rest.core) > most and np.isfinite(known.value):
             return None
         below = known.value - rest.constant

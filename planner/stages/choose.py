@@ -29,17 +29,17 @@ from shardwright.planner.search.found import Found
 from shardwright.planner.search.mesh_search import Listener
 from shardwright.planner.search.meshes import candidate_meshes, refines
 from shardwright.planner.search.program import Program
-from shardwright.planner.stages.choice import PipelineChoice, Wanted
-from shardwright.planner.stages.coarse import Coarse, coarse_parts
-from shardwright.planner.stages.contract import contracted
+from shardwright.planner.stages.clustering import Clustering, cluster_step
+from shardwright.planner.stages.coarsen import coarsen_graph
 from shardwright.planner.stages.cut import cut
-from shardwright.planner.stages.graph import stage_graph
-from shardwright.planner.stages.groups import DeviceGroups, device_groups, groupings
-from shardwright.planner.stages.measure import Measured
-from shardwright.planner.stages.plans import MOST_PLANS, StepPlans
-from shardwright.planner.stages.priced import held_in, roughly_s, step_pace
-from shardwright.planner.stages.result import chosen
-from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
+from shardwright.planner.stages.device_groups import DeviceGroups, device_groups, enumerate_groupings
+from shardwright.planner.stages.graph_builder import build_stage_graph
+from shardwright.planner.stages.node_costs import StepCosts
+from shardwright.planner.stages.realize import realize_choice
+from shardwright.planner.stages.schedule_cost import estimate_step_s, micro_batches_in_flight, step_pace
+from shardwright.planner.stages.stage_graph import CutProblem, StageCut, StageGraph, StageSlot
+from shardwright.planner.stages.step_plans import MAX_PLANS, StepPlans
+from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
 from shardwright.tasks import Pace, Schedule
@@ -55,7 +55,7 @@ MICRO_BATCHES_PER_STAGE = (4, 8, 2, 16)
 
 #: How many of the best candidates are tried on other meshes and with other numbers of micro-batches, and how many with
 #: other schedules.
-MOST_REFINED, MOST_SIMULATED = 2, 3
+MAX_REFINED, MAX_SIMULATED = 2, 3
 
 #: Part of a device's memory that a cut may fill: programs take up to a sixth more than was counted for them.
 FILLED = 0.85
@@ -67,7 +67,7 @@ STAGE_MESH_AXES = 2
 def search_pipeline(
     program: Program,
     cluster: Cluster,
-    wanted: Wanted,
+    wanted: PipelineRequest,
     *,
     whole_s: float | None = None,
     why_not: str = "",
@@ -101,7 +101,7 @@ class Pipeline:
     schedule: Schedule
     plans: tuple[Found, ...]  # of the accumulated step, by kind of group
     whole: Module  # that step
-    roughly_s: float
+    estimate_s: float
     pace: Pace | None = None
 
     @property
@@ -109,13 +109,13 @@ class Pipeline:
         return self.problem.micro_batches
 
     @property
-    def place(self) -> Hashable:
+    def placement_key(self) -> Hashable:
         """Equal for candidates that only their schedules tell apart."""
         return self.groups.first_devices, self.meshes, self.micro_batches
 
     @property
     def step_s(self) -> float:
-        return self.roughly_s if self.pace is None else self.pace.step_s
+        return self.estimate_s if self.pace is None else self.pace.step_s
 
     def candidate(self) -> PipelineCandidate:
         return PipelineCandidate(
@@ -137,15 +137,15 @@ def _best(found: Sequence[Pipeline], count: int) -> list[Pipeline]:
 class _Search:
     program: Program
     cluster: Cluster
-    wanted: Wanted
+    wanted: PipelineRequest
     progress: Listener | None
     clock: Clock
     split: StepSplit = field(init=False)
-    coarse: Coarse = field(init=False)
+    clustering: Clustering = field(init=False)
     accumulators: tuple[Leaf, ...] = field(init=False)
     sums: frozenset[Leaf] = field(init=False)
     _plans: StepPlans = field(init=False)
-    _graphs: dict[tuple[Measured, ...], StageGraph] = field(default_factory=dict)
+    _graphs: dict[tuple[StepCosts, ...], StageGraph] = field(default_factory=dict)
     _left_out: list[PipelineCandidate] = field(default_factory=list)
     _seen: set[Hashable] = field(default_factory=set)
     _lacks_memory: bool = False
@@ -158,11 +158,11 @@ class _Search:
             self.split.check(self.wanted.micro_batches)
         state = set(range(len(self.program.flow.parameters))).difference(self.split.batch)
         once = {name for name, parts in self.split.parts.items() if "once" in parts and "micro" not in parts}
-        self.coarse = coarse_parts(self.split.module, state, once)
+        self.clustering = cluster_step(self.split.module, state, once)
         self._plans = StepPlans(
-            program=self.program, split=self.split, coarse=self.coarse, mesh=self.wanted.mesh, clock=self.clock
+            program=self.program, split=self.split, clustering=self.clustering, mesh=self.wanted.mesh, clock=self.clock
         )
-        nodes = {n.instruction.name: n.index for n in self.coarse.flow.nodes if not n.is_value}
+        nodes = {n.instruction.name: n.index for n in self.clustering.flow.nodes if not n.is_value}
         self.accumulators = tuple((nodes[s.name], s.leaf) for s in self.split.accumulators if s.name in nodes)
         self.sums = frozenset(
             (nodes[name], leaf)
@@ -172,61 +172,63 @@ class _Search:
         )
 
     def run(self, whole_s: float | None, why_not: str) -> PipelineChoice:
-        found = self._first()
-        self._with_meshes(found)
-        self._with_micro_batches(found)
+        found = self._try_stage_counts()
+        self._try_meshes(found)
+        self._try_micro_batches(found)
         if not found:
-            raise self._nothing()
-        simulated = self._simulated(found)
+            raise self._no_pipeline_error()
+        simulated = self._simulate_schedules(found)
         best = min(simulated, key=lambda each: each.step_s)
         candidates = [each.candidate() for each in sorted([*simulated, *found], key=lambda each: each.step_s)]
-        alike = [each for each in simulated if each.place == best.place]
-        return chosen(self.coarse, self.split, best, alike, (*candidates, *self._left_out), whole_s, why_not)
+        alike = [each for each in simulated if each.placement_key == best.placement_key]
+        return realize_choice(
+            self.clustering, self.split, best, alike, (*candidates, *self._left_out), whole_s, why_not
+        )
 
     # ---- what is tried -----------------------------------------------------------
-    def _first(self) -> list[Pipeline]:
+    def _try_stage_counts(self) -> list[Pipeline]:
         """Every number of stages, on a middle mesh (the next where it does not fit), at one number of micro-batches."""
         found: list[Pipeline] = []
         for groups in self._groups():
             for meshes in self._meshes(groups):
-                tried = self._tried(groups, meshes, self._micro_batches(groups.stages, meshes)[0])
+                tried = self._try(groups, meshes, self._micro_batches(groups.stages, meshes)[0])
                 if tried is not None:
                     found.append(tried)
                     break
         return found
 
-    def _with_meshes(self, found: list[Pipeline]) -> None:
+    def _try_meshes(self, found: list[Pipeline]) -> None:
         """The best of them on every mesh (added in place)."""
-        for best in _best(found, MOST_REFINED):
+        for best in _best(found, MAX_REFINED):
             for meshes in self._meshes(best.groups):
                 self._add(found, best.groups, meshes, self._micro_batches(best.groups.stages, meshes)[0])
 
-    def _with_micro_batches(self, found: list[Pipeline]) -> None:
+    def _try_micro_batches(self, found: list[Pipeline]) -> None:
         """The best of them with other numbers of micro-batches (added in place)."""
-        for best in _best(found, MOST_REFINED):
+        for best in _best(found, MAX_REFINED):
             for micro_batches in self._micro_batches(best.groups.stages, best.meshes)[1:]:
                 self._add(found, best.groups, best.meshes, micro_batches)
 
     def _add(self, found: list[Pipeline], groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int) -> None:
         is_new = (groups, meshes, micro_batches) not in self._seen
-        tried = self._tried(groups, meshes, micro_batches) if is_new else None
+        tried = self._try(groups, meshes, micro_batches) if is_new else None
         if tried is not None:
             found.append(tried)
 
-    def _simulated(self, found: list[Pipeline]) -> list[Pipeline]:
+    def _simulate_schedules(self, found: list[Pipeline]) -> list[Pipeline]:
         """The best of all under every schedule."""
         simulated = []
-        for best in _best(found, MOST_SIMULATED):
-            simulated.append(self._paced(best))
+        for best in _best(found, MAX_SIMULATED):
+            simulated.append(self._with_pace(best))
             for schedule in self._schedules()[1:]:
-                tried = self._tried(best.groups, best.meshes, best.micro_batches, schedule)
+                tried = self._try(best.groups, best.meshes, best.micro_batches, schedule)
                 if tried is not None:
-                    simulated.append(self._paced(tried))
+                    simulated.append(self._with_pace(tried))
         return simulated
 
     def _groups(self) -> Sequence[DeviceGroups]:
         if self.wanted.stages is None:
-            return groupings(self.cluster, len(self.coarse.parts), self.split.divisor)
+            return enumerate_groupings(self.cluster, len(self.clustering.parts), self.split.divisor)
         found = device_groups(self.cluster, self.wanted.stages)
         if found is None:
             raise OptionError(
@@ -281,7 +283,7 @@ class _Search:
         return tuple(Schedule.parse(name) for name in names)
 
     # ---- one candidate -----------------------------------------------------------
-    def _tried(
+    def _try(
         self, groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int, schedule: Schedule | None = None
     ) -> Pipeline | None:
         """The cut of one candidate; None, with a note, where it fits no devices or there is no time left."""
@@ -293,11 +295,11 @@ class _Search:
         self._report(groups, meshes, micro_batches, schedule)
         chunks = INTERLEAVED_CHUNKS if schedule.kind == "interleaved" else 1
         problem: PlanError | AnnotationError | None = None
-        for thrift in range(MOST_PLANS):
+        for thrift in range(MAX_PLANS):
             try:
                 plans = [self._plans.at(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
                 made = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
-                self._incumbent_s = min(self._incumbent_s or made.roughly_s, made.roughly_s)
+                self._incumbent_s = min(self._incumbent_s or made.estimate_s, made.estimate_s)
                 self.clock.interrupts = True  # there is one to take
                 return made
             except MemoryBudgetError as error:
@@ -330,15 +332,17 @@ class _Search:
         chunks: int,
         micro_batches: int,
     ) -> Pipeline:
-        kinds = [self._plans.measured(plan, micro_batches) for plan in plans]
+        kinds = [self._plans.step_costs(plan, micro_batches) for plan in plans]
         key = tuple(kinds)
         if key not in self._graphs:
             margin = hardware_profile(self.cluster.hardware).compiler.temporaries_margin
-            self._graphs[key] = stage_graph(self.coarse, kinds, self.accumulators, sums=self.sums, margin=margin)
-        graph, parts = contracted(self._graphs[key], groups.stages * chunks, micro_batches)
-        held = held_in(schedule, groups.stages, chunks, micro_batches)
+            self._graphs[key] = build_stage_graph(
+                self.clustering, kinds, self.accumulators, sums=self.sums, margin=margin
+            )
+        graph, parts = coarsen_graph(self._graphs[key], groups.stages * chunks, micro_batches)
+        held = micro_batches_in_flight(schedule, groups.stages, chunks, micro_batches)
         places = tuple(
-            Place(
+            StageSlot(
                 kind=groups.kind(stage),
                 memory_bytes=FILLED * self._limit_bytes(groups.parts[stage]),
                 in_flight=held[stage],
@@ -354,8 +358,8 @@ class _Search:
             imbalance=self.wanted.imbalance,
             most_cpu_s=10.0,
         )
-        problem = CutProblem(graph=self._graphs[key], places=places, chunks=chunks, micro_batches=micro_batches)
-        whole = problem.measured([found.chunk_of[part] for part in parts], is_optimal=found.is_optimal)
+        problem = CutProblem(graph=self._graphs[key], stage_slots=places, chunks=chunks, micro_batches=micro_batches)
+        whole = problem.to_cut([found.chunk_of[part] for part in parts], is_optimal=found.is_optimal)
         return Pipeline(
             groups=groups,
             meshes=meshes,
@@ -364,10 +368,10 @@ class _Search:
             schedule=schedule,
             plans=tuple(plans),
             whole=self._plans.module(micro_batches),
-            roughly_s=roughly_s(problem, whole),
+            estimate_s=estimate_step_s(problem, whole),
         )
 
-    def _paced(self, found: Pipeline) -> Pipeline:
+    def _with_pace(self, found: Pipeline) -> Pipeline:
         return replace(found, pace=step_pace(found.problem, found.cut, found.schedule, found.groups))
 
     # ---- limits ------------------------------------------------------------------
@@ -388,12 +392,12 @@ class _Search:
             )
         )
 
-    def _nothing(self) -> PlanError:
+    def _no_pipeline_error(self) -> PlanError:
         if self.clock.is_over and not self._lacks_memory:
             return too_short(self.clock)
         if not self._left_out:
             return PlanError(
-                f"no pipeline can be planned: {len(self.coarse.parts)} parts of the model, "
+                f"no pipeline can be planned: {len(self.clustering.parts)} parts of the model, "
                 f"{self.cluster.device_count} devices",
                 where="stages",
                 remedy="ask for fewer stages, or plan with stages=1",

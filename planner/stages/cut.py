@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.planner.stages import cut_ilp
 from shardwright.planner.stages.intervals import Intervals, has_one_order, is_exact
-from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
+from shardwright.planner.stages.stage_graph import CutProblem, StageCut, StageGraph, StageSlot
 
 #: How much slower than the best balance allows the slowest chunk may be, where nothing else is asked for.
 SLACK = 0.02
 
 #: Nodes times chunks up to which the integer program decides where intervals only miss that chunks of one stage need
 #: send each other nothing.
-MOST_PLACES = 200
+MAX_STAGE_SLOTS = 200
 
 
 def cut(
     graph: StageGraph,
-    places: Sequence[Place],
+    places: Sequence[StageSlot],
     *,
     chunks: int = 1,
     micro_batches: int = 1,
@@ -39,7 +39,7 @@ def cut(
     Raises PlanError where there are fewer nodes than chunks or no cut is as balanced as asked for, MemoryBudgetError
     where none fits.
     """
-    problem = CutProblem(graph=graph, places=tuple(places), chunks=chunks, micro_batches=micro_batches)
+    problem = CutProblem(graph=graph, stage_slots=tuple(places), chunks=chunks, micro_batches=micro_batches)
     if len(graph.nodes) < problem.chunk_count:
         raise PlanError(
             f"{problem.chunk_count} stage parts were asked for, the model can be cut into {len(graph.nodes)} at most",
@@ -48,11 +48,11 @@ def cut(
         )
     intervals = Intervals(problem)
     straight_s = intervals.fastest_s()
-    straight = None if straight_s is None else intervals.least_crossing(straight_s)
-    is_large = len(graph.nodes) * problem.chunk_count > MOST_PLACES
+    straight = None if straight_s is None else intervals.min_crossing(straight_s)
+    is_large = len(graph.nodes) * problem.chunk_count > MAX_STAGE_SLOTS
     if straight is not None and (is_exact(problem) or (is_large and has_one_order(problem))):
         limit_s = _limit_s(problem, imbalance, max(straight.chunk_s))
-        return intervals.least_crossing(limit_s) or _refuse(problem, imbalance, max(straight.chunk_s))
+        return intervals.min_crossing(limit_s) or _refuse(problem, imbalance, max(straight.chunk_s))
     is_hopeless = straight is None and chunks == 1 and is_exact(problem)
     best_s = None if is_hopeless else _faster(straight, cut_ilp.fastest(problem, most_cpu_s=most_cpu_s / 2))
     if best_s is None:
@@ -62,9 +62,9 @@ def cut(
             remedy="use more devices a stage, smaller micro-batches, or a schedule that keeps fewer of them",
         )
     limit_s = _limit_s(problem, imbalance, best_s)
-    found = cut_ilp.least_crossing(problem, limit_s, most_cpu_s=most_cpu_s / 2)
+    found = cut_ilp.min_crossing(problem, limit_s, most_cpu_s=most_cpu_s / 2)
     if found is None or not found.is_optimal:
-        straight = intervals.least_crossing(limit_s)
+        straight = intervals.min_crossing(limit_s)
         if straight is not None and (found is None or straight.crossing_bytes < found.crossing_bytes):
             found = straight
     return found or _refuse(problem, imbalance, best_s)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solver.pbqp import FloatArray
-from shardwright.planner.stages.work import CutProblem, StageCut, Work, of_kind, shared_bytes
+from shardwright.planner.stages.stage_graph import CutProblem, NodeCost, StageCut, of_kind, state_transfer_bytes
 
 BoolArray = NDArray[np.bool_]
 
@@ -28,9 +28,9 @@ class Intervals:
         self._problem = problem
         self._size = len(problem.graph.nodes)
         self._crossing = self._crossing_bytes()
-        kinds = sorted({place.kind for place in problem.places})
+        kinds = sorted({place.kind for place in problem.stage_slots})
         self._seconds = {kind: self._sums(kind, lambda w: w.seconds(problem.micro_batches)) for kind in kinds}
-        self._feasible = [self._fitting(stage) for stage in range(len(problem.places))]
+        self._feasible = [self._fitting(stage) for stage in range(len(problem.stage_slots))]
 
     def fastest_s(self) -> float | None:
         """The least time that the slowest chunk can take; None where nothing fits."""
@@ -38,7 +38,7 @@ class Intervals:
         value = found[-1][self._size]
         return float(value) if np.isfinite(value) else None
 
-    def least_crossing(self, most_s: float) -> StageCut | None:
+    def min_crossing(self, most_s: float) -> StageCut | None:
         """The cut that sends least among those whose chunks take at most `most_s`; None where none does."""
         limit = most_s * (1 + 1e-9)
 
@@ -55,7 +55,7 @@ class Intervals:
             begin = int(np.argmin(before + cost(chunk)[:, end]))
             chunk_of[begin:end] = [chunk] * (end - begin)
             end = begin
-        cut = self._problem.measured(chunk_of, is_optimal=is_exact(self._problem))
+        cut = self._problem.to_cut(chunk_of, is_optimal=is_exact(self._problem))
         return cut if self._problem.fits(cut) else None
 
     def _start(self) -> FloatArray:
@@ -70,12 +70,12 @@ class Intervals:
         return found
 
     def _chunk_s(self, chunk: int) -> FloatArray:
-        place = self._problem.place(chunk)
-        return np.where(self._feasible[chunk % len(self._problem.places)], self._seconds[place.kind], np.inf)
+        place = self._problem.stage_slot(chunk)
+        return np.where(self._feasible[chunk % len(self._problem.stage_slots)], self._seconds[place.kind], np.inf)
 
     # ---- matrices ------------------------------------------------------------
-    def _sums(self, kind: int, amount: Callable[[Work], float]) -> FloatArray:
-        each = [amount(node.works[kind]) for node in self._problem.graph.nodes]
+    def _sums(self, kind: int, amount: Callable[[NodeCost], float]) -> FloatArray:
+        each = [amount(node.costs[kind]) for node in self._problem.graph.nodes]
         total = np.concatenate([[0.0], np.cumsum(each)])
         return np.where(self._is_interval(), total[None, :] - total[:, None], np.inf)
 
@@ -102,12 +102,12 @@ class Intervals:
     def _crossing_bytes(self) -> FloatArray:
         graph, micro_batches = self._problem.graph, self._problem.micro_batches
         groups = [(v.bytes, (*v.readers, *v.saved_by), v.producer) for v in graph.values]
-        groups += [(shared_bytes(s, micro_batches), s.readers, s.owner) for s in graph.shared]
+        groups += [(state_transfer_bytes(s, micro_batches), s.readers, s.owner) for s in graph.shared]
         return np.where(self._is_interval(), self._spanning(groups), np.inf)
 
     def _fitting(self, stage: int) -> BoolArray:
         """Whether an interval fits a device of the stage, as its only chunk or one that holds least."""
-        problem, place = self._problem, self._problem.places[stage]
+        problem, place = self._problem, self._problem.stage_slots[stage]
         graph, kind = problem.graph, place.kind
         if not np.isfinite(place.memory_bytes):
             return self._is_interval()
@@ -116,7 +116,7 @@ class Intervals:
         saved = saved + self._spanning([(of_kind(v.shard_bytes, kind), v.saved_by, None) for v in graph.values])
         workspace = np.zeros_like(saved)
         for i in range(self._size):
-            workspace[i, i + 1 :] = np.maximum.accumulate([n.works[kind].workspace_bytes for n in graph.nodes[i:]])
+            workspace[i, i + 1 :] = np.maximum.accumulate([n.costs[kind].workspace_bytes for n in graph.nodes[i:]])
         least_kept = max(min(moment) for moment in place.in_flight)
         state = self._sums(kind, lambda w: w.state_bytes + place.delayed * w.delayed_bytes)
         with np.errstate(invalid="ignore"):

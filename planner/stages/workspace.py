@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.segments.forward import CHOOSERS
-from shardwright.planner.stages.coarse import Coarse
-from shardwright.planner.stages.measure import Measured
+from shardwright.planner.stages.clustering import Clustering
+from shardwright.planner.stages.node_costs import StepCosts
 
 
-def workspaces(coarse: Coarse, measured: Measured, stored: Collection[Leaf]) -> list[float]:
+def workspaces(coarse: Clustering, measured: StepCosts, stored: Collection[Leaf]) -> list[float]:
     """Bytes of one device, per part: the most that is live at once of the values it makes, in the program's order.
 
     Counted are values that products, loops and the like make or read: the compiler computes others inside the kernels

@@ -21,31 +21,31 @@ from shardwright.planner.rules import Factor
 from shardwright.shardings import Mesh, TensorSharding, turned
 
 #: Elements of the smallest array that may be turned: of less, no order saves what planning it takes.
-LEAST_ELEMENTS = 1 << 20
+MIN_ELEMENTS = 1 << 20
 
 
-def may_turn(dims: Sequence[int], mesh: Mesh) -> bool:
+def may_rotate(dims: Sequence[int], mesh: Mesh) -> bool:
     """Whether an array of these dimensions, in elements, may be split in either order: where one dimension alone is
     divided by axes, and the first two or more divide it together."""
     sizes = [axis.size for axis in mesh.axes if axis.size > 1]
-    if len(sizes) < 2 or prod(dims) < LEAST_ELEMENTS:
+    if len(sizes) < 2 or prod(dims) < MIN_ELEMENTS:
         return False
     divided = [dim for dim in dims if any(dim % size == 0 for size in sizes)]
     return len(divided) == 1 and any(divided[0] % (sizes[0] * size) == 0 for size in sizes[1:])
 
 
-def in_every_order(lies: TensorSharding, dims: Sequence[int], mesh: Mesh) -> tuple[TensorSharding, ...]:
+def with_rotation(lies: TensorSharding, dims: Sequence[int], mesh: Mesh) -> tuple[TensorSharding, ...]:
     """A sharding in mesh order, and turned, if the array may be, and that is another one, of even shards."""
-    if lies.unreduced or not may_turn(dims, mesh) or not lies.is_even(tuple(dims), mesh):
+    if lies.unreduced or not may_rotate(dims, mesh) or not lies.is_even(tuple(dims), mesh):
         return (lies,)
     return tuple(dict.fromkeys((lies, turned(lies, mesh))))
 
 
-def may_turn_all(leaves: Sequence[ArrayShape], factors: Sequence[Factor | None], mesh: Mesh) -> bool:
+def may_rotate_all(leaves: Sequence[ArrayShape], factors: Sequence[Factor | None], mesh: Mesh) -> bool:
     """Whether a strategy may be turned whose operands and results are these arrays, by the factors that axes take: of
     what computes element by element, on arrays that may."""
     ranked = {leaf.dimensions for leaf in leaves if leaf.rank}
-    if len(ranked) != 1 or not may_turn(next(iter(ranked)), mesh):
+    if len(ranked) != 1 or not may_rotate(next(iter(ranked)), mesh):
         return False
     taken = [factor for factor in factors if factor is not None]
     return all(

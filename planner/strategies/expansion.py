@@ -16,11 +16,11 @@ from itertools import product
 from math import prod
 
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.rules import Factor, OpRule, denied
-from shardwright.planner.rules.halo import exchanged_bytes
-from shardwright.planner.rules.linear import linear_ways, reduced_at_once
-from shardwright.planner.strategies.axis_order import in_every_order, may_turn_all
-from shardwright.planner.strategies.uneven import MaySplit, divides
+from shardwright.planner.rules import Factor, OpRule, find_xla_bug
+from shardwright.planner.rules.halo import exchange_bytes
+from shardwright.planner.rules.linear import linear_ways, why_not_partial
+from shardwright.planner.strategies.axis_order import may_rotate_all, with_rotation
+from shardwright.planner.strategies.padding import MaySplit, divides
 from shardwright.shardings import Mesh, TensorSharding, turned
 
 #: Products take no partial sums through: a sum is reduced before the next product reads it, never after.
@@ -28,7 +28,7 @@ _NOT_THROUGH = frozenset({"dot", "convolution", "ragged-dot"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AxisChoice:
     """What one mesh axis does: nothing, split a factor, or take the partial sums of `linear` operand leaves through."""
 
     factor: Factor | None = None
@@ -66,11 +66,11 @@ class Strategy:
     summed_first: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
-    choices: tuple[Choice, ...] = field(default=(), compare=False)
+    choices: tuple[AxisChoice, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Near:
+class Restriction:
     """The strategies that do as `strategy` does along every mesh axis that is not `free`.
 
     Known by identity: whoever makes them makes one for all variables of which the same is left.
@@ -79,7 +79,7 @@ class Near:
     strategy: Strategy
     free: frozenset[str]
 
-    def choices(self, mesh: Mesh, every: Sequence[Choice]) -> list[Sequence[Choice]]:
+    def choices(self, mesh: Mesh, every: Sequence[AxisChoice]) -> list[Sequence[AxisChoice]]:
         """Per mesh axis, what of `every` choice is left to it."""
         fixed = zip(mesh.axes, self.strategy.choices, strict=True)
         return [every if axis.name in self.free else (choice,) for axis, choice in fixed]
@@ -88,10 +88,11 @@ class Near:
         """Whether `other` lays everything out as `strategy` does, the free axes aside."""
         mine = (*self.strategy.operands, *self.strategy.results)
         return all(
-            self._fixed(a) == self._fixed(b) for a, b in zip(mine, (*other.operands, *other.results), strict=True)
+            self._axes_not_free(a) == self._axes_not_free(b)
+            for a, b in zip(mine, (*other.operands, *other.results), strict=True)
         )
 
-    def _fixed(self, lies: TensorSharding) -> tuple[tuple[str, ...], ...]:
+    def _axes_not_free(self, lies: TensorSharding) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(axis for axis in dim if axis not in self.free) for dim in (*lies.dims, lies.unreduced))
 
 
@@ -125,7 +126,7 @@ def shardings_of(
     shape: ArrayShape,
     mesh: Mesh,
     partial: bool = False,
-    near: Near | None = None,
+    near: Restriction | None = None,
     may_split: MaySplit = divides,
 ) -> Iterator[TensorSharding]:
     """Every way to split the dimensions of `shape` over the mesh axes; replicated first. In mesh order, and turned
@@ -149,7 +150,7 @@ def shardings_of(
                 split[dim] = (*split[dim], axis.name)
         fits = divides if unreduced else may_split
         if all(fits(size, [sizes[axis] for axis in axes]) for size, axes in zip(shape.dimensions, split, strict=True)):
-            yield from in_every_order(TensorSharding(tuple(split), unreduced), shape.dimensions, mesh)
+            yield from with_rotation(TensorSharding(tuple(split), unreduced), shape.dimensions, mesh)
 
 
 def enumerate_strategies(
@@ -157,7 +158,7 @@ def enumerate_strategies(
     rule: OpRule,
     mesh: Mesh,
     linear: tuple[frozenset[int], ...] = (),
-    near: Near | None = None,
+    near: Restriction | None = None,
     may_split: MaySplit = divides,
 ) -> Iterator[Strategy]:
     """Strategies of `instruction` on `mesh`: each axis takes one factor, partial sums through, or nothing.
@@ -171,33 +172,33 @@ def enumerate_strategies(
     yield from strategies_of(instruction, mesh, along, may_split)
 
 
-def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[Choice]:
+def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[AxisChoice]:
     """What a mesh axis may do for an instruction; nothing comes first. linear: see `enumerate_strategies`."""
-    choices = [Choice()]
+    choices = [AxisChoice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
-        choices += [Choice(factor=factor) for factor in (*rule.factors, *rule.bordered)]
-        choices += [Choice(linear=way) for way in linear]
+        choices += [AxisChoice(factor=factor) for factor in (*rule.factors, *rule.exchange_factors)]
+        choices += [AxisChoice(linear=way) for way in linear]
     return choices
 
 
 def strategies_of(
-    instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[Choice]], may_split: MaySplit
+    instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[AxisChoice]], may_split: MaySplit
 ) -> Iterator[Strategy]:
     """Every different strategy that comes of one choice per mesh axis, and turned (`axis_order`) where it may be."""
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
-    turns = may_turn_all((*inputs, *results), (), mesh)
+    turns = may_rotate_all((*inputs, *results), (), mesh)
     seen, count = set[Strategy](), 0
     for combination in product(*choices):
         strategy = _strategy(instruction, combination, inputs, results, mesh, may_split)
         if strategy is None:
             continue
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
-        if any(assignment.values()) and denied(instruction, assignment, mesh):
+        if any(assignment.values()) and find_xla_bug(instruction, assignment, mesh):
             continue
         made = [strategy]
-        if turns and may_turn_all((*inputs, *results), list(assignment.values()), mesh):
-            made += _turned(strategy, (*inputs, *results), mesh)
+        if turns and may_rotate_all((*inputs, *results), list(assignment.values()), mesh):
+            made += _rotate(strategy, (*inputs, *results), mesh)
         for each in made:
             seen.add(each)
             if len(seen) > count:
@@ -205,7 +206,7 @@ def strategies_of(
                 yield each
 
 
-def _turned(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> list[Strategy]:
+def _rotate(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> list[Strategy]:
     """The strategy with all arrays in the other order, if that is another one: of whole arrays in even shards."""
     lies = (*strategy.operands, *strategy.results)
     if not all(s.is_even(leaf.dimensions, mesh) and not s.unreduced for leaf, s in zip(leaves, lies, strict=True)):
@@ -218,7 +219,7 @@ def _turned(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> lis
 
 def _strategy(
     instruction: Instruction,
-    combination: tuple[Choice, ...],
+    combination: tuple[AxisChoice, ...],
     inputs: tuple[ArrayShape, ...],
     results: tuple[ArrayShape, ...],
     mesh: Mesh,
@@ -237,7 +238,7 @@ def _strategy(
         return None
     gathered = tuple(axis for axis, factor in taken if factor.reduction == "gather")
     contracted = tuple(axis for axis, factor in taken if factor.contracted and axis not in gathered)
-    kept = [] if reduced_at_once(instruction, [factor for _, factor in taken]) else taken
+    kept = [] if why_not_partial(instruction, [factor for _, factor in taken]) else taken
     sums = {axis for axis, factor in kept if factor.reduction == "add"} | {axis for axis, _ in through}
     if any(axis not in sums for axis in contracted) and through:
         return None  # a maximum over partial sums is none
@@ -257,7 +258,7 @@ def _strategy(
         exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(taken, results, made, mesh)) if taken else (),
         results=made,
         partial=contracted,
-        summed_first=_summed_first(taken),
+        summed_first=_axes_summed_first(taken),
         gathered=gathered,
         choices=combination,
     )
@@ -269,7 +270,7 @@ def _sharding(dims: tuple[tuple[str, ...], ...], unreduced: tuple[str, ...]) -> 
     return TensorSharding(dims, unreduced)
 
 
-def _summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
+def _axes_summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
     """Axes that sum over an image split with borders, beside others that sum over anything else."""
     sums = [(axis, factor) for axis, factor in taken if factor.reduction == "add"]
     bordered = tuple(axis for axis, factor in sums if factor.halo)
@@ -315,9 +316,9 @@ def _borders(
                 axes = axes_of[name]
                 parts = mesh.size(axes)
                 if halo.operand == i and parts > 1:
-                    for payload_bytes in exchanged_bytes([(halo, parts)], shard):
+                    for payload_bytes in exchange_bytes([(halo, parts)], shard):
                         yield Exchange(kind="collective-permute", axes=axes, payload_bytes=payload_bytes)
-                    shard = shard * halo.held(parts) // (halo.size // parts)
+                    shard = shard * halo.size_with_halo(parts) // (halo.size // parts)
 
 
 def _gathers(

@@ -7,9 +7,9 @@ What must hold, per instruction:
 2. each mesh axis is idle, takes one factor of the instruction's rule, or hands a partial sum on by one of the
    instruction's linear ways (`_explanations`). A contracted factor's and a way's result is reduced where it is
    made (`InstructionPlan.partial`) or stays partial; a maximum or a product is reduced at once and whole;
-3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_uneven`); all arrays
-   that one factor splits are split in one order (`_out_of_order`);
-4. XLA is not known to compute the combination wrongly (`denied`, `reduced_at_once`).
+3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_padding_problem`);
+   all arrays that one factor splits are split in one order (`_order_problem`);
+4. XLA is not known to compute the combination wrongly (`find_xla_bug`, `why_not_partial`).
 
 Nothing here looks beyond the instruction, so that equal instructions with equal shardings are judged once
 (`verify`).
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardwright.hlo import Instruction, Shape
-from shardwright.planner.rules import Factor, OpRule, denied, rule_of
-from shardwright.planner.rules.linear import LinearWay, linear_ways, reduced_at_once
-from shardwright.planner.strategies.axis_order import may_turn, may_turn_all
+from shardwright.planner.rules import Factor, OpRule, find_xla_bug, rule_of
+from shardwright.planner.rules.linear import LinearWay, linear_ways, why_not_partial
+from shardwright.planner.strategies.axis_order import may_rotate, may_rotate_all
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding, ValueSharding, is_turned, turned
 
@@ -74,7 +74,7 @@ def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[
             continue
         if sharding.unreduced and not sharding.is_even(leaf.dimensions, mesh):
             yield f"is partial and split unevenly, {sharding}: XLA has no such sums"
-        if is_turned(sharding, mesh) and may_turn(leaf.dimensions, mesh) and sharding.is_even(leaf.dimensions, mesh):
+        if is_turned(sharding, mesh) and may_rotate(leaf.dimensions, mesh) and sharding.is_even(leaf.dimensions, mesh):
             continue
         for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
             if list(axes) != sorted(axes, key=order.__getitem__):
@@ -146,7 +146,7 @@ def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
         explanations[axis.name] = found
     reasons = []
     for combination in product(*explanations.values()):
-        reason = _combined(instruction, dict(zip(explanations, combination, strict=True)), entry, mesh)
+        reason = _combination_problem(instruction, dict(zip(explanations, combination, strict=True)), entry, mesh)
         if reason is None:
             return ()
         reasons.append(reason)
@@ -155,7 +155,7 @@ def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
 
 def _explanations(rule: OpRule, ways: Sequence[LinearWay], use: _Use) -> list[Explanation]:
     """The factors and the ways that give exactly this use of an axis."""
-    found: list[Explanation] = [f for f in (*rule.factors, *rule.bordered) if _is_split_by(f, use)]
+    found: list[Explanation] = [f for f in (*rule.factors, *rule.exchange_factors) if _is_split_by(f, use)]
     return [*found, *(way for way in ways if _is_handed_on(way, use))]
 
 
@@ -180,11 +180,11 @@ def _why_not(instruction: Instruction, rule: OpRule, use: _Use, entry: Instructi
         if not use.is_reduced and not use.partial_results:
             return f"an operand is partial, the result is not, nor is it reduced: {_describe(entry)}"
         return f"{instruction.opcode} is not linear in its partial operand: {_describe(entry)}"
-    names = ", ".join(factor.name for factor in (*rule.factors, *rule.bordered)) or f"none ({rule.reason})"
+    names = ", ".join(factor.name for factor in (*rule.factors, *rule.exchange_factors)) or f"none ({rule.reason})"
     return f"no factor of its rule splits {_describe(entry)}; factors: {names}"
 
 
-def _combined(
+def _combination_problem(
     instruction: Instruction, taken: Mapping[str, Explanation], entry: InstructionPlan, mesh: Mesh
 ) -> str | None:
     """Why these explanations, one per axis in use, do not go together; None where they do."""
@@ -193,13 +193,13 @@ def _combined(
         return None
     sums = any(factor.contracted for factor in factors.values())
     is_partial = any(sharding.unreduced for sharding in (*flat(entry.operands), *entry.result))
-    if sums and is_partial and (why := reduced_at_once(instruction, factors.values())):
+    if sums and is_partial and (why := why_not_partial(instruction, factors.values())):
         return why
-    why_not = _uneven(factors, mesh) or _out_of_order(instruction, factors, entry, mesh)
-    return why_not or denied(instruction, factors, mesh)
+    why_not = _padding_problem(factors, mesh) or _order_problem(instruction, factors, entry, mesh)
+    return why_not or find_xla_bug(instruction, factors, mesh)
 
 
-def _out_of_order(
+def _order_problem(
     instruction: Instruction, factors: Mapping[str, Factor], entry: InstructionPlan, mesh: Mesh
 ) -> str | None:
     """Why arrays may not be turned: others are not, or the instruction does not compute element by element."""
@@ -211,12 +211,12 @@ def _out_of_order(
     if not any(is_turned(sharding, mesh) for sharding in lies):
         return None
     leaves = [leaf for each in (*instruction.operands, instruction) for leaf in each.shape.leaves]
-    if may_turn_all(leaves, tuple(factors.values()), mesh) and all(s == turned(s, mesh) for s in lies):
+    if may_rotate_all(leaves, tuple(factors.values()), mesh) and all(s == turned(s, mesh) for s in lies):
         return None
     return "arrays are split along the mesh's first axis last, and others that it computes with are not, or may not be"
 
 
-def _uneven(factors: Mapping[str, Factor], mesh: Mesh) -> str | None:
+def _padding_problem(factors: Mapping[str, Factor], mesh: Mesh) -> str | None:
     parts: dict[str, int] = {}
     for axis, factor in factors.items():
         parts[factor.name] = parts.get(factor.name, 1) * mesh.sizes[axis]

@@ -54,7 +54,7 @@ def _reduces_apart(operation: Any, entry: InstructionPlan) -> bool:
 def _reduces_at_once(operation: Any, entry: InstructionPlan) -> bool:
     """Whether XLA reduces what the operation sums over devices by itself, and would take a mark for a further sum.
 
-    The planner's `linear.reduced_at_once` is the same table, for its instructions.
+    The planner's `linear.why_not_partial` is the same table, for its instructions.
     """
     kind = operation.operation.name
     if kind == "stablehlo.convolution":

@@ -20,9 +20,9 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.memory import exact_fit
 from shardwright.planner.memory.budget import Memory
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.search import program
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.chain import Chain, SolvedChain
@@ -38,7 +38,7 @@ SEEDS = range(FIRST, FIRST + PROGRAMS)
 #: Programs with more plans than this are not judged for memory: each plan is written down for it.
 MOST_JUDGED = 800
 
-#: Preferences among equal plans may cost as much (`planner.strategies.preference.MOST`).
+#: Preferences among equal plans may cost as much (`planner.strategies.preference.MAX_SHARE`).
 TIES = 2e-5
 
 TWO = replace(Cluster.local(2), hardware=PLAIN_A100)
@@ -90,7 +90,7 @@ def searched(text: str, memory_budget: int | None = None) -> tuple[Search, Mesh]
 
 def every_plan(search: Search, mesh: Mesh) -> tuple[Chain, list[tuple[float, dict[Variable, int]]]]:
     """(seconds by the search's objective, states) of every plan, priced move by move."""
-    chain = search.chain(mesh, Forced(), frozenset())
+    chain = search.chain(mesh, ForcedStrategy(), frozenset())
     variables, _ = variables_of(chain.graph.layout, [node for each in chain.instances for node in each.nodes])
     plans = []
     for states in product(*(range(len(chain.graph.set_of(variable))) for variable in variables)):

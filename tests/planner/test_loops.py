@@ -16,9 +16,9 @@ from shardwright.client.annotate import annotations_kept
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.plans.ledger import planned_collectives
+from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.layout import variables_of
 from shardwright.plans import Plan
@@ -139,7 +139,7 @@ def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> No
     arguments = [jax.ShapeDtypeStruct(dims, jnp.float32) for dims in ((256, 256), shape)]
     text = jax.jit(recurrent, keep_unused=True).lower(*arguments).as_text("hlo")
     search = Search(text, Cluster.local(4), PlanOptions(mesh={"model": 4}))
-    chain = search.chain(Mesh.of({"model": 4}), Forced(), frozenset())
+    chain = search.chain(Mesh.of({"model": 4}), ForcedStrategy(), frozenset())
     graph = chain.graph
     columns, summands = TensorSharding(((), ("model",))), TensorSharding(((), ()), ("model",))
     made = {"parameter": summands, "while": summands, "tanh": columns, "dot": summands}
@@ -152,7 +152,7 @@ def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> No
             wanted = made[node.instruction.opcode] if leaf < 0 else columns
             results = [strategy.results[0] for strategy in graph.set_of((index, leaf)).strategies]
             states[index, leaf] = results.index(wanted)
-    moves = planned_collectives(decide(graph, states))
+    moves = list_collectives(decide(graph, states))
     assert [(each.kind, each.count) for each in moves if each.payload_bytes == 4 * 64 * 256] == [
         ("reduce-scatter", trips), ("all-gather", 1)
     ]  # fmt: skip

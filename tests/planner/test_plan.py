@@ -21,7 +21,7 @@ from shardwright.config import ANNOTATION_TARGET, PlanOptions
 from shardwright.errors import AnnotationError, HloSyntaxError, OptionError, UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner import PlanProgress, plan
-from shardwright.planner.pins.force import _named_like
+from shardwright.planner.constraints.forced import _suggest_names
 from shardwright.planner.search import experts, mesh_search
 from shardwright.plans import Plan
 from shardwright.shardings import TensorSharding
@@ -237,8 +237,10 @@ def test_wrong_options_are_refused(options: PlanOptions, message: str) -> None:
 
 def test_a_name_that_no_argument_has_is_answered_with_those_like_it() -> None:
     names = tuple(f"params['Block_{i}']['kernel']" for i in range(40))
-    assert _named_like("params['Blok_7']['kernel']", names).startswith("did you mean params['Block_7']['kernel'] or ")
-    assert _named_like("x", names).count("Block") == 8
+    assert _suggest_names("params['Blok_7']['kernel']", names).startswith(
+        "did you mean params['Block_7']['kernel'] or "
+    )
+    assert _suggest_names("x", names).count("Block") == 8
 
 
 # ---- fallbacks -----------------------------------------------------------------------

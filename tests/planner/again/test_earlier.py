@@ -15,8 +15,8 @@ from shardwright.planner import plan
 from shardwright.planner.again.earlier import EarlierPlan
 from shardwright.planner.again.follow import TOLERANCE, most_like
 from shardwright.planner.again.trails import Trail, Trails
-from shardwright.planner.costs.least_moves import EXACT_RANK, LeastPrices
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.simplest import NEARLY
 from shardwright.planner.segments.chain import Chain
@@ -24,7 +24,7 @@ from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.descent import descend, lifted
 from shardwright.planner.segments.layout import Variable
 from shardwright.planner.store import MemoryStore
-from shardwright.planner.strategies.expansion import Choice
+from shardwright.planner.strategies.expansion import AxisChoice
 from shardwright.shardings import Mesh, is_turned
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
@@ -42,18 +42,18 @@ def step_of(batch: int = 16) -> str:
 
 def descended(search: Search, coarse_mesh: Mesh = COARSE, fine: Mesh = FINE) -> Any:
     """The chain of a plan on three axes, and its states."""
-    coarse = search.chain(coarse_mesh, Forced(), frozenset())
+    coarse = search.chain(coarse_mesh, ForcedStrategy(), frozenset())
     at, axes = lifted(coarse, coarse.solve(20.0).states, fine)
     return descend(coarse, at, search.finer(coarse, fine), axes, time_limit_s=20.0)
 
 
-def named(choice: Choice) -> tuple[str | None, frozenset[int] | None]:
+def named(choice: AxisChoice) -> tuple[str | None, frozenset[int] | None]:
     """What an axis does, in any size."""
     return (choice.factor.name if choice.factor else None), choice.linear
 
 
 def fine_graph(search: Search, mesh: Mesh = FINE) -> tuple[Graph, Sequence[Variable]]:
-    chain = search.chain(COARSE, Forced(), frozenset())
+    chain = search.chain(COARSE, ForcedStrategy(), frozenset())
     return search.finer(chain, mesh), [v for each in chain.instances for v in each.variables[: each.own]]
 
 
@@ -111,9 +111,9 @@ def test_axes_of_another_size_do_nothing_for_what_they_cannot_split(
     for variable, state in states.items():
         before, now = chain.graph.set_of(variable).strategies[state].choices, found[variable].choices
         assert [named(each) for each in now[:2]] == [named(each) for each in before[:2]]
-        if before and before[2] != Choice():
+        if before and before[2] != AxisChoice():
             does_as_before[named(now[2]) == named(before[2])] += 1
-            assert named(now[2]) in (named(before[2]), named(Choice()))
+            assert named(now[2]) in (named(before[2]), named(AxisChoice()))
     assert all(does_as_before.values())
 
 
@@ -167,7 +167,7 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(
         chain = search.bounding.begun_on(mesh, search.flow)
         assert chain is not None
         prices = chain.graph.prices
-        assert isinstance(prices, LeastPrices)
+        assert isinstance(prices, RelaxedPrices)
         ranks.append((prices.even_rank, prices.uneven_rank))
 
     monkeypatch.setattr(Trails, "best_for", found)

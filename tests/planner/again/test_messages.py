@@ -11,11 +11,11 @@ from shardwright.errors import PlanError
 from shardwright.planner import cache, plan
 from shardwright.planner.again.messages import Messages, outline_of
 from shardwright.planner.again.trails import Trails
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.graph import source
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.chain import Chain
-from shardwright.planner.solver.starts import Start
+from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.planner.store import MemoryStore
 from shardwright.shardings import Mesh
 from tests.planner.programs import gpt2, lower
@@ -28,8 +28,8 @@ LARGER = lower(gpt2(layers=4, batch=96, length=32))
 
 
 def chain_of(text: str) -> Chain:
-    chain = Search(text, CLUSTER, OPTIONS).chain(MESH, Forced(), frozenset())
-    chain.start = Start()
+    chain = Search(text, CLUSTER, OPTIONS).chain(MESH, ForcedStrategy(), frozenset())
+    chain.start = WarmStart()
     return chain
 
 

@@ -108,9 +108,9 @@ def test_what_is_gathered_along_an_inner_dimension_takes_longer_on_gpus() -> Non
     ends = Ends(PRODUCT, PRODUCT)
     on_gpus = Prices(mesh, Cluster.local(8), hardware_profile("a100"))
     assert on_gpus.reshard_s(shape, first, whole) == on_gpus.reshard_s(shape, middle, whole)
-    assert on_gpus.turning_s(shape, first, whole, ends) == 0 < on_gpus.turning_s(shape, middle, whole, ends)
+    assert on_gpus.transpose_s(shape, first, whole, ends) == 0 < on_gpus.transpose_s(shape, middle, whole, ends)
     on_cpus = Prices(mesh, Cluster.local(8), hardware_profile("cpu"))
-    assert on_cpus.turning_s(shape, middle, whole, ends) == 0
+    assert on_cpus.transpose_s(shape, middle, whole, ends) == 0
 
 
 def test_weights_stored_by_columns_are_turned_before_they_are_gathered() -> None:
@@ -119,7 +119,7 @@ def test_weights_stored_by_columns_are_turned_before_they_are_gathered() -> None
     profile = hardware_profile("a100")
     prices = Prices(mesh, Cluster.local(8), profile)
     seconds = [
-        prices.turning_s(shape, lies, TensorSharding.replicated(2), Ends(STORED, PRODUCT)) for lies in (rows, columns)
+        prices.transpose_s(shape, lies, TensorSharding.replicated(2), Ends(STORED, PRODUCT)) for lies in (rows, columns)
     ]
     assert seconds == [0.0, max(profile.launch_s, shape.size_bytes / 4 / profile.memory_bandwidth_bytes_per_s)]
-    assert prices.turning_s(shape, columns, TensorSharding.replicated(2), Ends(LOOP, PRODUCT)) == 0
+    assert prices.transpose_s(shape, columns, TensorSharding.replicated(2), Ends(LOOP, PRODUCT)) == 0

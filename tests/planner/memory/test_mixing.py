@@ -10,10 +10,10 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.memory.budget import Memory, MemoryPrice, Peak
 from shardwright.planner.memory.mixing import States, _Merged, mixed, of_one_chain
 from shardwright.planner.memory.rows import terms
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search.found import Found
 from shardwright.planner.search.search import Search
@@ -146,7 +146,7 @@ def test_repeats_that_do_the_same_in_all_plans_decide_alike_where_the_program_is
         for peak in peaks:
             row = alike.row(peak, 0.0)
             taken = model.taken_at(peak, decide(chain.graph, plan)) - model.taken_at(peak, fast.decisions)
-            assert row.taken(places) - row.limit == pytest.approx(taken, rel=1e-2, abs=1e3)
+            assert row.evaluate(places) - row.limit == pytest.approx(taken, rel=1e-2, abs=1e3)
     room = [(peak, 0.0) for peak in peaks]
     large = sum(matrix.size for matrix in apart.problem.edges.values())
     assert mixed(chain, plans, room, 20.0, most_entries=large) == mixed(chain, plans, room, 20.0)
@@ -157,7 +157,7 @@ def test_plans_that_were_descended_to_apart_are_plans_of_one_chain() -> None:
     """With what both decide and nothing else, at the seconds that they take in their own neighbourhoods."""
     step = lower(gpt2(layers=3, width=256, batch=64, length=64))
     searched = Search(step, replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
-    coarse = searched.chain(Mesh.of({"data": 4, "model": 2}), Forced(), frozenset())
+    coarse = searched.chain(Mesh.of({"data": 4, "model": 2}), ForcedStrategy(), frozenset())
     fine = Mesh.of({"data": 2, "model": 2, "sequence": 2})
     at, axes = lifted(coarse, coarse.solve(20.0).states, fine)
     near, solved = descend(coarse, at, searched.finer(coarse, fine), axes, time_limit_s=20.0)

@@ -18,9 +18,9 @@ from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner import plan
+from shardwright.planner.constraints.annotations import collect_requirements
 from shardwright.planner.graph.dataflow import build_dataflow
-from shardwright.planner.graph.own_mesh import OwnMesh
-from shardwright.planner.pins.annotations import collect
+from shardwright.planner.graph.program_mesh import ProgramMesh
 from shardwright.planner.search.meshes import meshes_to_search
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh
@@ -48,7 +48,7 @@ def lowered(function: Callable[..., Any], *arguments: Any, **options: Any) -> st
 
 def meshes(text: str, cluster: Cluster = EIGHT, **options: Any) -> list[dict[str, int]]:
     chosen = PlanOptions(**options)
-    found = meshes_to_search(cluster, chosen, collect(build_dataflow(parse(text)), chosen))
+    found = meshes_to_search(cluster, chosen, collect_requirements(build_dataflow(parse(text)), chosen))
     return [mesh.sizes for mesh in found]
 
 
@@ -87,7 +87,7 @@ def through_remat(w: Any, x: Any) -> Any:
 )
 def test_constraints_are_held_through_transformations(function: Callable[..., Any], mesh: dict[str, int]) -> None:
     planned = plan(lowered(function, shape(16, 16), shape(8, 16)), EIGHT, PlanOptions(mesh=mesh))
-    names = OwnMesh(sizes={"dp": 2, "tp": 4}).on(planned.mesh)
+    names = ProgramMesh(sizes={"dp": 2, "tp": 4}).on(planned.mesh)
     found = constraints(planned)
     both, rows = (names["dp"], names["tp"]), (names["dp"], ())
     if function is through_vmap:
@@ -167,7 +167,7 @@ def test_pins_that_ask_something_else_have_other_keys() -> None:
             x = constrain(jnp.tanh(x), *axes)
         return x * 2
 
-    found = collect(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
+    found = collect_requirements(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
     first, second, third, fourth = (requirement.key for index in sorted(found) for requirement in found[index])
     assert first == third
     assert len({first, second, fourth}) == 3
@@ -360,4 +360,4 @@ def test_what_no_pin_can_say_is_refused_with_tensor_and_reason(attributes: str, 
 def test_axes_of_the_program_and_ours(
     sizes: dict[str, int], mesh: dict[str, int], expected: dict[str, tuple[str, ...]]
 ) -> None:
-    assert OwnMesh(sizes=sizes).on(Mesh.of(mesh)) == expected
+    assert ProgramMesh(sizes=sizes).on(Mesh.of(mesh)) == expected

@@ -13,7 +13,7 @@ from shardwright.config import PlanOptions
 from shardwright.hlo import Module, parse
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
+from shardwright.planner.pipeline import PipelineSpec, StageGroup, make_pipeline
 from shardwright.shardings import Mesh
 from tests.planner.pipeline.cases import Case, chunk_of
 from tests.planner.pipeline.executor import Executor
@@ -37,7 +37,7 @@ def pipeline(
 ) -> PipelinePlan:
     """A plan that cuts a case where its scopes say; every stage has a mesh `data` of so many devices."""
     text, module = lowered(case)
-    choice = Choice(
+    choice = PipelineSpec(
         module=module,
         groups=tuple(StageGroup(first_device=s * devices, mesh=Mesh.of({"data": devices})) for s in range(stages)),
         chunk_of=chunk_of(module),

@@ -30,7 +30,7 @@ from shardwright.dtypes import to_dtype
 from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rules.base import operand_leaves
-from shardwright.planner.rules.halo import exchanged_bytes
+from shardwright.planner.rules.halo import exchange_bytes
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import emit_stablehlo, private
@@ -96,7 +96,7 @@ def promised(trial: Trial) -> list[Moved]:
     found: list[Moved] = []
     pairs = zip(operand_leaves(trial.case.instruction), trial_shardings(trial, operands=True), strict=True)
     for number, (leaf, sharding) in enumerate(pairs):
-        sent = exchanged_bytes(
+        sent = exchange_bytes(
             [each for each in halos if each[0].operand == number], _shard_bytes(leaf, sharding, trial.mesh)
         )
         found += [Moved("collective-permute", size_bytes) for size_bytes in sent]

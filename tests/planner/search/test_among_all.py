@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.memory import exact_fit
 from shardwright.planner.memory.fitting import RISING, Fitting, fitted
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.search.read_off import fitted_among_all
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import best_alike
@@ -68,4 +68,4 @@ def test_a_plan_has_states_where_each_of_its_strategies_is_one() -> None:
     chain, read = all_strategies(search)
     at = chain.strategies(read.states)
     assert chain.states_of(at) == read.states
-    assert search.chain(COARSE, Forced(), frozenset()).states_of(at) is None
+    assert search.chain(COARSE, ForcedStrategy(), frozenset()).states_of(at) is None

@@ -10,13 +10,13 @@ import pytest
 
 from shardwright.config import PlanOptions
 from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.memory import exact_fit
 from shardwright.planner.memory.budget import Peak, SizeRange
 from shardwright.planner.memory.exact_fit import fit_exactly
 from shardwright.planner.memory.fitting import Fitting, fitted
 from shardwright.planner.memory.state_bytes import value_bytes
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.search import branching
 from shardwright.planner.search.branching import Branch, branched, divided, taken, tightened
 from shardwright.planner.search.finishing import Bounding, bounded
@@ -181,7 +181,7 @@ def test_a_bound_that_is_nearly_enough_is_made_finer() -> None:
 def with_less_memory(seed: int, eight: int) -> tuple[Search, Found]:
     """A random program's plan descended to on three axes, on devices with three quarters of what it needs."""
     search = Search(large_program(seed, eight), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    coarse = search.chain(COARSE, Forced(), frozenset())
+    coarse = search.chain(COARSE, ForcedStrategy(), frozenset())
     start = search.tried(coarse, coarse.solve(20.0), ())
     at, axes = lifted(coarse, start.solved.states, FINE)
     near, solved = descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
@@ -193,7 +193,7 @@ def with_less_memory(seed: int, eight: int) -> tuple[Search, Found]:
 def best_that_fits_s(search: Search, fastest: Found) -> float:
     """Seconds a step of the best plan that fits on three axes, by integer programs over all strategies. fastest: the
     plan that memory is short for."""
-    fine = search.chain(FINE, Forced(), frozenset())
+    fine = search.chain(FINE, ForcedStrategy(), frozenset())
     model = search.memory_model(fine.graph.layout.hubs)
 
     def judge(states: Mapping[Variable, int]) -> tuple[int, Peak]:

@@ -10,9 +10,9 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.budget import MemoryPrice
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.search.closing import closed
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments import bound
@@ -47,7 +47,7 @@ def search() -> Search:
 
 
 def test_a_bound_follows_heads_that_no_axis_divides(search: Search) -> None:
-    best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
+    best = search.chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
     rough_s, bound_s = (
         lower_bound(search.chain_to_bound(FINE, even_rank=4, uneven_rank=rank), 20.0) for rank in (EXACT_RANK, 4)
     )
@@ -58,7 +58,7 @@ def test_a_bound_follows_heads_that_no_axis_divides(search: Search) -> None:
 def test_closing_a_gap_does_and_tells_of_every_better_bound(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[PlanProgress] = []
     monkeypatch.setattr(search, "_progress", told.append)
-    coarse = search.chain(COARSE, Forced(), frozenset())
+    coarse = search.chain(COARSE, ForcedStrategy(), frozenset())
     solved = coarse.solve(20.0)
     at, axes = lifted(coarse, solved.states, FINE)
     near, solved = descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
@@ -77,7 +77,7 @@ def test_what_a_plan_is_read_off_at_bounds_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bound, "_ROUGH", (1, 1.0))
     step = gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=16)
     search = Search(lower(step), EIGHT, PlanOptions())
-    chain = search.chain(COARSE, Forced(), frozenset())
+    chain = search.chain(COARSE, ForcedStrategy(), frozenset())
     at, axes = lifted(chain, chain.solve(20.0).states, FINE)
     found = search.found(*descend(chain, at, search.finer(chain, FINE), axes, time_limit_s=20.0), ())
     bounding = search.chain_to_bound(FINE, even_rank=5, uneven_rank=5)
@@ -92,7 +92,7 @@ def test_repeats_apart_bound_more(is_priced: bool) -> None:
     """And no more than the best plan whose repeats decide each for itself."""
     step = gpt2(layers=5, width=768, heads=12, vocabulary=1024, length=128, batch=16)
     search = Search(lower(step), EIGHT, PlanOptions())
-    chain, bounding = search.chain(COARSE, Forced(), frozenset()), search.chain_to_bound(COARSE)
+    chain, bounding = search.chain(COARSE, ForcedStrategy(), frozenset()), search.chain_to_bound(COARSE)
     if is_priced:
         found = search.found(chain, chain.solve(20.0), ())
         peak = search.memory_model(chain.graph.layout.hubs).peak(found.decisions)

@@ -10,9 +10,9 @@ import pytest
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner.clock import Clock, OutOfTimeError
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.memory.budget import MemoryPrice, SizeRange
 from shardwright.planner.memory.exact_fit import fit_exactly
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search import closing, read_off
 from shardwright.planner.search.closing import closed
@@ -23,9 +23,9 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.segments import bound
 from shardwright.planner.segments.bound import best_alike
 from shardwright.planner.segments.descent import descend, lifted
-from shardwright.planner.solver.dual import Bounded
+from shardwright.planner.solver.dual import DualBound
 from shardwright.planner.solver.pbqp import Problem
-from shardwright.planner.solver.starts import Start
+from shardwright.planner.solver.warm_start import WarmStart
 from tests.planner.programs import gpt2, lower
 from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
 
@@ -34,7 +34,7 @@ def dual_and_optimum(seed: int) -> tuple[Dual, Tangent, float]:
     """The bound that prices give of a random program, its tangent at none, and the fastest plan that fits: one integer
     program over all strategies on three axes, bytes at the peak being a row of it."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
+    fine, bounding = search.chain(FINE, ForcedStrategy(), frozenset()), search.chain_to_bound(FINE)
     found = search.found(fine, fine.solve(20.0), ())
     memory = search.memory_model(fine.graph.layout.hubs)
     peak = memory.peak(found.decisions)
@@ -76,7 +76,7 @@ def thrifty(seed: int, part: float) -> tuple[Search, Found]:
     """A plan of a random program that takes less memory than the fastest one on three axes, and no word of a price:
     there is enough for it, and for so much of what the fastest one takes more."""
     search = Search(large_program(seed), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    chain = search.chain(COARSE, Forced(), frozenset())
+    chain = search.chain(COARSE, ForcedStrategy(), frozenset())
     start = search.tried(chain, chain.solve(20.0), ())
     at, axes = lifted(chain, start.solved.states, FINE)
     fine = search.finer(chain, FINE)
@@ -151,10 +151,10 @@ def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found(monkey
 
 def test_what_is_solved_at_another_price_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """And tangents keep nothing of how they were solved but that."""
-    begun: list[Start[int]] = []
+    begun: list[WarmStart[int]] = []
     tighten = bound.tighten
 
-    def noting(core: Problem, close: float, clock: Clock, start: Start[int]) -> Bounded:
+    def noting(core: Problem, close: float, clock: Clock, start: WarmStart[int]) -> DualBound:
         begun.append(start)
         return tighten(core, close, clock, start)
 

@@ -19,7 +19,7 @@ from shardwright.errors import OptionError
 from shardwright.hlo import parse
 from shardwright.planner import plan
 from shardwright.planner.graph.dataflow import build_dataflow
-from shardwright.planner.graph.mixtures import expert_weights
+from shardwright.planner.graph.moe_detection import find_expert_weights
 from shardwright.planner.search.experts import EXPERTS
 from shardwright.planner.search.found import Outcome
 from shardwright.planner.search.search import Search
@@ -127,7 +127,7 @@ def test_experts_are_told_from_heads(mixture: str) -> None:
     flow = build_dataflow(parse(mixture))
     names = [instruction.op_name for instruction in (flow.nodes[node].instruction for node in flow.parameters)]
     batch = [node for node, name in zip(flow.parameters, names, strict=True) if name.startswith("batch")]
-    found = expert_weights(flow, batch)
+    found = find_expert_weights(flow, batch)
     shapes = sorted(flow.nodes[node].shapes[0].dimensions for node in found)
     assert shapes == [(MIXTURE, 128, 512), (MIXTURE, 512, 128)]
     assert set(found.values()) == {0}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from shardwright.config import PlanOptions
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.plans.ledger import communication, compute_time_s
+from shardwright.planner.plans.collectives import communication, compute_time_s
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import best_alike, lower_bound
 from shardwright.planner.segments.chain import Chain
@@ -44,7 +44,7 @@ def wide_program(seed: int, instructions: int = 8) -> str:
 def taken_s(graph: Graph, states: States) -> float:
     """Seconds of a plan by the ledger."""
     decisions = decide(graph, states)
-    return compute_time_s(decisions) + communication(decisions).waited_s
+    return compute_time_s(decisions) + communication(decisions).exposed_s
 
 
 def improved(fine: Chain, states: States) -> States:
@@ -67,7 +67,7 @@ def improved(fine: Chain, states: States) -> States:
 def bound_and_plan(seed: int) -> tuple[float, Graph, States]:
     """The bound of all plans on three axes, every move followed, and a plan that is as fast as is found."""
     search = Search(wide_program(seed), EIGHT, PlanOptions())
-    fine = search.chain(FINE, Forced(), frozenset())
+    fine = search.chain(FINE, ForcedStrategy(), frozenset())
     bounding = search.chain_to_bound(FINE, even_rank=search.most_rank, uneven_rank=search.most_rank)
     bound_s = max(lower_bound(bounding, 20.0), best_alike(bounding.apart()).rolled_bound)
     return bound_s, fine.graph, improved(fine, fine.solve(20.0).states)

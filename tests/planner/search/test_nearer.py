@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.config import PlanOptions
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.found import Found
 from shardwright.planner.search.nearer import nearer
 from shardwright.planner.search.search import Search
@@ -17,7 +17,7 @@ from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_progr
 
 def descended(search: Search) -> Found:
     """What one axis at a time ends at."""
-    coarse = search.chain(COARSE, Forced(), frozenset())
+    coarse = search.chain(COARSE, ForcedStrategy(), frozenset())
     at, axes = lifted(coarse, coarse.solve(20.0).states, FINE)
     near, solved = descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
     return search.found(near, solved, ())
@@ -26,7 +26,7 @@ def descended(search: Search) -> Found:
 def test_two_axes_get_to_the_optimum_where_one_is_stuck() -> None:
     search = Search(large_program(35, 2048), EIGHT, PlanOptions())
     stuck = descended(search)
-    best_s = search.chain(FINE, Forced(), frozenset()).solve(20.0).value
+    best_s = search.chain(FINE, ForcedStrategy(), frozenset()).solve(20.0).value
     assert stuck.cost.step_s > 1.01 * best_s
     assert nearer(search, stuck, 0.0, together=1).cost.step_s == stuck.cost.step_s
     made = nearer(search, stuck, 0.0, together=2)

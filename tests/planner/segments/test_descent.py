@@ -14,13 +14,13 @@ from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory import exact_fit
 from shardwright.planner.memory.budget import MemoryPrice, Peak
 from shardwright.planner.memory.exact_fit import fit_exactly
 from shardwright.planner.memory.fitting import fitted
 from shardwright.planner.memory.mixing import of_one_chain
-from shardwright.planner.pins.force import Forced
 from shardwright.planner.search import closing, finishing, simplest
 from shardwright.planner.search.finishing import Bounding, bounded
 from shardwright.planner.search.memory_bound import least_that_fits
@@ -30,10 +30,10 @@ from shardwright.planner.segments.chain import Chain, SolvedChain
 from shardwright.planner.segments.choices import Graph
 from shardwright.planner.segments.descent import axis_parts, descend, lifted
 from shardwright.planner.segments.layout import Variable
-from shardwright.planner.solver.passing import Passing
+from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.strategies import axis_order
 from shardwright.planner.strategies.expansion import Strategy
-from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
 from tests.planner.test_exact import random_program
@@ -42,7 +42,7 @@ EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 COARSE = Mesh.of({"data": 4, "model": 2})
 FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
 
-#: Relative tie-breaks of the search (`strategies.preference.MOST`), and the gap at which a round counts as solved.
+#: Relative tie-breaks of the search (`strategies.preference.MAX_SHARE`), and the gap at which a round counts as solved.
 SLACK = 2e-3
 
 
@@ -56,7 +56,7 @@ def large_program(seed: int, eight: int = 2048) -> str:
 def chains(seed: int) -> tuple[Chain, Chain]:
     """The same program on both meshes."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    coarse, fine = (search.chain(mesh, Forced(), frozenset()) for mesh in (COARSE, FINE))
+    coarse, fine = (search.chain(mesh, ForcedStrategy(), frozenset()) for mesh in (COARSE, FINE))
     return coarse, fine
 
 
@@ -98,7 +98,7 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
 def test_what_is_left_again_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Descents from one plan, on the graphs of one another, at prices of memory or none, have the same strategies."""
     search = Search(large_program(14), EIGHT, PlanOptions())
-    coarse = search.chain(COARSE, Forced(), frozenset())
+    coarse = search.chain(COARSE, ForcedStrategy(), frozenset())
     start = coarse.solve(20.0)
     at, axes = lifted(coarse, start.states, FINE)
     made: list[object] = []
@@ -117,7 +117,7 @@ def test_what_is_left_again_is_made_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_bound_on_three_axes_is_under_the_best_plan_there(seed: int) -> None:
     """The best one is found by searching three axes outright; the bound is not far from it."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
+    best = search.chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
     bound_s = lower_bound(search.chain_to_bound(FINE), 20.0)
     assert best.value * 0.9 <= bound_s <= best.value
 
@@ -125,7 +125,7 @@ def test_the_bound_on_three_axes_is_under_the_best_plan_there(seed: int) -> None
 @pytest.mark.parametrize("seed", range(24))
 def test_with_uneven_moves_followed_it_is_closer_and_still_under(seed: int) -> None:
     search = Search(large_program(seed, eight=2047), EIGHT, PlanOptions())
-    best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
+    best = search.chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
     rough_s = lower_bound(search.chain_to_bound(FINE), 20.0)
     fine_s = lower_bound(search.chain_to_bound(FINE, even_rank=9, uneven_rank=EXACT_RANK), 20.0)
     assert rough_s * (1 - SLACK) <= fine_s <= best.value
@@ -170,13 +170,13 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
 def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     text = large_program(97, 2047)
     monkeypatch.setattr(simplest, "NEARLY", 0.0)
-    monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
+    monkeypatch.setattr(axis_order, "MIN_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
     monkeypatch.setattr(closing, "FEW_ENTRIES", -1)  # all edges of so small a program are folded away
     monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)  # what is open before is more, what the bound leaves is less
     bounded = plan(text, EIGHT, PlanOptions())
     monkeypatch.undo()
     monkeypatch.setattr(simplest, "NEARLY", 0.0)
-    monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)
+    monkeypatch.setattr(axis_order, "MIN_ELEMENTS", 1 << 40)
     monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)
     better = plan(text, EIGHT, PlanOptions())
     assert closing.BETTER < bounded.cost.gap < closing.MOST_OPEN
@@ -187,7 +187,7 @@ def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("seed", range(12))
 def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -> None:
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
+    fine, bounding = search.chain(FINE, ForcedStrategy(), frozenset()), search.chain_to_bound(FINE)
     memory = search.memory_model(fine.graph.layout.hubs)
     found = search.found(fine, fine.solve(20.0), ())
     price = MemoryPrice(peaks=((memory.peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),))
@@ -200,7 +200,7 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
 def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> None:
     """That is found by one integer program over all strategies on three axes, bytes at the peak being a row of it."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
+    fine, bounding = search.chain(FINE, ForcedStrategy(), frozenset()), search.chain_to_bound(FINE)
     memory = search.memory_model(fine.graph.layout.hubs)
     found = search.found(fine, fine.solve(20.0), ())
     peak = memory.peak(found.decisions)
@@ -267,7 +267,10 @@ def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price(monkeypatch
 def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -> None:
     """Two plans that were descended to apart, mixed, are near neither: what is near them bounds no other plan."""
     search = Search(large_program(20), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    coarse, fine = search.chain(COARSE, Forced(), frozenset()), search.chain(FINE, Forced(), frozenset())
+    coarse, fine = (
+        search.chain(COARSE, ForcedStrategy(), frozenset()),
+        search.chain(FINE, ForcedStrategy(), frozenset()),
+    )
     start = search.tried(coarse, coarse.solve(20.0), ())
     at, graph, axes = lifted_from(coarse, start.solved, fine)
     near, solved = descend(coarse, at, graph, axes, time_limit_s=20.0)
@@ -284,7 +287,10 @@ def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -
 def test_descents_under_prices_end_near_the_best_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is found by integer programs over all strategies on three axes; nothing near the fastest plan fits."""
     search = Search(large_program(20), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    coarse, fine = search.chain(COARSE, Forced(), frozenset()), search.chain(FINE, Forced(), frozenset())
+    coarse, fine = (
+        search.chain(COARSE, ForcedStrategy(), frozenset()),
+        search.chain(FINE, ForcedStrategy(), frozenset()),
+    )
     start = search.tried(coarse, coarse.solve(20.0), ())
     near, solved = descend(coarse, *lifted_from(coarse, start.solved, fine), time_limit_s=20.0)
     fastest = replace(search.found(near, solved, ()), start=start)
@@ -311,7 +317,7 @@ def layers() -> Search:
 
 def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -> None:
     """However roughly it is looked for."""
-    chain = layers.chain(COARSE, Forced(), frozenset())
+    chain = layers.chain(COARSE, ForcedStrategy(), frozenset())
     best, rough = chain.solve(20.0), chain.solve(20.0, close=10.0)
     assert rough.value > 1.1 * best.value, "this step no longer shows what is tested"
     known = chain.solve(20.0, close=10.0, known=chain.strategies(best.states))
@@ -321,10 +327,10 @@ def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -
 def test_message_passing_begins_where_it_ended_in_the_last_neighbourhood(
     layers: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds: list[Passing] = []
-    one_round = Passing.round
-    monkeypatch.setattr(Passing, "round", lambda self: rounds.append(self) or one_round(self))
-    chain = layers.chain(COARSE, Forced(), frozenset())
+    rounds: list[MessagePassing] = []
+    one_round = MessagePassing.round
+    monkeypatch.setattr(MessagePassing, "round", lambda self: rounds.append(self) or one_round(self))
+    chain = layers.chain(COARSE, ForcedStrategy(), frozenset())
     at, axes = lifted(chain, chain.solve(20.0).states, FINE)
     fine, counts, values = layers.finer(chain, FINE), list[int](), list[float]()
     for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.chain import Chain
@@ -28,7 +28,7 @@ TWO_AXES = Mesh.of({"data": 4, "model": 2})
 
 def chain_of(text: str, mesh: Mesh, hardware: str = "a100") -> Chain:
     cluster = replace(Cluster.local(mesh.device_count), hardware=hardware)
-    return Search(text, cluster, PlanOptions(mesh=mesh.sizes)).chain(mesh, Forced(), frozenset())
+    return Search(text, cluster, PlanOptions(mesh=mesh.sizes)).chain(mesh, ForcedStrategy(), frozenset())
 
 
 def value_written_out(chain: Chain, states: dict[Variable, int]) -> float:

@@ -12,7 +12,7 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
-from shardwright.planner.costs.kernels import find_kernels, whole_s
+from shardwright.planner.costs.kernels import find_kernels, one_device_s
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.search import plan
 from shardwright.planner.segments.remade import dear_nodes
@@ -53,9 +53,9 @@ def test_many_that_take_little_each_are_chosen_together() -> None:
     shapes = (1024, 256), (4096, 4096)
     flow = Program(lowered(with_dropout, *shapes), PlanOptions()).flow
     kernels, profile = find_kernels(flow), hardware_profile("cpu")
-    total_s = sum(whole_s(node, kernels, profile) for node in flow.nodes if not node.is_value)
+    total_s = sum(one_device_s(node, kernels, profile) for node in flow.nodes if not node.is_value)
     found = [flow.nodes[index] for index in dear_nodes(flow, kernels, profile)]
-    assert any(whole_s(node, kernels, profile) < 1e-4 * total_s for node in found)
+    assert any(one_device_s(node, kernels, profile) < 1e-4 * total_s for node in found)
 
 
 def triangle_of(longest: int, x: jax.Array) -> jax.Array:

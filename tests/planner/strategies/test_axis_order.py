@@ -19,10 +19,10 @@ from shardwright.cost import hardware_profile
 from shardwright.hlo import ArrayShape, Instruction, parse
 from shardwright.planner import plan
 from shardwright.planner.costs.prices import Prices
-from shardwright.planner.strategies.axis_order import may_turn
+from shardwright.planner.strategies.axis_order import may_rotate
 from shardwright.planner.strategies.expansion import shardings_of
 from shardwright.planner.strategies.legality import form_problems, rule_problems
-from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.plans import InstructionPlan, Plan
 from shardwright.shardings import Mesh, TensorSharding, is_turned, turned
 from tests.planner.programs import Program, lower
@@ -69,7 +69,7 @@ def instruction(name: str) -> Instruction:
     ],
 )
 def test_where_there_is_an_order_to_choose(dims: tuple[int, ...], sizes: dict[str, int], expected: bool) -> None:
-    assert may_turn(dims, Mesh.of(sizes)) is expected
+    assert may_rotate(dims, Mesh.of(sizes)) is expected
 
 
 def test_the_first_axis_comes_last() -> None:

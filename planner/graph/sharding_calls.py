@@ -1,0 +1,241 @@
+"""Shardings that ordinary instructions carry, written out as `Sharding` calls.
+
+Any instruction of a module may say how its result lies: `dot(a, b), sharding={devices=[2,1]0,1}`, or Shardy's
+`frontend_attributes={xla.sdy.sharding=…}`; TensorFlow, PyTorch/XLA and dumped modules carry such attributes. JAX's
+`with_sharding_constraint` instead leaves a call that hands on its operand and carries the sharding. Both mean the same,
+and the call survives every rewrite. So whatever reads an annotated value is made to read a call that carries its
+sharding: inside loops, branches and called functions too, per array of a tuple.
+
+What the program's parameters, its root and JAX's marks on outputs (`out_shardings`) carry says how variables are
+stored. It is read from the program as it was given (`annotations.VariableShardings`), and goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from shardwright.config import IDENTITY_TARGETS
+from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, Shape, TupleShape
+from shardwright.planner.collector import collector_paused
+from shardwright.planner.graph.imported_shardings import (
+    SHARDING_ATTRIBUTES,
+    SHARDY,
+    ShardingAttributes,
+    frontend_attributes,
+    read_sharding_attributes,
+)
+from shardwright.planner.rewrites.dim_classes import reachable_computations
+from shardwright.planner.rewrites.edit import Names, attribute, computation_of, copy_of
+
+#: custom call by which JAX says how an output lies.
+_OUTPUT_TARGET = "xla.sdy.FuncResultSharding"
+
+
+#: Number of an output, and the instruction and array leaf of it that say how it lies.
+ShardingSource = tuple[int, Instruction, int]
+
+
+def find_output_shardings(root: Instruction) -> Iterator[ShardingSource]:
+    """What says how each output lies: JAX's mark, else the root itself."""
+    for leaf, maker in enumerate(_makers(root)):
+        if maker is not None and _is_output_mark(maker):
+            yield leaf, maker, 0
+        elif root.opcode != "parameter" and root.get("custom_call_target") not in IDENTITY_TARGETS:
+            yield leaf, root, leaf
+
+
+def _makers(value: Instruction) -> Iterator[Instruction | None]:
+    """Per array leaf: the instruction that makes it alone, through tuples and their elements; None where none does."""
+    if value.opcode == "tuple":
+        for operand in value.operands:
+            yield from _makers(operand)
+    elif value.opcode == "get-tuple-element" and value.operands[0].opcode == "tuple":
+        yield from _makers(value.operands[0].operands[value.index])
+    else:
+        leaves = len(value.shape.leaves)
+        yield from (value,) if leaves == 1 else (None,) * leaves
+
+
+def _is_output_mark(instruction: Instruction) -> bool:
+    return bool(instruction.get("custom_call_target") == _OUTPUT_TARGET)
+
+
+def insert_sharding_calls(module: Module, outputs: Iterable[ShardingSource]) -> Module:
+    """`module` with the shardings of its instructions as calls; `module` itself where none carries one.
+
+    outputs: its `find_output_shardings`.
+    """
+    planned = reachable_computations(module)
+    marks = {maker for _, maker, _ in outputs if _is_output_mark(maker)}
+    if not marks and not any(_is_marked(instruction) for computation in planned for instruction in computation):
+        return module
+    with collector_paused():
+        return _Writer(module, set(planned), marks).run()
+
+
+def _is_marked(instruction: Instruction) -> bool:
+    """Whether an instruction carries shardings that it should not."""
+    if SHARDING_ATTRIBUTES.isdisjoint(instruction.attributes) or not any(_shardings_of_leaves(instruction)):
+        return False
+    return instruction.get("custom_call_target") not in IDENTITY_TARGETS
+
+
+def _shardings_of_leaves(instruction: Instruction) -> list[ShardingAttributes | None]:
+    """What an instruction says of each leaf of its result, arrays and others as XLA counts them; None: nothing.
+
+    A replicated scalar says nothing.
+    """
+    leaves = list(_leaves(instruction.shape))
+    found = [read_sharding_attributes(instruction, number) for number in range(len(leaves))]
+    return [
+        None if carried is None or (carried.is_trivial_for_scalars and not _rank(leaf)) else carried
+        for carried, leaf in zip(found, leaves, strict=True)
+    ]
+
+
+def _leaves(shape: Shape) -> Iterator[Shape]:
+    if isinstance(shape, TupleShape):
+        for element in shape.elements:
+            yield from _leaves(element)
+    else:
+        yield shape
+
+
+def _rank(shape: Shape) -> int:
+    return shape.rank if isinstance(shape, ArrayShape) else 0
+
+
+class _Writer:
+    """Writes every planned computation anew; `made` maps old values to what their readers read now."""
+
+    def __init__(self, module: Module, planned: set[Computation], marks: set[Instruction]) -> None:
+        self._module = module
+        self._planned = planned
+        self._marks = marks  # of outputs
+        self._ends = {*module.entry.parameters, module.entry.root}
+        self._names = Names(module)
+        self._made: dict[Instruction, Instruction] = {}
+        self._elements: dict[Instruction, list[Instruction]] = {}  # of tuples, where some of them are calls
+        self._whole: dict[Instruction, Instruction] = {}  # such tuples put together again
+        self._says: dict[Instruction, ShardingAttributes | None] = {}  # of calls: values that lie so already
+        self._computations: dict[Computation, Computation] = {}
+        self._loops: dict[
+            Instruction, list[ShardingAttributes | None]
+        ] = {}  # of what a loop's body hands on, by its root
+        self._out: list[Instruction] = []
+        self._added: set[Instruction] = set()  # what is written only for those who read it
+
+    def run(self) -> Module:
+        module = self._module
+        for computation in self._planned:
+            for loop in computation:
+                if loop.opcode == "while" and _is_marked(loop):
+                    self._loops[loop.called["body"][0].root] = _shardings_of_leaves(loop)
+        made = [self._computation(each) if each in self._planned else each for each in module.computations]
+        (entry,) = (computation for computation in made if computation.is_entry)
+        return Module(module.name, module.header, made, entry, module.tables)
+
+    def _computation(self, source: Computation) -> Computation:
+        self._out = []
+        for instruction in source:
+            self._made[instruction] = self._instruction(instruction)
+        root = self._as_whole(self._made[source.root])
+        made = self._computations[source] = computation_of(source, _without_unread(self._out, root, self._added), root)
+        return made
+
+    def _instruction(self, old: Instruction) -> Instruction:
+        """What readers of `old` read now."""
+        shardings: Sequence[ShardingAttributes | None] = ()
+        if old not in self._ends:
+            shardings = _shardings_of_leaves(old) if _is_marked(old) else self._loops.get(old, ())
+        operands = [self._made[operand] for operand in old.operands]
+        if old in self._marks:
+            return operands[0]
+        if old.opcode == "get-tuple-element" and operands[0] in self._elements:
+            value = self._elements[operands[0]][old.index]
+        else:
+            value = self._copy(old, operands)
+        if old.get("custom_call_target") in IDENTITY_TARGETS:
+            self._says[value] = read_sharding_attributes(old, 0)
+        return self._with_calls(value, iter(shardings)) if any(shardings) else value
+
+    def _copy(self, old: Instruction, operands: Sequence[Instruction]) -> Instruction:
+        called = {
+            name: tuple(self._computations.get(callee, callee) for callee in callees)
+            for name, callees in old.called.items()
+        }
+        made = copy_of(old, [self._as_whole(operand) for operand in operands], called=called)
+        if _is_marked(old):
+            made.attributes = _without_shardings(made.attributes)
+        self._out.append(made)
+        return made
+
+    def _with_calls(self, value: Instruction, shardings: Iterator[ShardingAttributes | None]) -> Instruction:
+        """`value`, each of its arrays behind a call that carries its sharding."""
+        if not isinstance(value.shape, TupleShape):
+            carried = next(shardings)
+            return value if carried is None else self._call(value, carried)
+        if value in self._elements:
+            parts = self._elements[value]
+        elif value.opcode == "tuple":
+            parts = list(value.operands)
+            self._added.add(value)
+        else:
+            parts = [self._element(value, number) for number in range(len(value.shape.elements))]
+        self._elements[value] = [self._with_calls(part, shardings) for part in parts]
+        self._whole.pop(value, None)
+        return value
+
+    def _element(self, value: Instruction, number: int) -> Instruction:
+        assert isinstance(value.shape, TupleShape)
+        name = self._names.like(value.name, "element")
+        made = Instruction(name, "get-tuple-element", value.shape.elements[number], (value,), index=number)
+        made.attributes["index"] = attribute("index", str(number))
+        return self._add(made, value)
+
+    def _call(self, value: Instruction, carried: ShardingAttributes) -> Instruction:
+        if not isinstance(value.shape, ArrayShape) or self._says.get(value) == carried:
+            return value
+        call = Instruction(self._names.like(value.name, "sharding"), "custom-call", value.shape, (value,))
+        call.attributes["custom_call_target"] = attribute("custom_call_target", '"Sharding"')
+        call.attributes.update(carried.attributes)
+        self._says[call] = carried
+        return self._add(call, value)
+
+    def _as_whole(self, value: Instruction) -> Instruction:
+        """A tuple whose elements are calls, put together again for who reads it as a whole."""
+        if value not in self._elements:
+            return value
+        if value not in self._whole:
+            elements = [self._as_whole(element) for element in self._elements[value]]
+            made = Instruction(self._names.like(value.name, "whole"), "tuple", value.shape, tuple(elements))
+            self._whole[value] = self._add(made, value)
+        return self._whole[value]
+
+    def _add(self, made: Instruction, source: Instruction) -> Instruction:
+        """Append an instruction that serves `source`."""
+        if "metadata" in source.attributes:
+            made.attributes["metadata"] = source.attributes["metadata"]
+        made.line = source.line
+        self._added.add(made)
+        self._out.append(made)
+        return made
+
+
+def _without_shardings(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    kept = {name: each for name, each in attributes.items() if name not in SHARDING_ATTRIBUTES}
+    others = attributes["frontend_attributes"].value if "frontend_attributes" in attributes else {}
+    others = {key: text for key, text in others.items() if key != SHARDY}
+    return {**kept, "frontend_attributes": frontend_attributes(others)} if others else kept
+
+
+def _without_unread(
+    instructions: Sequence[Instruction], root: Instruction, added: set[Instruction]
+) -> list[Instruction]:
+    """The instructions but those of `added` that nobody reads."""
+    read, kept = {root}, list[Instruction]()
+    for instruction in reversed(instructions):
+        if instruction in read or instruction not in added:
+            read.update(instruction.operands)
+            kept.append(instruction)
+    return kept[::-1]

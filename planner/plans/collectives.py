@@ -1,0 +1,293 @@
+"""What a plan's decisions take: its collectives, one by one, and the seconds of computing and of communication."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from shardwright.cost import Move, reshard, wire_bytes
+from shardwright.cost.compute import Traffic
+from shardwright.cost.moves.device_groups import groups_along
+from shardwright.cost.moves.relayout import LOOP, Ends
+from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
+from shardwright.planner.plans.assemble import Decisions
+from shardwright.planner.plans.causes import Causes
+from shardwright.planner.plans.combiner import Combinable, combine
+from shardwright.planner.segments.readiness import Moved
+from shardwright.planner.strategies.expansion import Exchange, local_results, stages_of_sum
+from shardwright.plans import PlannedCollective
+from shardwright.shardings import TensorSharding
+
+
+@dataclass(slots=True, kw_only=True)
+class _CollectiveLedger:
+    """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
+
+    beside: the values that move beside compute, with the computation of what reads them, by the places of their
+    collectives. combinable: what a combiner sees of each collective that a compiler may combine, by its place. turned:
+    of each node, seconds a step of bringing elements into another order for the moves of what it reads or makes.
+    carried: computations that run inside the loop, by what it carries. moved: values brought from one layout to
+    another, inside their loop or not.
+    """
+
+    decisions: Decisions
+    collectives: list[PlannedCollective] = field(default_factory=list)
+    overlappable: dict[int, tuple[Leaf, str]] = field(default_factory=dict)
+    combinable: dict[int, Combinable] = field(default_factory=dict)
+    transpose_times: list[tuple[Node, float]] = field(default_factory=list)
+    loop_computations: dict[Leaf, frozenset[str]] = field(default_factory=dict)
+    moved: set[tuple[Leaf, bool, TensorSharding, TensorSharding]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for loop, leaves in self.decisions.graph.flow.leaves.items():
+            if loop.opcode == "while":
+                self.loop_computations.update(dict.fromkeys(leaves, computations_of(loop)))
+
+    def add_use(self, node: Node, use: Use, causes: Causes | None) -> None:
+        """What brings an operand from how it lies to how a node uses it, as far as no reader before had it brought."""
+        target = self._used(node, use)
+        lies = self.decisions.result(use.source)
+        if lies is target:
+            return
+        is_inside = node.computation in self.loop_computations.get(use.source, ())
+        source = self.decisions.source(node, use, target)
+        for before, after in ((lies, source), (source, target)):
+            moves = self._moves(use.source, before, after) if before != after else ()
+            if not moves:
+                continue
+            done = (use.source, is_inside, before, self._sharding_after(use.source, before, after, moves))
+            if done in self.moved:
+                continue
+            self.moved.add(done)
+            cause = causes.move(node, use) if causes else ""
+            self._add_transpose(node, use.source, before, after, use.weight, self._ends(node, use, after))
+            self._add(node, cause, use.source, moves, use.weight, use.runs, is_read=True)
+
+    def _used(self, node: Node, use: Use) -> TensorSharding:
+        """How a node takes an operand. What is only handed on is brought to how it lies: a sum that a loop carries and
+        its body reads whole is reduced wherever it comes from, before the loop and in each pass."""
+        if node.is_value:
+            return self.decisions.result((node.index, 0))
+        return self.decisions.strategies[node.index].operands[use.position]
+
+    def add_reduction(self, node: Node, leaf: int, stages: Sequence[TensorSharding], cause: str) -> None:
+        """What reduces a result that lies as each of `stages` after the other."""
+        whole = (node.index, leaf)
+        *sums, last = ([*self._moves(whole, before, after)] for before, after in pairwise(stages))
+        self._add(node, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs)
+        self._add(node, cause, whole, last, node.weight, node.runs, is_read=True)
+        ends = self.decisions.graph.layout.ends_of(whole, LOOP)
+        self._add_transpose(node, whole, stages[-2], stages[-1], node.weight, ends)
+
+    def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:
+        """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""
+        layout = self.decisions.graph.layout
+        ends = layout.ends(node, use)
+        if layout.source(node, use) == use.source:
+            return layout.hub_ends[use.source] if after == self.decisions.hubs.get(use.source) else ends
+        is_reduced = self.decisions.strategies[use.source[0]].results[use.source[1]].unreduced
+        return Ends(LOOP, ends.reader) if is_reduced else ends
+
+    def _add_transpose(
+        self, node: Node, leaf: Leaf, before: TensorSharding, after: TensorSharding, weight: float, ends: Ends
+    ) -> None:
+        shape = self.decisions.graph.flow.nodes[leaf[0]].shapes[leaf[1]]
+        seconds = self.decisions.graph.prices.transpose_s(shape, before, after, ends)
+        if seconds:
+            self.transpose_times.append((node, weight * seconds))
+
+    def _moves(self, leaf: Leaf, source: TensorSharding, target: TensorSharding) -> tuple[Move, ...]:
+        graph = self.decisions.graph
+        node = graph.flow.nodes[leaf[0]]
+        shape = node.shapes[leaf[1]]
+        alike: frozenset[int] = frozenset()
+        if node.instruction.opcode == "broadcast" and not node.is_value:
+            spread = node.instruction.get("dimensions", ())
+            if not (spread or source.unreduced or target.unreduced):
+                return ()  # full of one number: made again where it is read otherwise (`xla.emit`)
+            alike = frozenset(range(shape.rank)) - set(spread)
+        return reshard(shape.element_type, shape.dimensions, source, target, graph.prices.mesh, alike)
+
+    def _sharding_after(
+        self, leaf: Leaf, before: TensorSharding, after: TensorSharding, moves: tuple[Move, ...]
+    ) -> TensorSharding:
+        """How the value lies after `moves`, which may be good for other readers than those that want it as `after`:
+        for all that XLA gathers it whole for, and for those that keep it on one device, as a partial sum."""
+        if before.unreduced:
+            return after
+        whole = TensorSharding.replicated(len(before.dims))
+        return whole if moves == self._moves(leaf, before, whole) else TensorSharding(after.dims)
+
+    def _add(
+        self,
+        node: Node,
+        cause: str,
+        leaf: Leaf,
+        moves: Sequence[Move],
+        weight: float,
+        runs: int,
+        *,
+        is_read: bool = False,
+    ) -> None:
+        """Moves of a value that a node makes or reads, one after the other. is_read: for a reader; what is fused into
+        that is written first."""
+        graph = self.decisions.graph
+        launch_s = graph.prices.profile.launch_s if is_read and graph.layout.kernels.is_fused[leaf[0]] else 0.0
+        for place, move in enumerate(moves):
+            once_s = move.time_s(graph.prices.mesh, graph.prices.topology) + (0.0 if place else launch_s)
+            count = max(1, runs)
+            if leaf in graph.beside:
+                self.overlappable[len(self.collectives)] = leaf, node.computation
+            if graph.prices.topology.most_combined_bytes(move.kind, move.group_size):
+                self.combinable[len(self.collectives)] = Combinable(leaf=leaf, move=move, weight=weight)
+            self.collectives.append(
+                PlannedCollective(
+                    kind=move.kind,
+                    axes=move.axes,
+                    instruction=node.instruction.name,
+                    cause=cause,
+                    payload_bytes=move.payload_bytes,
+                    wire_bytes=move.wire_bytes,
+                    count=count,
+                    time_s=once_s * weight,
+                    groups=self._groups(move),
+                )
+            )
+
+    def combine(self) -> None:
+        """Have those that a compiler combines share one latency."""
+        graph = self.decisions.graph
+        mesh, topology = graph.prices.mesh, graph.prices.topology
+        numbers = combine(tuple(self.combinable.values()), graph.flow, topology)
+        members = Counter(numbers)
+        names: dict[int, int] = {}
+        for (place, each), number in zip(self.combinable.items(), numbers, strict=True):
+            if members[number] == 1:
+                continue
+            alone, move = self.collectives[place], each.move
+            saved_s = each.weight * (move.time_s(mesh, topology) - move.time_s(mesh, topology, 1 / members[number]))
+            combined = names.setdefault(number, len(names) + 1)
+            self.collectives[place] = replace(alone, time_s=alone.time_s - saved_s, combined=combined)
+
+    def _groups(self, move: Move) -> tuple[tuple[int, ...], ...]:
+        """The devices of each group where they are not all along the axes."""
+        mesh = self.decisions.graph.prices.mesh
+        return groups_along(move.atoms, mesh) if move.group_size < mesh.size(move.axes) else ()
+
+    def add_exchange(self, node: Node, each: Exchange, cause: str) -> None:
+        prices = self.decisions.graph.prices
+        self.collectives.append(
+            PlannedCollective(
+                kind=each.kind,
+                axes=each.axes,
+                instruction=node.instruction.name,
+                cause=cause,
+                payload_bytes=each.payload_bytes,
+                wire_bytes=wire_bytes(each.kind, each.payload_bytes, prices.mesh.size(each.axes)),
+                count=max(1, node.runs),
+                time_s=node.weight * prices.collective_s(each.kind, each.axes, each.payload_bytes),
+            )
+        )
+
+
+def list_collectives(decisions: Decisions, causes: Causes | None = None) -> tuple[PlannedCollective, ...]:
+    """Reductions of partial results and moves of operands, in program order; without `causes` they stay unsaid."""
+    return tuple(_ledger(decisions, causes).collectives)
+
+
+class Communication(NamedTuple):
+    """Seconds a step of communication: that the step waits for, that run beside compute, and for which
+    there is no compute to run beside, whatever comes first."""
+
+    exposed_s: float
+    hidden_s: float
+    promised_s: float
+
+
+def communication(decisions: Decisions) -> Communication:
+    """What all collectives take, and the arguments that the client sends."""
+    ledger, overlap = _ledger(decisions, None), decisions.graph.prices.topology.overlap
+    whole_s = sum(collective.time_s for collective in ledger.collectives) + arrival_time_s(decisions)
+    beside, readiness = _overlappable_moves(ledger, overlap), decisions.graph.readiness
+    if readiness is None or not beside:
+        return Communication(whole_s, 0.0, 0.0)
+    times = [*_computing_s(decisions)]
+    hidden_s = readiness.hidden_s(beside, times)
+    behind_s = sum(seconds for node, seconds in times if node.index in readiness.behind)
+    return Communication(whole_s - hidden_s, hidden_s, max(0.0, sum(moved.seconds for moved in beside) - behind_s))
+
+
+def _overlappable_moves(ledger: _CollectiveLedger, overlap: float) -> list[Moved]:
+    """What could run beside compute of the collectives that move gradients, combined ones as one."""
+    members: defaultdict[int, list[tuple[Leaf, str]]] = defaultdict(list)
+    seconds: defaultdict[int, float] = defaultdict(float)
+    for place, moved in ledger.overlappable.items():
+        number = ledger.collectives[place].combined or -place
+        members[number].append(moved)
+        seconds[number] += overlap * ledger.collectives[place].time_s
+    return [Moved(tuple(found), seconds[number]) for number, found in members.items()]
+
+
+def _ledger(decisions: Decisions, causes: Causes | None) -> _CollectiveLedger:
+    ledger = _CollectiveLedger(decisions=decisions)
+    flow, is_free = decisions.graph.flow, decisions.graph.is_free
+    for node in flow.nodes:
+        if node.weight == 0 and not node.is_value:
+            continue
+        strategy = decisions.strategies[node.index]
+        for use in node.uses:
+            if not is_free[use.source[0]]:  # made anew for each reader
+                ledger.add_use(node, use, causes)
+        for each in strategy.exchanges:
+            ledger.add_exchange(node, each, causes.exchange(node, each.kind) if causes else "")
+        if node.is_value:
+            continue
+        for i, stages in enumerate(zip(*stages_of_sum(strategy), decisions.shardings[node.index], strict=True)):
+            if stages[0] != stages[-1]:
+                ledger.add_reduction(node, i, stages, causes.reduction(node) if causes else "")
+    ledger.combine()
+    return ledger
+
+
+def compute_time_s(decisions: Decisions) -> float:
+    """Seconds a step that all instructions compute on one device."""
+    return sum(seconds for _, seconds in node_times_s(decisions))
+
+
+def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
+    """Seconds a step that each instruction computes on one device, and that elements are brought into another order
+    for what it moves."""
+    if decisions.graph.prices.has_transposes:
+        yield from _ledger(decisions, None).transpose_times
+    yield from _computing_s(decisions)
+
+
+def _computing_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
+    """Seconds a step that each instruction computes on one device."""
+    prices = decisions.graph.prices
+    once: dict[tuple[int, int, bool, Traffic | None], float] = {}  # equal instructions share their strategies
+    layout = decisions.graph.layout
+    for node in decisions.graph.flow.nodes:
+        if not node.is_value and node.weight:
+            strategy = decisions.strategies[node.index]
+            ends = layout.ends_kernel(node.index)
+            traffic = layout.kernels.traffic[node.index]
+            key = (layout.signatures[node.index], id(strategy), ends, traffic)
+            if key not in once:
+                local = local_results(strategy)
+                once[key] = prices.compute_s(
+                    node.instruction, strategy.operands, local, ends_kernel=ends, traffic=traffic
+                )
+            yield node, node.weight * layout.kernels.parts[node.index] * once[key]
+
+
+def arrival_time_s(decisions: Decisions) -> float:
+    """Seconds a step until every device has its part of the arguments that the client sends."""
+    graph = decisions.graph
+    return sum(
+        graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))
+        for node in sorted(graph.arriving)
+    )
