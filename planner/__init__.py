@@ -12,7 +12,7 @@
     plans       the chosen strategies as a Plan: instructions, collectives, variables; a checker that knows no search
     microbatch  the step cut into micro-batches
     search      every candidate mesh is planned, bounded, and the fastest plan that fits is kept
-    again       nearly the same program again: along the way of the earlier search
+    warm_start  nearly the same program again: along the way of the earlier search
     stages      the stages of a pipeline; pipeline: their programs
 
 `search.program` reads a module once, `search.search` plans it on every mesh. `planning` weighs that plan against a

@@ -1,7 +1,7 @@
 """The time that planning may take. Once there is a plan, a deadline ends the search wherever it is; without one it ends
 as late as leaves time to write one down, with an error.
 
-What is promised: `GRACE_PART` of the deadline after it, or `GRACE_S`, whichever is more, there is an answer.
+What is promised: `GRACE_FRACTION` of the deadline after it, or `GRACE_S`, whichever is more, there is an answer.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from shardwright.errors import PlanError
 
 #: Seconds that what cannot do without has, however late it is.
-LEAST_S = 0.5
+MIN_TIME_S = 0.5
 
 #: What may pass between a deadline and the answer: a part of it, or seconds, whichever is more.
-GRACE_PART, GRACE_S = 0.2, 2.0
+GRACE_FRACTION, GRACE_S = 0.2, 2.0
 
 #: Seconds that writing a plan down takes, for each second that making it took: 0.7 to 1.0 in programs of 30,000 and
 #: 60,000 instructions.
-WRITING = 1.2
+WRITE_TIME_RATIO = 1.2
 
 
 class OutOfTimeError(PlanError):
@@ -37,67 +37,67 @@ class Clock:
     """
 
     deadline_s: float | None = None
-    interrupts: bool = False
-    making_s: float = 0.0
+    may_stop: bool = False
+    plan_build_s: float = 0.0
     is_final: bool = False
     _start_s: float = field(default_factory=time.perf_counter)
 
-    def fresh(self, *, interrupts: bool = False) -> Clock:
+    def renew(self, *, interrupts: bool = False) -> Clock:
         """The same clock, for another search in the same time. interrupts: as above."""
-        return replace(self, interrupts=interrupts, making_s=0.0, is_final=False)
+        return replace(self, may_stop=interrupts, plan_build_s=0.0, is_final=False)
 
-    def took(self, seconds: float) -> None:
+    def record_build_time(self, seconds: float) -> None:
         """So long did it take to make a plan, or what takes about as long."""
-        self.making_s = max(self.making_s, seconds)
+        self.plan_build_s = max(self.plan_build_s, seconds)
 
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._start_s
 
     @property
-    def is_late(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether a plan that is known has to do."""
-        return self.elapsed_s > self._late_s
+        return self.elapsed_s > self._expiry_s
 
     @property
-    def is_over(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether the search has to end, with a plan or without one."""
-        return self.elapsed_s > self._end_s
+        return self.elapsed_s > self._stop_s
 
     @property
-    def _late_s(self) -> float:
-        return math.inf if self.deadline_s is None else min(self.deadline_s, self._last_s)
+    def _expiry_s(self) -> float:
+        return math.inf if self.deadline_s is None else min(self.deadline_s, self._latest_plan_s)
 
     @property
-    def _end_s(self) -> float:
-        if self.interrupts:
-            return self._late_s
-        return math.inf if self.is_final else self._last_s
+    def _stop_s(self) -> float:
+        if self.may_stop:
+            return self._expiry_s
+        return math.inf if self.is_final else self._latest_plan_s
 
     @property
-    def _last_s(self) -> float:
+    def _latest_plan_s(self) -> float:
         """When a plan must be known, for it to be written down in time."""
         if self.deadline_s is None:
             return math.inf
-        return promised_s(self.deadline_s) - WRITING * self.making_s
+        return answer_due_s(self.deadline_s) - WRITE_TIME_RATIO * self.plan_build_s
 
-    def within(self, limit_s: float) -> float:
+    def time_left_s(self, limit_s: float) -> float:
         """Of so many seconds those that are left; some, however late it is."""
-        return limit_s if self.deadline_s is None else min(limit_s, max(self.deadline_s - self.elapsed_s, LEAST_S))
+        return limit_s if self.deadline_s is None else min(limit_s, max(self.deadline_s - self.elapsed_s, MIN_TIME_S))
 
     def check(self, ahead_s: float = 0.0) -> None:
-        """Raises OutOfTimeError where the search has to end (see `is_over`), or would before something that takes so
+        """Raises OutOfTimeError where the search has to end (see `must_stop`), or would before something that takes so
         many seconds is done."""
-        if self.elapsed_s + ahead_s > self._end_s:
+        if self.elapsed_s + ahead_s > self._stop_s:
             raise OutOfTimeError("not searched to the end: the deadline came first")
 
 
-def promised_s(deadline_s: float) -> float:
+def answer_due_s(deadline_s: float) -> float:
     """Seconds after which a deadline promises an answer: itself and its grace."""
-    return deadline_s + max(GRACE_PART * deadline_s, GRACE_S)
+    return deadline_s + max(GRACE_FRACTION * deadline_s, GRACE_S)
 
 
-def too_short(clock: Clock) -> OutOfTimeError:
+def too_short_error(clock: Clock) -> OutOfTimeError:
     """That a deadline is too short for any plan."""
     return OutOfTimeError(
         f"the deadline of {clock.deadline_s:g} s came before any plan: reading the program and making one plan of it "

@@ -28,31 +28,31 @@ from shardwright.processes import die_with_parent
 T = TypeVar("T")
 
 #: Seconds that a result is waited for; then the work is done again here.
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 #: Libraries that mind a fork, having threads or not.
-_THREADED = ("jaxlib", "tensorflow", "torch")
+_THREADED_LIBRARIES = ("jaxlib", "tensorflow", "torch")
 
-_TASKS = Path("/proc/self/task")
+_THREADS_FOLDER = Path("/proc/self/task")
 
 
-class Ahead(Generic[T]):
+class ForkedFuture(Generic[T]):
     """The result of `work`, made in a child since now, or here when it is asked for."""
 
-    def __init__(self, work: Callable[[], T], *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, work: Callable[[], T], *, patience_s: float = TIMEOUT_S) -> None:
         self._work = work
-        self._patience_s = patience_s
+        self._timeout_s = patience_s
         self._child = _fork(work) if _may_fork() else None
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether a child is at it, or was."""
         return self._child is not None
 
     def result(self) -> T:
         """What `work` returns. Raises what it raises. To be asked for once."""
         if self._child is not None:
-            answer = self._child.answer(self._patience_s)
+            answer = self._child.answer(self._timeout_s)
             self.cancel()
             with suppress(Exception):  # a child that failed has written nothing, or half of it
                 found: T = pickle.loads(answer)
@@ -101,7 +101,7 @@ def _may_fork() -> bool:
         sys.platform == "linux"
         and len(os.sched_getaffinity(0)) > 1
         and threading.active_count() == 1
-        and not any(name in sys.modules for name in _THREADED)
+        and not any(name in sys.modules for name in _THREADED_LIBRARIES)
     )
 
 
@@ -114,11 +114,11 @@ def _fork(work: Callable[[], Any]) -> _Child | None:
     if pid == 0:
         os.close(pipe)
         os.close(start)
-        _be_child(work, parent, waiting, writing)
+        _run_child(work, parent, waiting, writing)
     os.close(writing)
     os.close(waiting)
     child = _Child(pid, pipe)
-    is_alone = len(list(_TASKS.iterdir())) == 1
+    is_alone = len(list(_THREADS_FOLDER.iterdir())) == 1
     with suppress(BrokenPipeError):
         os.write(start, b"!" if is_alone else b"")
     os.close(start)
@@ -128,7 +128,7 @@ def _fork(work: Callable[[], Any]) -> _Child | None:
     return None
 
 
-def _be_child(work: Callable[[], Any], parent: int, waiting: int, writing: int) -> None:
+def _run_child(work: Callable[[], Any], parent: int, waiting: int, writing: int) -> None:
     """Answer and end; without an answer where anything goes wrong, or nobody waits for it."""
     try:
         if os.read(waiting, 1) == b"!":

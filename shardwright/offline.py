@@ -49,8 +49,8 @@ def plan(
 
     Raises HloSyntaxError, ClusterConfigError, OptionError, AnnotationError or PlanError.
     """
-    from shardwright.planner.cache import cached_plan
-    from shardwright.planner.store import default_store
+    from shardwright.planner.cache.plan_cache import plan_with_cache
+    from shardwright.planner.cache.store import default_store
 
     options = plan_options(
         mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
@@ -58,7 +58,7 @@ def plan(
         micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
     )  # fmt: skip
     store = default_store("plans") if cache else None
-    return cached_plan(hlo_text, _cluster(cluster), options, store=store, progress=progress)
+    return plan_with_cache(hlo_text, _cluster(cluster), options, store=store, progress=progress)
 
 
 def _cluster(cluster: Any) -> Cluster:

@@ -19,7 +19,7 @@ def main() -> None:
     import shardwright
     from shardwright.cluster import Cluster
     from shardwright.errors import ShardwrightError
-    from shardwright.planner import cache, store  # noqa: F401 - importing is no part of planning
+    from shardwright.planner import plan_cache, store  # noqa: F401 - importing is no part of planning
 
     try:
         started = time.perf_counter()

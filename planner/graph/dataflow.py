@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.trip_counts import UNKNOWN_TRIPS, TripCounter
 
 #: (node number, array leaf of its result).
@@ -130,7 +130,7 @@ def build_dataflow(module: Module, *, is_flat: bool = False) -> Dataflow:
 
     is_flat: loops, calls and conditionals stay one node each, that computes all it hands on.
     """
-    with collector_paused():
+    with gc_paused():
         return _Builder(module, _FOLLOWED.difference(CONTROL_FLOW) if is_flat else _FOLLOWED).build()
 
 

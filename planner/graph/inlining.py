@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shardwright.hlo import Attribute, Computation, Instruction, Module
 from shardwright.hlo.names import NameUniquer
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.rewrites.edit import copy_of
 
 #: Instructions after which calls stay calls: nested ones can double the program at each level.
@@ -43,7 +43,7 @@ def inline_calls(module: Module) -> Module:
         return module
     if any("control-predecessors" in instruction.attributes for instruction in instructions):
         return module  # an order between instructions that a call would have to keep as a whole
-    with collector_paused():
+    with gc_paused():
         entry = _Inliner(module).region(module.entry, 0)
         return Module(module.name, module.header, callees_first(entry), entry, module.tables)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, Shape, TupleShape
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.imported_shardings import (
     SHARDING_ATTRIBUTES,
     SHARDY,
@@ -69,7 +69,7 @@ def insert_sharding_calls(module: Module, outputs: Iterable[ShardingSource]) -> 
     marks = {maker for _, maker, _ in outputs if _is_output_mark(maker)}
     if not marks and not any(_is_marked(instruction) for computation in planned for instruction in computation):
         return module
-    with collector_paused():
+    with gc_paused():
         return _Writer(module, set(planned), marks).run()
 
 

@@ -32,15 +32,15 @@ from shardwright.planner.plans.assemble import Decisions, segment_name
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.rewrites.remat import Rematerialized, available_values, forward_pass, rematerialize, runs_once
 from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
-from shardwright.planner.segments.chain import Chain
+from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.expansion import local_results
 from shardwright.plans import RecomputedSegment
 
 #: Prices of a byte that are tried, as parts of the step's time over all bytes of its peak.
-PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
+BYTE_PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
 
 #: Part by which a choice must save more bytes than the one before it.
-LEAST_SAVING = 0.02
+MIN_SAVING = 0.02
 
 #: Flows are exact in integers: a unit is this part of a second.
 _UNITS = 1e15
@@ -66,21 +66,21 @@ class Recomputation:
         return sum(segment.saved_bytes for segment in self.segments)
 
 
-def recomputations(
-    decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int, prices: Sequence[float] = PRICES
+def list_recomputations(
+    decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int, prices: Sequence[float] = BYTE_PRICES
 ) -> list[Recomputation]:
     """The choices worth trying beside a plan, each saving more bytes, and taking more seconds, than the one before.
 
     step_s, peak_bytes: of the plan. prices: of a byte, as parts of the one over all the other. Empty where nothing can
     be computed again.
     """
-    stages = _stages(decisions)
-    kinds = [*_kinds(decisions, chain), *_loops(decisions)]
+    stages = _stage_numbers(decisions)
+    kinds = [*_segment_kinds(decisions, chain), *_loop_kinds(decisions)]
     cuts: list[_Cuts] = [((),) * len(kinds)]
     for price in prices:
         cut = tuple(tuple(kind.cut(price * step_s / peak_bytes)) for kind in kinds)
         if cut != cuts[-1]:
-            cuts += [_halfway(kinds, cuts[-1], cut), cut]
+            cuts += [_intermediate_cut(kinds, cuts[-1], cut), cut]
     ladder: list[Recomputation] = []
     for cut in cuts:
         made = Recomputation(
@@ -90,7 +90,7 @@ def recomputations(
             segments=tuple(kind.segment(values) for kind, values in zip(kinds, cut, strict=True) if values),
             stages=stages,
         )
-        if made.saved_bytes > (1 + LEAST_SAVING) * (ladder[-1].saved_bytes if ladder else 0):
+        if made.saved_bytes > (1 + MIN_SAVING) * (ladder[-1].saved_bytes if ladder else 0):
             ladder.append(made)
     return ladder
 
@@ -99,7 +99,7 @@ def recomputations(
 _Cuts = tuple[tuple[int, ...], ...]
 
 
-def _halfway(kinds: Sequence[_Kind], before: _Cuts, after: _Cuts) -> _Cuts:
+def _intermediate_cut(kinds: Sequence[_SegmentKind], before: _Cuts, after: _Cuts) -> _Cuts:
     """Kinds changed one by one, those first that take fewest seconds for a byte, until half of what
     changing all of them saves is saved."""
     gains = []
@@ -117,7 +117,7 @@ def _halfway(kinds: Sequence[_Kind], before: _Cuts, after: _Cuts) -> _Cuts:
     return tuple(made)
 
 
-def rematerialized(module: Module, choice: Recomputation) -> Rematerialized:
+def apply_recomputation(module: Module, choice: Recomputation) -> Rematerialized:
     """The program with a choice's values computed again. What a view added to the program that the choice was made for
     is left to where the views are made."""
     forward = frozenset(forward_pass(module))
@@ -135,11 +135,11 @@ class _Value:
     size_bytes: int
     seconds: float | None
     operands: list[int] = field(default_factory=list)  # values of the same segment
-    is_read: bool = False  # by the backward pass
+    is_needed_backward: bool = False  # by the backward pass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Kind:
+class _SegmentKind:
     """Equal segments: `values` are those of the first; `repeats` holds the same instructions' names for each."""
 
     name: str
@@ -157,12 +157,12 @@ class _Kind:
             repeats=times,
             values=len(values),
             time_s=times * sum(self.values[i].seconds or 0.0 for i in values),
-            saved_bytes=times * (self._kept(set()) - self._kept(set(values))),
+            saved_bytes=times * (self._backward_bytes(set()) - self._backward_bytes(set(values))),
         )
 
-    def _kept(self, recomputed: set[int]) -> int:
+    def _backward_bytes(self, recomputed: set[int]) -> int:
         """Bytes that are there for the backward pass, and not because it computes them."""
-        there = {i for i, value in enumerate(self.values) if value.is_read}
+        there = {i for i, value in enumerate(self.values) if value.is_needed_backward}
         there |= {operand for i in recomputed for operand in self.values[i].operands}
         return sum(self.values[i].size_bytes for i in there - recomputed)
 
@@ -171,7 +171,7 @@ class _Kind:
         graph: Any = networkx.DiGraph()
         graph.add_nodes_from(("source", "sink"))
         for i, value in enumerate(self.values):
-            if value.is_read:
+            if value.is_needed_backward:
                 graph.add_edge("source", ("A", i))
             graph.add_edge(("A", i), ("R", i), capacity=round(price * value.size_bytes * _UNITS))
             if value.seconds is None:
@@ -184,8 +184,8 @@ class _Kind:
         return [i for i in range(len(self.values)) if ("R", i) in there]
 
 
-def _stages(decisions: Decisions) -> dict[str, int]:
-    flow, segments = decisions.graph.flow, decisions.graph.layout.segments
+def _stage_numbers(decisions: Decisions) -> dict[str, int]:
+    flow, segments = decisions.graph.flow, decisions.graph.variables.segments
     ends = set(segments.cuts)
     forward = set(forward_pass(flow.module))
     stages = {}
@@ -197,7 +197,7 @@ def _stages(decisions: Decisions) -> dict[str, int]:
     return stages
 
 
-def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
+def _segment_kinds(decisions: Decisions, chain: Chain) -> list[_SegmentKind]:
     """The forward pass by kinds of segments."""
     flow = decisions.graph.flow
     forward = dict.fromkeys(forward_pass(flow.module))
@@ -207,7 +207,7 @@ def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
         if instruction.name in forward:
             by_name[instruction.name] = instruction
             (node, _), *_ = flow.leaves[instruction] or ((-1, 0),)  # a token has none
-            segment_of[instruction.name] = decisions.graph.layout.segments.of[node] if node >= 0 else -1
+            segment_of[instruction.name] = decisions.graph.variables.segments.of[node] if node >= 0 else -1
     members: list[list[str]] = [[] for _ in chain.instances]
     for name, segment in segment_of.items():
         if segment >= 0:
@@ -219,7 +219,7 @@ def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
             kinds.setdefault((chain.instances[segment].kind, what), []).append(segment)
     costs = _Costs(decisions, by_name, segment_of)
     return [
-        _Kind(
+        _SegmentKind(
             name=segment_name(decisions, segments[0]),
             values=costs.values(members[segments[0]]),
             repeats=[members[segment] for segment in segments],
@@ -228,9 +228,9 @@ def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
     ]
 
 
-def _loops(decisions: Decisions) -> list[_Kind]:
+def _loop_kinds(decisions: Decisions) -> list[_SegmentKind]:
     """What loops stack for their backward loops, and what that is made of."""
-    flow, segments = decisions.graph.flow, decisions.graph.layout.segments
+    flow, segments = decisions.graph.flow, decisions.graph.variables.segments
     pairs = loop_pairs(flow.module)
     if not pairs:
         return []
@@ -242,7 +242,7 @@ def _loops(decisions: Decisions) -> list[_Kind]:
         body = [i for i in made if not pair.is_at_hand(i)]
         name = segment_name(decisions, max(segments.of[flow.leaves[pair.forward.loop][0][0]], 0))
         values = costs.rows(body, pair)
-        kinds.append(_Kind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))
+        kinds.append(_SegmentKind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))
     return kinds
 
 
@@ -253,24 +253,24 @@ class _Costs:
         self._decisions = decisions
         self._forward = forward
         self._segment_of = segment_of
-        self._moving: dict[str, float] = {}
+        self._communication_s: dict[str, float] = {}
         for collective in list_collectives(decisions):
-            known = self._moving.get(collective.instruction, 0.0)
-            self._moving[collective.instruction] = known + collective.time_s
+            known = self._communication_s.get(collective.instruction, 0.0)
+            self._communication_s[collective.instruction] = known + collective.time_s
         entry = decisions.graph.flow.module.entry
         fixed = available_values(decisions.graph.flow.module)
-        self._read: set[str] = set()
-        self._shared: set[str] = set()  # read by the forward pass of other segments, or handed out
+        self._backward_inputs: set[str] = set()
+        self._shared_values: set[str] = set()  # read by the forward pass of other segments, or handed out
         for user in entry:
             for operand in user.operands:
                 if operand.name not in forward:
                     continue
                 if user is entry.root:
-                    self._shared.add(operand.name)
+                    self._shared_values.add(operand.name)
                 elif user.name not in forward and user not in fixed:
-                    self._read.add(operand.name)
+                    self._backward_inputs.add(operand.name)
                 elif segment_of[user.name] != segment_of[operand.name]:
-                    self._shared.add(operand.name)
+                    self._shared_values.add(operand.name)
 
     def values(self, names: Sequence[str]) -> list[_Value]:
         position = {name: i for i, name in enumerate(names)}
@@ -280,7 +280,7 @@ class _Costs:
                 size_bytes=self._bytes(self._forward[name]),
                 seconds=self._seconds(self._forward[name]),
                 operands=[position[o.name] for o in self._forward[name].operands if o.name in position],
-                is_read=name in self._read,
+                is_needed_backward=name in self._backward_inputs,
             )
             for name in names
         ]
@@ -295,7 +295,7 @@ class _Costs:
                 size_bytes=pair.forward.rows * self._bytes(instruction),
                 seconds=None if pair.element(instruction) is not None else self._seconds(instruction),
                 operands=[position[o] for o in instruction.operands if o in position],
-                is_read=instruction in saved,
+                is_needed_backward=instruction in saved,
             )
             for instruction in body
         ]
@@ -310,7 +310,7 @@ class _Costs:
     def _seconds(self, instruction: Instruction) -> float | None:
         """Of computing it once more; None where it runs once, or is there anyway."""
         name, opcode = instruction.name, instruction.opcode
-        if name in self._shared or opcode in CONTROL_FLOW or opcode == "parameter" or runs_once(instruction):
+        if name in self._shared_values or opcode in CONTROL_FLOW or opcode == "parameter" or runs_once(instruction):
             return None
         if opcode == "get-tuple-element" and instruction.operands[0].opcode in CONTROL_FLOW:
             return None  # what the loop stores
@@ -321,8 +321,8 @@ class _Costs:
         if node.is_value or node.instruction is not instruction:
             return 0.0
         strategy = decisions.strategies[index]
-        ends = graph.layout.ends_kernel(index)
+        ends = graph.variables.ends_kernel(index)
         local = local_results(strategy)
-        traffic = graph.layout.kernels.traffic[index]
+        traffic = graph.variables.kernels.traffic[index]
         compute_s = graph.prices.compute_s(instruction, strategy.operands, local, ends_kernel=ends, traffic=traffic)
-        return node.weight * graph.layout.kernels.parts[index] * compute_s + self._moving.get(name, 0.0)
+        return node.weight * graph.variables.kernels.parts[index] * compute_s + self._communication_s.get(name, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names, Region, is_first
 from shardwright.planner.microbatch.demand import Demand, Version
@@ -29,7 +29,7 @@ def accumulate_step(split: StepSplit, micro_batches: int) -> Module:
     split.check(micro_batches)
     if micro_batches == 1:
         return split.module
-    with collector_paused():
+    with gc_paused():
         return _AccumulatedStep(split, micro_batches).run()
 
 

@@ -10,7 +10,7 @@ from shardwright.planner.constraints.forced import state_arguments
 from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.microbatch.kinds import Along
-from shardwright.planner.segments.layout import free_nodes
+from shardwright.planner.segments.variables import cheap_nodes
 from shardwright.planner.strategies.rule_cache import RuleCache
 
 #: Arguments whose dimensions are tried, the largest first: where parameters that are not trained are arguments
@@ -20,7 +20,7 @@ _MAX_ARGUMENTS = 4
 
 def tie_dims(flow: Dataflow, rules: RuleCache | None = None) -> TiedDims:
     """Which dimensions rules tie together in a program without pins."""
-    return TiedDims(flow, free_nodes(flow, {}), rules or RuleCache())
+    return TiedDims(flow, cheap_nodes(flow, {}), rules or RuleCache())
 
 
 def batch_candidates(flow: Dataflow, options: PlanOptions, ties: TiedDims | None = None) -> Iterator[dict[int, Along]]:

@@ -38,7 +38,7 @@ class Recipe:
     """One version of an instruction.
 
     results: the versions it makes. operands: the kind per array leaf of the operands, None where it is not read.
-    regions: of control flow, what it runs: condition and body, or the branches. divisor: see `Reading`.
+    regions: of control flow, what it runs: condition and body, or the branches. divisor: see `LoopUse`.
     """
 
     mode: EmitMode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names
 from shardwright.planner.microbatch.demand import Version
@@ -46,13 +46,13 @@ class PartModule:
 def micro_module(split: StepSplit, micro_batches: int) -> PartModule:
     """What one micro-batch computes. Raises MicroBatchError where so many do not divide the batch."""
     split.check(micro_batches)
-    with collector_paused():
+    with gc_paused():
         return _MicroPart(split, micro_batches).run()
 
 
 def once_module(split: StepSplit) -> PartModule:
     """What runs once, after the last micro-batch, on finished terms and collected parts."""
-    with collector_paused():
+    with gc_paused():
         return _OncePart(split).run()
 
 

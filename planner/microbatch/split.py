@@ -9,7 +9,7 @@ from math import gcd, prod
 from shardwright.config import PlanOptions
 from shardwright.errors import MicroBatchError
 from shardwright.hlo import ArrayShape, Instruction, Module
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.microbatch.batch_candidates import batch_candidates
@@ -98,7 +98,7 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
     `notes` say where.
     """
     options = options or PlanOptions()
-    with collector_paused():
+    with gc_paused():
         module = batch_lookups(inline_calls(module))
         _refuse_effects(module)
         flow = build_dataflow(module)

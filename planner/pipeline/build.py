@@ -14,7 +14,7 @@ from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.hlo import ArrayShape
 from shardwright.pipelines import PipelinePlan
-from shardwright.planner.clock import Clock, OutOfTimeError, too_short
+from shardwright.planner.clock import Clock, OutOfTimeError, too_short_error
 from shardwright.planner.graph.source import Source
 from shardwright.planner.pipeline.boundary import Origin
 from shardwright.planner.pipeline.layouts import WholeStep
@@ -60,7 +60,7 @@ def choose_pipeline(
             program, cluster, wanted, whole_s=whole_s, why_not=why_not, progress=progress, clock=clock
         )
     except OutOfTimeError:
-        raise too_short(clock) from None
+        raise too_short_error(clock) from None
     return PipelineSearchResult(program, choice)
 
 

@@ -12,9 +12,9 @@ from hashlib import sha256
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, memory
 from shardwright.hlo import ArrayShape
-from shardwright.planner.collector import collector_paused
 from shardwright.planner.costs.kernels import find_kernels
 from shardwright.planner.costs.prices import Prices
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, build_dataflow
 from shardwright.planner.pipeline.program_writer import ProgramDraft
 from shardwright.planner.plans.assemble import Decisions
@@ -22,10 +22,10 @@ from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.collectives import compute_time_s, list_collectives
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rules import rule_of
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.cut import Segments
-from shardwright.planner.segments.exposed import gradients
-from shardwright.planner.segments.layout import free_nodes, lay_out
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.dominator_cut import Segments
+from shardwright.planner.segments.overlap import gradients
+from shardwright.planner.segments.variables import build_variables, cheap_nodes
 from shardwright.planner.strategies.expansion import Strategy, local_results
 from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.plans import CostSummary, InstructionPlan, Plan, VariablePlan
@@ -48,7 +48,7 @@ class Pricing:
         """The checked plan of one program. PlanCheckError where it does not hold (a defect of the planner)."""
         mesh = self._prices.mesh
         text = program.module.to_text()
-        with collector_paused():
+        with gc_paused():
             decisions = self._decisions(build_dataflow(program.module), program)
             causes = Causes(decisions.graph.flow, program.reads, program.writes)
             collectives = list_collectives(decisions, causes)
@@ -83,11 +83,11 @@ class Pricing:
 
     def _decisions(self, flow: Dataflow, program: ProgramDraft) -> Decisions:
         """The choices that the entries stand for."""
-        free = free_nodes(flow, ())
+        free = cheap_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
         kernels = find_kernels(flow, merges=self._profile.compiler.merges_loops)
-        layout = lay_out(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow))
-        graph = Graph(layout=layout, prices=self._prices, builder=self._builder, pinned={})
+        layout = build_variables(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow))
+        graph = CostGraph(variables=layout, prices=self._prices, builder=self._builder, pinned={})
         entries = {entry.name: entry for entry in program.entries}
         parameters = {node: v.sharding for node, v in zip(flow.parameters, program.parameters, strict=True)}
         outputs = {node: v.sharding for node, v in zip(flow.outputs, program.outputs, strict=True)}
@@ -103,7 +103,7 @@ class Pricing:
             graph=graph,
             strategies=strategies,
             shardings=lies,
-            hubs={},
+            shared_layouts={},
             shared=dict(_find_shared_layouts(flow, entries)),
         )
 

@@ -10,15 +10,15 @@ from shardwright.hlo import Instruction
 from shardwright.planner.graph.dataflow import BARRIERS, CONTROL_FLOW, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.graph.scopes import distinguishing_depth, scope_range
 from shardwright.planner.plans.causes import is_backward
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.forward import CHOOSERS
-from shardwright.planner.segments.layout import Variable
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.forward_pass import CHOICE_OPCODES
+from shardwright.planner.segments.variables import Variable
 from shardwright.planner.strategies.expansion import Strategy, local_results
 from shardwright.plans import InstructionPlan, SegmentPlan, VariablePlan, served_from
 from shardwright.shardings import TensorSharding, ValueSharding
 
 if TYPE_CHECKING:
-    from shardwright.planner.segments.chain import Chain
+    from shardwright.planner.segments.segment_chain import Chain
 
 
 #: Whose values loops and branches hand on.
@@ -32,10 +32,10 @@ class Decisions:
     shared: how a leaf is brought to lie once, for several readers that want it otherwise than it lies.
     """
 
-    graph: Graph
+    graph: CostGraph
     strategies: tuple[Strategy, ...]
     shardings: tuple[tuple[TensorSharding, ...], ...]
-    hubs: Mapping[Leaf, TensorSharding]
+    shared_layouts: Mapping[Leaf, TensorSharding]
     shared: Mapping[Leaf, TensorSharding]
 
     def result(self, leaf: Leaf) -> TensorSharding:
@@ -46,12 +46,12 @@ class Decisions:
     def source(self, node: Node, use: Use, used: TensorSharding) -> TensorSharding:
         """How what a node reads lies where the node, which uses it as `used`, takes it from."""
         lies = self.result(use.source)
-        if use.source not in self.shared or (node.index, use.source) in self.graph.layout.direct:
+        if use.source not in self.shared or (node.index, use.source) in self.graph.variables.in_loop_readers:
             return lies
         return served_from(lies, self.shared[use.source], used)
 
 
-def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
+def decide(graph: CostGraph, states: Mapping[Variable, int]) -> Decisions:
     """Strategies from the states of the variables; free nodes take what their readers want."""
     chosen: list[Strategy | None] = [None] * len(graph.flow.nodes)
     hubs: dict[Leaf, TensorSharding] = {}
@@ -64,14 +64,14 @@ def decide(graph: Graph, states: Mapping[Variable, int]) -> Decisions:
     strategies = tuple(_fill_free_nodes(graph, chosen))
     lies = _shardings(graph, strategies, hubs)
     shared = _find_shared_layouts(graph, strategies, lies, hubs)
-    return Decisions(graph=graph, strategies=strategies, shardings=lies, hubs=hubs, shared=shared)
+    return Decisions(graph=graph, strategies=strategies, shardings=lies, shared_layouts=hubs, shared=shared)
 
 
 def _shardings(
-    graph: Graph, strategies: Sequence[Strategy], hubs: Mapping[Leaf, TensorSharding]
+    graph: CostGraph, strategies: Sequence[Strategy], hubs: Mapping[Leaf, TensorSharding]
 ) -> tuple[tuple[TensorSharding, ...], ...]:
     """Per node how its array leaves lie: as made, but for sums that no reader takes as partial ones: reduced."""
-    apart = graph.layout.apart
+    apart = graph.variables.after_loops
     different = {id(strategy): strategy for strategy in strategies}  # few: equal instructions share theirs
     has_sums = {key: any(made.unreduced for made in strategy.results) for key, strategy in different.items()}
     is_sum = [has_sums[id(strategy)] for strategy in strategies]
@@ -95,7 +95,7 @@ def _shardings(
 
 
 def _find_shared_layouts(
-    graph: Graph,
+    graph: CostGraph,
     strategies: Sequence[Strategy],
     lies: Sequence[Sequence[TensorSharding]],
     hubs: Mapping[Leaf, TensorSharding],
@@ -105,7 +105,7 @@ def _find_shared_layouts(
     Where no reader does, the move to the hub is one that its readers share anyway. What loops hand on has no place for
     a second layout but behind them.
     """
-    layout, arguments = graph.layout, set(graph.flow.parameters)
+    layout, arguments = graph.variables, set(graph.flow.parameters)
     found: dict[Leaf, TensorSharding] = {}
     for node in graph.flow.nodes:
         for use in node.uses:
@@ -114,7 +114,7 @@ def _find_shared_layouts(
                 continue
             index, leaf = use.source
             made = graph.flow.nodes[index]
-            is_behind = use.source in layout.apart and (node.index, use.source) not in layout.direct
+            is_behind = use.source in layout.after_loops and (node.index, use.source) not in layout.in_loop_readers
             is_carried = made.is_value and index not in arguments and made.instruction.opcode in _CARRYING
             if is_carried and not is_behind:
                 continue
@@ -145,7 +145,7 @@ def _reduce_to(made: TensorSharding, wanted: TensorSharding | None) -> TensorSha
     return TensorSharding(tuple(dims), kept)
 
 
-def _fill_free_nodes(graph: Graph, strategies: list[Strategy | None]) -> Iterator[Strategy]:
+def _fill_free_nodes(graph: CostGraph, strategies: list[Strategy | None]) -> Iterator[Strategy]:
     """Fill in free nodes, readers first: per mesh axis the split that all readers want, else none."""
     wanted: dict[int, list[TensorSharding]] = {}
     for node in reversed(graph.flow.nodes):
@@ -153,14 +153,14 @@ def _fill_free_nodes(graph: Graph, strategies: list[Strategy | None]) -> Iterato
         if strategy is None:
             strategy = strategies[node.index] = _strategy_for_readers(graph, node.index, wanted.get(node.index, []))
         for use in node.uses:
-            if graph.is_free[use.source[0]]:
+            if graph.is_cheap_to_recompute[use.source[0]]:
                 wanted.setdefault(use.source[0], []).append(strategy.operands[use.position])
     for strategy in strategies:
         assert strategy is not None
         yield strategy
 
 
-def _strategy_for_readers(graph: Graph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
+def _strategy_for_readers(graph: CostGraph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
     """The strategy of a free node whose result is what all readers agree on; replicated where there is none."""
     instruction = graph.flow.nodes[node].instruction
     whole = TensorSharding.replicated(graph.flow.nodes[node].shapes[0].rank)
@@ -171,7 +171,7 @@ def _strategy_for_readers(graph: Graph, node: int, wanted: Sequence[TensorShardi
             for a, b in zip(common.dims, other.dims, strict=True)
         )
         common = TensorSharding(dims)
-    giving, number = graph.builder.strategy_giving, graph.layout.signatures[node]
+    giving, number = graph.builder.strategy_giving, graph.variables.signatures[node]
     found = giving(instruction, number, common) or giving(instruction, number, whole)
     assert found is not None, "every instruction can be computed whole"
     return found
@@ -236,10 +236,10 @@ def _second_layouts(
     return tuple(decisions.shared.get(leaf, decisions.result(leaf)) for leaf in made)
 
 
-def _hands_out(graph: Graph, computation: str, instruction: Instruction, made: Sequence[Leaf]) -> bool:
+def _hands_out(graph: CostGraph, computation: str, instruction: Instruction, made: Sequence[Leaf]) -> bool:
     """Whether readers find second layouts at an instruction: where values are made; of what a loop carries at the loop
     and at its elements behind it."""
-    loops = {graph.layout.apart[leaf] for leaf in made if leaf in graph.layout.apart}
+    loops = {graph.variables.after_loops[leaf] for leaf in made if leaf in graph.variables.after_loops}
     if not loops:
         return graph.flow.nodes[made[0][0]].instruction is instruction
     is_inside = any(computation in computations_of(loop) for loop in loops)
@@ -272,13 +272,13 @@ def _group_by_operand(instruction: Instruction, flat: Sequence[TensorSharding]) 
 
 def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]:
     """The segments in order, each with the values that it hands to others."""
-    crossing = decisions.graph.layout.crossing
+    crossing = decisions.graph.variables.cross_segment
     flow = decisions.graph.flow
     products = [_forward_products(flow, instance.nodes) for instance in chain.instances]
     depth = distinguishing_depth(product for each in products for product in each)
     found = []
     for number, instance in enumerate(chain.instances):
-        handed = [leaf for leaf in instance.variables[: instance.own] if leaf in crossing]
+        handed = [leaf for leaf in instance.variables[: instance.own_count] if leaf in crossing]
         found.append(
             SegmentPlan(
                 name=segment_name(decisions, number, scope_range(products[number], depth)),
@@ -292,7 +292,7 @@ def segment_plans(decisions: Decisions, chain: Chain) -> tuple[SegmentPlan, ...]
 
 def segment_name(decisions: Decisions, number: int, scopes: str = "") -> str:
     """`segment 2, block_1, to model.py:93`: the user's scopes in it, and the line of the critical node that ends it."""
-    flow, cuts = decisions.graph.flow, decisions.graph.layout.segments.cuts
+    flow, cuts = decisions.graph.flow, decisions.graph.variables.segments.cuts
     end = flow.module.place(flow.nodes[cuts[number]].instruction) if number < len(cuts) else ""
     parts = (f"segment {number}", scopes, f"to {end}" if end else "")
     return ", ".join(filter(None, parts))
@@ -301,7 +301,7 @@ def segment_name(decisions: Decisions, number: int, scopes: str = "") -> str:
 def _forward_products(flow: Dataflow, nodes: Sequence[int]) -> list[Instruction]:
     """Products, lookups and the like of the forward pass: what a part of a model is known by."""
     instructions = (flow.nodes[index].instruction for index in nodes if not flow.nodes[index].is_value)
-    return [each for each in instructions if each.opcode in CHOOSERS and not is_backward(each.op_name)]
+    return [each for each in instructions if each.opcode in CHOICE_OPCODES and not is_backward(each.op_name)]
 
 
 # ---- variables -------------------------------------------------------------------

@@ -16,7 +16,7 @@ from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.combiner import Combinable, combine
-from shardwright.planner.segments.readiness import Moved
+from shardwright.planner.segments.readiness import CombinedCollective
 from shardwright.planner.strategies.expansion import Exchange, local_results, stages_of_sum
 from shardwright.plans import PlannedCollective
 from shardwright.shardings import TensorSharding
@@ -79,15 +79,15 @@ class _CollectiveLedger:
         *sums, last = ([*self._moves(whole, before, after)] for before, after in pairwise(stages))
         self._add(node, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs)
         self._add(node, cause, whole, last, node.weight, node.runs, is_read=True)
-        ends = self.decisions.graph.layout.ends_of(whole, LOOP)
+        ends = self.decisions.graph.variables.ends_of(whole, LOOP)
         self._add_transpose(node, whole, stages[-2], stages[-1], node.weight, ends)
 
     def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:
         """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""
-        layout = self.decisions.graph.layout
+        layout = self.decisions.graph.variables
         ends = layout.ends(node, use)
         if layout.source(node, use) == use.source:
-            return layout.hub_ends[use.source] if after == self.decisions.hubs.get(use.source) else ends
+            return layout.layout_ends[use.source] if after == self.decisions.shared_layouts.get(use.source) else ends
         is_reduced = self.decisions.strategies[use.source[0]].results[use.source[1]].unreduced
         return Ends(LOOP, ends.reader) if is_reduced else ends
 
@@ -135,11 +135,11 @@ class _CollectiveLedger:
         """Moves of a value that a node makes or reads, one after the other. is_read: for a reader; what is fused into
         that is written first."""
         graph = self.decisions.graph
-        launch_s = graph.prices.profile.launch_s if is_read and graph.layout.kernels.is_fused[leaf[0]] else 0.0
+        launch_s = graph.prices.profile.launch_s if is_read and graph.variables.kernels.is_fused[leaf[0]] else 0.0
         for place, move in enumerate(moves):
             once_s = move.time_s(graph.prices.mesh, graph.prices.topology) + (0.0 if place else launch_s)
             count = max(1, runs)
-            if leaf in graph.beside:
+            if leaf in graph.overlappable:
                 self.overlappable[len(self.collectives)] = leaf, node.computation
             if graph.prices.topology.most_combined_bytes(move.kind, move.group_size):
                 self.combinable[len(self.collectives)] = Combinable(leaf=leaf, move=move, weight=weight)
@@ -215,12 +215,12 @@ def communication(decisions: Decisions) -> Communication:
     if readiness is None or not beside:
         return Communication(whole_s, 0.0, 0.0)
     times = [*_computing_s(decisions)]
-    hidden_s = readiness.hidden_s(beside, times)
-    behind_s = sum(seconds for node, seconds in times if node.index in readiness.behind)
+    hidden_s = readiness.overlap_s(beside, times)
+    behind_s = sum(seconds for node, seconds in times if node.index in readiness.hiding_nodes)
     return Communication(whole_s - hidden_s, hidden_s, max(0.0, sum(moved.seconds for moved in beside) - behind_s))
 
 
-def _overlappable_moves(ledger: _CollectiveLedger, overlap: float) -> list[Moved]:
+def _overlappable_moves(ledger: _CollectiveLedger, overlap: float) -> list[CombinedCollective]:
     """What could run beside compute of the collectives that move gradients, combined ones as one."""
     members: defaultdict[int, list[tuple[Leaf, str]]] = defaultdict(list)
     seconds: defaultdict[int, float] = defaultdict(float)
@@ -228,12 +228,12 @@ def _overlappable_moves(ledger: _CollectiveLedger, overlap: float) -> list[Moved
         number = ledger.collectives[place].combined or -place
         members[number].append(moved)
         seconds[number] += overlap * ledger.collectives[place].time_s
-    return [Moved(tuple(found), seconds[number]) for number, found in members.items()]
+    return [CombinedCollective(tuple(found), seconds[number]) for number, found in members.items()]
 
 
 def _ledger(decisions: Decisions, causes: Causes | None) -> _CollectiveLedger:
     ledger = _CollectiveLedger(decisions=decisions)
-    flow, is_free = decisions.graph.flow, decisions.graph.is_free
+    flow, is_free = decisions.graph.flow, decisions.graph.is_cheap_to_recompute
     for node in flow.nodes:
         if node.weight == 0 and not node.is_value:
             continue
@@ -269,7 +269,7 @@ def _computing_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
     """Seconds a step that each instruction computes on one device."""
     prices = decisions.graph.prices
     once: dict[tuple[int, int, bool, Traffic | None], float] = {}  # equal instructions share their strategies
-    layout = decisions.graph.layout
+    layout = decisions.graph.variables
     for node in decisions.graph.flow.nodes:
         if not node.is_value and node.weight:
             strategy = decisions.strategies[node.index]
@@ -289,5 +289,5 @@ def arrival_time_s(decisions: Decisions) -> float:
     graph = decisions.graph
     return sum(
         graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))
-        for node in sorted(graph.arriving)
+        for node in sorted(graph.fed_arguments)
     )

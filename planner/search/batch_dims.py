@@ -25,10 +25,12 @@ from shardwright.planner.microbatch.split import label_step
 from shardwright.planner.strategies.rule_cache import RuleCache
 
 #: Instructions that compute nothing of their own.
-_HANDING_ON = frozenset({"parameter", "tuple", "get-tuple-element"})
+_FORWARDING_OPCODES = frozenset({"parameter", "tuple", "get-tuple-element"})
 
 
-def batch_dims(module: Module, flow: Dataflow, options: PlanOptions, rules: RuleCache | None = None) -> dict[int, int]:
+def find_batch_dims(
+    module: Module, flow: Dataflow, options: PlanOptions, rules: RuleCache | None = None
+) -> dict[int, int]:
     """By flat number, the arguments that carry the batch, each with the dimension; empty where none does.
 
     flow: of `module`. rules: of its instructions, where some are known.
@@ -64,7 +66,7 @@ def _is_cut_along(module: Module, batch: Mapping[int, int], rules: RuleCache) ->
     return not labels.conflicts and any(
         isinstance(kind, Along | Term)
         for instruction, kinds in labels.kinds.items()
-        if instruction.opcode not in _HANDING_ON
+        if instruction.opcode not in _FORWARDING_OPCODES
         for kind in kinds
     )
 

@@ -20,20 +20,20 @@ from shardwright.planner.costs.prices import Prices
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.graph.source import Source
-from shardwright.planner.memory.budget import Memory
+from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.plans.assemble import Decisions, decide, instruction_plans, variable_plans
 from shardwright.planner.plans.collectives import communication, compute_time_s
-from shardwright.planner.search.found import Found, Tried
-from shardwright.planner.search.meshes import given_mesh
+from shardwright.planner.search.meshes import mesh_from_options
 from shardwright.planner.search.program import Program
-from shardwright.planner.search.rule_mode import propagated
-from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.combinable import combinable_at
-from shardwright.planner.segments.exposed import nodes_at
-from shardwright.planner.segments.layout import with_views
-from shardwright.planner.segments.neighbourhoods import Neighbourhoods
+from shardwright.planner.search.sharding_propagation import propagate_shardings
+from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
+from shardwright.planner.segments.combinable_collectives import combinable_bytes_by_node
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.neighborhood_cache import NeighborhoodCache
+from shardwright.planner.segments.overlap import nodes_at
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
+from shardwright.planner.segments.variables import with_views
 from shardwright.planner.strategies.relaxed_strategies import RelaxedStrategyBuilder
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
 from shardwright.planner.strategies.tie_break import TieBreak
@@ -44,13 +44,13 @@ from shardwright.shardings import Mesh
 #: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
 #: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
 #: the finer one.
-EXPERT_NODES = 2500
+LARGE_PROGRAM_NODES = 2500
 
 #: Relative gap at which the one mesh that is searched with `effort="fast"` counts as solved.
-CLOSE_IF_FAST = 5e-3
+FAST_GAP_TOLERANCE = 5e-3
 
 #: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
-CLOSE_IF_LARGE = 1e-3
+LARGE_GAP_TOLERANCE = 1e-3
 
 Listener = Callable[[PlanProgress], None]
 
@@ -68,17 +68,17 @@ class MeshSearch:
     ) -> None:
         self.clock = clock or Clock(options.deadline_s)
         self._progress = progress
-        self._best: Found | None = None
+        self._reported_plan: CandidatePlan | None = None
         self._incumbent_s = math.inf
         check_force(options)
-        given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
+        mesh_from_options(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
         self.report("parse")
         self.cluster = cluster
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options, self.profile, self.clock)
-        self.clock.took(self.clock.elapsed_s)  # until more is known: plans are made about as fast as read
+        self.clock.record_build_time(self.clock.elapsed_s)  # until more is known: plans are made about as fast as read
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0
@@ -86,7 +86,7 @@ class MeshSearch:
 
     @property
     def is_large(self) -> bool:
-        return len(self.flow.nodes) > EXPERT_NODES
+        return len(self.flow.nodes) > LARGE_PROGRAM_NODES
 
     @property
     def is_fast(self) -> bool:
@@ -94,7 +94,7 @@ class MeshSearch:
         return self.options.effort == "fast" and self.options.mode == "search"
 
     @property
-    def descends(self) -> bool:
+    def refines_to_three_axes(self) -> bool:
         """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
         of their parts. Also where they are searched outright: what a descent ends at may be better than what that finds
         of a large program."""
@@ -102,16 +102,16 @@ class MeshSearch:
         is_free = options.force is None and options.mesh is None and not self.program.pins
         return is_free and options.mode == "search" and not self.is_fast
 
-    def is_late(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether what is known has to do: a plan, or that none fits."""
-        return self.clock.is_over
+        return self.clock.must_stop
 
     def time_limit_s(self) -> float:
         """Seconds that the integer program may take until the deadline, if there is one."""
-        return self.clock.within(math.inf)
+        return self.clock.time_left_s(math.inf)
 
     def report(self, phase: str, detail: str = "") -> None:
-        best = self._best
+        best = self._reported_plan
         known_s = self._incumbent_s if self._incumbent_s < math.inf else 0.0
         if self._progress is not None:
             self._progress(
@@ -125,55 +125,63 @@ class MeshSearch:
             )
 
     @property
-    def told_of(self) -> Found | None:
+    def reported_plan(self) -> CandidatePlan | None:
         """The plan that was told of last: what a deadline leaves of what goes on from it."""
-        return self._best
+        return self._reported_plan
 
-    def tell_of(self, found: Found) -> None:
+    def report_plan(self, found: CandidatePlan) -> None:
         """Report a plan that fits, now and from now on, with its bound as far as it is bounded."""
-        self._best = found
+        self._reported_plan = found
         self.report("search", str(found.mesh))
 
-    def on_mesh(self, mesh: Mesh, close: float = 0.0) -> Tried:
+    def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
         """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
         self.report("rules", str(mesh))
-        force = self.program.forced(self.options, mesh)
+        force = self.program.resolve_force(self.options, mesh)
         notes = list(self.flow.notes)
-        chain = self.chain(mesh, force, force.in_place)
+        chain = self.build_chain(mesh, force, force.in_place)
         self.report("search", str(mesh))
         try:
-            solved = self._solved(chain, close)
+            solved = self._solve_chain(chain, close)
         except PlanError:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
-            chain = self.chain(mesh, force, frozenset())
-            solved = self._solved(chain, close)
+            chain = self.build_chain(mesh, force, frozenset())
+            solved = self._solve_chain(chain, close)
         if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
-            notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
-        return self.tried(chain, solved, notes)
+            notes += _note_unsplit_products(decide(chain.graph, solved.states), self.options)
+        return self.to_mesh_solution(chain, solved, notes)
 
-    def tried(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Tried:
-        step_s = solved.value + chain.graph.least_of_free_s()
-        return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
+    def to_mesh_solution(self, chain: Chain, solved: ChainSolution, notes: Sequence[str]) -> MeshSolution:
+        step_s = solved.value + chain.graph.min_recompute_s()
+        return MeshSolution(
+            mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solution=solved, notes=tuple(notes)
+        )
 
-    def kept_s(self, tried: Tried) -> float:
+    def step_with_overlap_s(self, tried: MeshSolution) -> float:
         """Seconds a step of a plan that was tried, where no more runs beside compute than there is compute for, and
         where each combined collective has a latency."""
         topology = tried.chain.graph.prices.topology
         if not (topology.overlap or topology.combiner_limits):
             return tried.step_s
-        decisions = decide(tried.chain.graph, tried.solved.states)
+        decisions = decide(tried.chain.graph, tried.solution.states)
         return compute_time_s(decisions) + communication(decisions).exposed_s
 
-    def _solved(self, chain: Chain, close: float) -> SolvedChain:
+    def _solve_chain(self, chain: Chain, close: float) -> ChainSolution:
         if self.options.mode == "propagate":
-            return propagated(chain)
-        least = CLOSE_IF_LARGE if self.is_large and self.descends else CLOSE_IF_FAST if self.is_fast else 0.0
+            return propagate_shardings(chain)
+        least = (
+            LARGE_GAP_TOLERANCE
+            if self.is_large and self.refines_to_three_axes
+            else FAST_GAP_TOLERANCE
+            if self.is_fast
+            else 0.0
+        )
         return chain.solve(self.time_limit_s(), max(close, least))
 
-    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:
-        self.clock.check(self.clock.making_s)
+    def evaluate(self, chain: Chain, solved: ChainSolution, notes: Sequence[str]) -> CandidatePlan:
+        self.clock.check(self.clock.plan_build_s)
         begun_s = self.clock.elapsed_s
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
@@ -182,11 +190,11 @@ class MeshSearch:
         instructions = instruction_plans(decisions)
         parameters, outputs = variable_plans(decisions, self.program.arguments, self.program.outputs)
         predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
-        self.clock.took(self.clock.elapsed_s - begun_s)
-        return Found(
+        self.clock.record_build_time(self.clock.elapsed_s - begun_s)
+        return CandidatePlan(
             mesh=mesh,
             chain=chain,
-            solved=solved,
+            solution=solved,
             decisions=decisions,
             cost=CostSummary(
                 compute_s=compute_s,
@@ -200,67 +208,73 @@ class MeshSearch:
             parameters=parameters,
             outputs=outputs,
             memory=predicted.summary,
-            held=predicted.held,
-            stored=predicted.stored,
-            promised_s=moved.promised_s,
+            live_buffers=predicted.held,
+            stored_leaves=predicted.stored,
+            overlap_excess_s=moved.promised_s,
         )
 
-    def needed_bytes(self, found: Found) -> int:
+    def bytes_needed(self, found: CandidatePlan) -> int:
         """What a device must have for a plan: the predicted peak and what the prediction may miss."""
         return required_bytes(found.memory, self.profile)
 
-    def fits(self, found: Found) -> bool:
+    def fits(self, found: CandidatePlan) -> bool:
         """Whether a device has what a plan needs."""
-        return self.needed_bytes(found) <= self.limit_bytes
+        return self.bytes_needed(found) <= self.limit_bytes
 
-    def memory_model(self, hubs: Iterable[Leaf]) -> Memory:
+    def memory_model(self, hubs: Iterable[Leaf]) -> MemoryModel:
         """What the program stores and when, with the margin that is needed of what fits."""
         margin = self.profile.compiler.margin_within(self.limit_bytes)
-        return self.program.memory(self.profile, hubs, margin)
+        return self.program.build_memory_model(self.profile, hubs, margin)
 
-    def _strategies_on(self, mesh: Mesh) -> StrategyBuilder:
+    def _strategies_for(self, mesh: Mesh) -> StrategyBuilder:
         """Strategies on a mesh that is searched: known to all that is searched there, whatever is forced or computed
         otherwise."""
         found = self._strategies.get(mesh)
         if found is None:
-            found = self._strategies[mesh] = self.strategies(Prices(mesh, self.cluster, self.profile))
+            found = self._strategies[mesh] = self.strategy_builder(Prices(mesh, self.cluster, self.profile))
         return found
 
-    def strategies(self, prices: Prices) -> StrategyBuilder:
+    def strategy_builder(self, prices: Prices) -> StrategyBuilder:
         """Strategies on the mesh of `prices`. Dimensions that its axes do not divide are stored padded where they are
         split all the same: no plan for the program as it stands."""
         return StrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
 
-    def chain(self, mesh: Mesh, force: ForcedStrategy, in_place: frozenset[int]) -> Chain:
+    def build_chain(self, mesh: Mesh, force: ForcedStrategy, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
-        builder = self._strategies_on(mesh)
-        chain = self._chain(builder.prices, builder, force, in_place)
-        chain.graph.preference = TieBreak(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
+        builder = self._strategies_for(mesh)
+        chain = self._build_chain(builder.prices, builder, force, in_place)
+        chain.graph.preference = TieBreak(mesh.axes[0].name, chain.graph.min_compute_s(), len(self.flow.nodes))
         return chain
 
-    def finer(self, chain: Chain, mesh: Mesh) -> Graph:
+    def refine_graph(self, chain: Chain, mesh: Mesh) -> CostGraph:
         """The graph of a chain on another mesh: where plans are descended to."""
         prices = Prices(mesh, self.cluster, self.profile)
-        builder, known = self.strategies(prices), Neighbourhoods()
+        builder, known = self.strategy_builder(prices), NeighborhoodCache()
         return replace(
-            chain.graph, prices=prices, builder=builder, neighbourhoods=known, _sets={}, _least_s={}, _partial={}
+            chain.graph,
+            prices=prices,
+            builder=builder,
+            neighborhood_cache=known,
+            _sets={},
+            _min_seconds={},
+            _partial={},
         )
 
-    def chain_to_bound(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
+    def build_bounding_chain(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
         """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
 
         even_rank, uneven_rank: as `RelaxedPrices` takes them.
         """
         prices = RelaxedPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
         builder = RelaxedStrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
-        return replace(self._chain(prices, builder, ForcedStrategy(), frozenset()), is_for_bound=True)
+        return replace(self._build_chain(prices, builder, ForcedStrategy(), frozenset()), is_for_bound=True)
 
     @property
-    def most_rank(self) -> int:
+    def max_rank(self) -> int:
         """Of arrays of up to so many dimensions moves are followed where all are."""
         return max(EXACT_RANK, *(shape.rank for node in self.flow.nodes for shape in node.shapes))
 
-    def following(self, chain: Chain, rank: int) -> Chain:
+    def with_exact_moves(self, chain: Chain, rank: int) -> Chain:
         """A chain to bound with the same strategies, of which moves are followed of arrays of up to so many
         dimensions."""
         prices = chain.graph.prices
@@ -270,7 +284,7 @@ class MeshSearch:
         graph = replace(chain.graph, prices=prices.with_exact_rank(rank), _partial={})
         return Chain(graph=graph, instances=chain.instances, runs=chain.runs, is_for_bound=True)
 
-    def _chain(
+    def _build_chain(
         self, prices: Prices, builder: StrategyBuilder, force: ForcedStrategy, in_place: frozenset[int]
     ) -> Chain:
         requirements = {
@@ -282,44 +296,46 @@ class MeshSearch:
             confinement = force.confinement(self.flow, self.program.ties(requirements))
         in_place = with_views(self.flow, in_place)
         extra: dict[int, tuple[Hashable, ...]] = dict.fromkeys(in_place, ("in place",))
-        combinable: Mapping[Leaf, int] = self.program.combinable if prices.topology.combiner_limits else {}
+        combinable: Mapping[Leaf, int] = self.program.combinable_bytes if prices.topology.combiner_limits else {}
         if combinable:
-            extra |= {node: (*extra.get(node, ()), each) for node, each in combinable_at(self.flow, combinable)}
+            extra |= {
+                node: (*extra.get(node, ()), each) for node, each in combinable_bytes_by_node(self.flow, combinable)
+            }
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
         if overlap:
             beside = self.program.gradients
-            behind = self.program.readiness.behind if self.hidden_share < 1 else behind
+            behind = self.program.readiness.hiding_nodes if self.hidden_share < 1 else behind
             extra |= {node: (*extra.get(node, ()), "beside") for node in nodes_at(self.flow, beside)}
             extra |= {node: (*extra.get(node, ()), "behind") for node in sorted(behind)}
         if confinement is not None:
             for node in self.flow.nodes:
                 extra[node.index] = (*extra.get(node.index, ()), *confinement.key(node))
         self.clock.check()
-        structure = self.program.structure(requirements, extra)
-        graph = Graph(
-            layout=structure.layout,
-            alike=structure.alike,
+        structure = self.program.build_structure(requirements, extra)
+        graph = CostGraph(
+            variables=structure.variables,
+            isomorphic_variables=structure.isomorphic_variables,
             prices=prices,
             builder=builder,
-            pinned=self._pinned(builder, requirements, prices.mesh),
+            pinned=self._strategies_of_pins(builder, requirements, prices.mesh),
             in_place=in_place,
-            arriving=self.program.arriving,
+            fed_arguments=self.program.fed_arguments,
             confinement=confinement,
-            combinable=combinable,
-            beside=beside,
-            exposed=1.0 - self.hidden_share * overlap,
+            combinable_bytes=combinable,
+            overlappable=beside,
+            exposed_fraction=1.0 - self.hidden_share * overlap,
             readiness=self.program.readiness if overlap else None,
-            behind=behind,
-            counted=self.hidden_share,
+            hiding_nodes=behind,
+            counted_fraction=self.hidden_share,
             clock=self.clock,
         )
         return Chain(graph=graph, instances=structure.instances, runs=structure.runs)
 
-    def _pinned(
+    def _strategies_of_pins(
         self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
     ) -> dict[int, StrategySet]:
         """Strategies of the nodes that may not choose freely."""
-        nodes, names = self.flow.nodes, self._names()
+        nodes, names = self.flow.nodes, self._node_names()
         return {
             node: builder.of_shardings(
                 satisfying_shardings(
@@ -333,7 +349,7 @@ class MeshSearch:
             for node, asked in requirements.items()
         }
 
-    def _names(self) -> dict[int, str]:
+    def _node_names(self) -> dict[int, str]:
         """What messages call the nodes that the user knows; an output that is also an argument, by that."""
         flow, program = self.flow, self.program
         found: dict[int, str] = {}
@@ -350,7 +366,7 @@ class MeshSearch:
 _ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed", "megatron", "expert"})
 
 
-def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:
+def _note_unsplit_products(decisions: Decisions, options: PlanOptions) -> list[str]:
     """What a strategy that splits the batch computes whole on every device all the same."""
     axis = decisions.graph.prices.mesh.axes[0]
     whole = []

@@ -34,7 +34,7 @@ from shardwright.shardings import Mesh, MeshAxis
 _Footprint = tuple[tuple[int, ...], ...]
 
 
-def given_mesh(options: PlanOptions, device_count: int) -> Mesh | None:
+def mesh_from_options(options: PlanOptions, device_count: int) -> Mesh | None:
     """The mesh of the options; OptionError where it does not fit the cluster. None: search."""
     if options.mesh is None:
         return None
@@ -59,23 +59,22 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
     """The meshes to plan on: the given one, the program's own, or candidates that have the axes which pins name.
 
     A program's own mesh (of its sharding constraints; the one that their tiles need where they name no axes) is taken
-    where it has as many devices as the cluster; else candidates that have its axes in other sizes (`scaled_meshes`),
-    the first group of them.
-    Without either, a forced strategy over all axes gets one axis, a mixed one two or more, expert parallelism one or
-    two.
-    Raises OptionError where the given mesh does not fit, or nothing can.
+    where it has as many devices as the cluster; else candidates that have its axes in other sizes
+    (`scale_program_mesh`), the first group of them. Without either, a forced strategy over all axes gets one axis, a
+    mixed one two or more, expert parallelism one or two. Raises OptionError where the given mesh does not fit, or
+    nothing can.
     """
-    given = given_mesh(options, cluster.device_count)
+    given = mesh_from_options(options, cluster.device_count)
     if given is not None:
         return (given,)
     names = axes_in_pins(requirements)
-    own = _own_mesh(requirements, names, cluster.device_count)
+    own = _program_mesh(requirements, names, cluster.device_count)
     if own is not None:
         return (own,)
-    scaled = scaled_meshes(cluster, requirements)[0]
+    scaled = scale_program_mesh(cluster, requirements)[0]
     if not isinstance(options.force, str):
         return scaled
-    forced = _forced_meshes(cluster, options.force, names)
+    forced = _meshes_for_force(cluster, options.force, names)
     return (
         tuple(
             mesh
@@ -86,7 +85,7 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
     )
 
 
-def _forced_meshes(cluster: Cluster, force: str, names: tuple[str, ...]) -> tuple[Mesh, ...]:
+def _meshes_for_force(cluster: Cluster, force: str, names: tuple[str, ...]) -> tuple[Mesh, ...]:
     """Those on which the axes have the roles of a strategy by their place."""
     if force in ("mixed", "megatron"):
         meshes = candidate_meshes(cluster, names=names, is_ordered=True)
@@ -105,7 +104,7 @@ def _forced_meshes(cluster: Cluster, force: str, names: tuple[str, ...]) -> tupl
     return candidate_meshes(cluster, names=names, max_axes=max(1, len(names)), is_ordered=True)
 
 
-def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: int) -> Mesh | None:
+def _program_mesh(requirements: Requirements, names: Sequence[str], device_count: int) -> Mesh | None:
     """The program's own mesh where the cluster has as many devices and pins name no other axes."""
     for sizes in program_meshes(requirements):
         real = {name: size for name, size in sizes.items() if size > 1}
@@ -116,7 +115,7 @@ def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: in
     return None
 
 
-def scaled_meshes(cluster: Cluster, requirements: Requirements) -> list[tuple[Mesh, ...]]:
+def scale_program_mesh(cluster: Cluster, requirements: Requirements) -> list[tuple[Mesh, ...]]:
     """Meshes that have the axes which pins name and those that the program's own shardings split over, in groups, the
     more promising first: where nothing can be planned on those of one group, the next one is to be tried.
 
@@ -127,11 +126,11 @@ def scaled_meshes(cluster: Cluster, requirements: Requirements) -> list[tuple[Me
     used = ((each, name) for each in common_program_meshes(requirements) for name in each.split_axes)
     own = {name: each.sizes[name] for each, name in used if name.isidentifier()}
     given, orders = axes_in_pins(requirements), axis_orders(requirements)
-    return list(_scaled(cluster, tuple(own.items()), given, frozenset(orders)))
+    return list(_scale_axes(cluster, tuple(own.items()), given, frozenset(orders)))
 
 
 @lru_cache(maxsize=4)
-def _scaled(
+def _scale_axes(
     cluster: Cluster, axes: tuple[tuple[str, int], ...], given: tuple[str, ...], orders: frozenset[tuple[str, ...]]
 ) -> list[tuple[Mesh, ...]]:
     """The same for axes (name, size) of the program's, axes that a mesh must have besides, and what splits together."""
@@ -173,8 +172,8 @@ def candidate_meshes(
             f"axes {', '.join(names)} are named, a mesh has at most {max_axes}", where="mesh", remedy="name fewer axes"
         )
     nodes = _node_of_devices(cluster)
-    meshes = [mesh for sizes in _all_sizes(len(nodes), max_axes, len(names)) for mesh in _named(sizes, names)]
-    meshes.sort(key=lambda mesh: _order(mesh, nodes))
+    meshes = [mesh for sizes in _all_sizes(len(nodes), max_axes, len(names)) for mesh in _name_axes(sizes, names)]
+    meshes.sort(key=lambda mesh: _sort_key(mesh, nodes))
     kept: dict[object, Mesh] = {}
     for mesh in meshes:
         kept.setdefault(mesh if is_ordered else _signature(mesh, nodes, names), mesh)
@@ -219,7 +218,7 @@ def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *rest)
 
 
-def _named(sizes: tuple[int, ...], names: Sequence[str]) -> Iterator[Mesh]:
+def _name_axes(sizes: tuple[int, ...], names: Sequence[str]) -> Iterator[Mesh]:
     """The mesh of these sizes with `names` in every possible place, and default names elsewhere."""
     for places in permutations(range(len(sizes)), len(names)):
         by_place = dict(zip(places, names, strict=True))
@@ -232,7 +231,7 @@ def _named(sizes: tuple[int, ...], names: Sequence[str]) -> Iterator[Mesh]:
         )
 
 
-def _order(mesh: Mesh, nodes: Sequence[int]) -> tuple[object, ...]:
+def _sort_key(mesh: Mesh, nodes: Sequence[int]) -> tuple[object, ...]:
     straddling = sum(_straddles(_footprint(mesh, (axis.name,), nodes)) for axis in mesh.axes)
     return (sum(axis.size > 1 for axis in mesh.axes), straddling, *(-axis.size for axis in mesh.axes))
 
@@ -259,9 +258,9 @@ def _signature(mesh: Mesh, nodes: Sequence[int], names: Sequence[str]) -> object
         for places in combinations(every, count)
     }
 
-    def seen_in(order: tuple[int, ...]) -> tuple[object, ...]:
+    def signature_in(order: tuple[int, ...]) -> tuple[object, ...]:
         axes = [mesh.axes[place] for place in order]
         labels = tuple((axis.size, axis.name if axis.name in names else "") for axis in axes)
         return labels, tuple(footprints[tuple(sorted(order[i] for i in places))] for places in footprints)
 
-    return min((seen_in(order) for order in permutations(every)), key=repr)
+    return min((signature_in(order) for order in permutations(every)), key=repr)

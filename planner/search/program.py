@@ -29,8 +29,8 @@ from shardwright.planner.graph.optimized_hlo import NOTE, undo_optimization
 from shardwright.planner.graph.per_device_programs import is_optimized, refuse_per_device_program
 from shardwright.planner.graph.sharding_calls import find_output_shardings, insert_sharding_calls
 from shardwright.planner.graph.source import Source
-from shardwright.planner.memory.budget import Memory
-from shardwright.planner.memory.recompute import Recomputation, rematerialized
+from shardwright.planner.memory.constraint import MemoryModel
+from shardwright.planner.memory.recompute import Recomputation, apply_recomputation
 from shardwright.planner.microbatch import accumulate_step, split_step
 from shardwright.planner.rewrites.batch_norm import expand_batch_norms
 from shardwright.planner.rewrites.batched_lookups import batch_lookups
@@ -40,13 +40,20 @@ from shardwright.planner.rewrites.swapped_products import swap_products
 from shardwright.planner.rewrites.top_k import expand_top_k
 from shardwright.planner.rewrites.variable_views import rewrite_for
 from shardwright.planner.rewrites.variadic_reduces import split_variadic_reduces
-from shardwright.planner.search.batch_dims import batch_dims
-from shardwright.planner.segments.combinable import combinable
-from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
-from shardwright.planner.segments.exposed import gradients
-from shardwright.planner.segments.layout import Layout, free_nodes, lay_out, variables_of
+from shardwright.planner.search.batch_dims import find_batch_dims
+from shardwright.planner.segments.cheap_values import expensive_nodes
+from shardwright.planner.segments.combinable_collectives import combinable_bytes
+from shardwright.planner.segments.dominator_cut import (
+    Run,
+    SegmentInstance,
+    build_instances,
+    find_runs,
+    find_segments,
+    match_isomorphic_variables,
+)
+from shardwright.planner.segments.overlap import gradients
 from shardwright.planner.segments.readiness import Readiness
-from shardwright.planner.segments.remade import dear_nodes
+from shardwright.planner.segments.variables import ProgramVariables, build_variables, cheap_nodes, variables_of
 from shardwright.planner.strategies.rule_cache import RuleCache
 from shardwright.shardings import Mesh
 
@@ -80,27 +87,27 @@ class Program:
         refuse_per_device_program(self.original)
         module = undo_optimization(self.original)
         outputs = tuple(find_output_shardings(module.entry.root))
-        self.said = VariableShardings()
+        self.own_shardings = VariableShardings()
         if options.constraints == "keep":
-            self.said = VariableShardings.of(module, outputs)
+            self.own_shardings = VariableShardings.of(module, outputs)
         # What every reading of the program begins with: its shardings as calls, and its functions in place.
-        self._written = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
+        self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
         self.rules = RuleCache()
-        self._read(None, options.micro_batches or 1)
+        self._rewrite(None, options.micro_batches or 1)
 
-    def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
+    def rewrite_variant(self, again: Recomputation | None, micro_batches: int) -> Program:
         """The same program computing values again, and so many parts of the batch one after the other.
 
         Raises MicroBatchError where it does not split.
         """
         made = copy(self)
         made.rules = RuleCache(self.rules)
-        made._read(again, micro_batches)
+        made._rewrite(again, micro_batches)
         return made
 
-    def _read(self, again: Recomputation | None, micro_batches: int) -> None:
+    def _rewrite(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
-        module = self._written
+        module = self._base_module
         self.clock.check()
         if options.rewrites != "none":
             module = neutralize_initial_values(
@@ -108,7 +115,7 @@ class Program:
             )
             module = expand_batch_norms(expand_top_k(module))
         if again is not None:
-            made = rematerialized(module, again)
+            made = apply_recomputation(module, again)
             module, twins = made.module, dict(made.twins)
         self.clock.check()
         split = split_step(module, options) if micro_batches > 1 else None
@@ -120,40 +127,42 @@ class Program:
         self.batch: Mapping[int, int] | None = None
         if split is not None:
             self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
-        named = _named(self.original, options) | _split(self.said.arguments)
+        named = _arguments_pinned_by_name(self.original, options) | _split_variables(self.own_shardings.arguments)
         named = named.difference(self.batch or ())
         self.unsplit = module
-        self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
+        self.rewritten = rewrite_for(
+            module, options, named, self.original, pinned_outputs=_split_variables(self.own_shardings.outputs)
+        )
         self.clock.check()
         self.module = self.rewritten.module
         self._text: str | None = None
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
-        self.flow.notes += _unknown(self.original)
+        self.flow.notes += _note_elided_constants(self.original)
         self.flow.notes += [NOTE] if is_optimized(self.original) else []
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
-        self.pins = collect_requirements(self.flow, options, self.said, self.batch)
+        self.pins = collect_requirements(self.flow, options, self.own_shardings, self.batch)
         if options.mesh is None and not program_meshes(self.pins):
             self.flow.notes += suspicious_axes(self.flow, self.pins)
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
-        self.arriving = frozenset(self.flow.parameters) - self.state
-        self.twins = _nodes_of(self.flow, twins)
+        self.fed_arguments = frozenset(self.flow.parameters) - self.state
+        self.twins = _pair_nodes(self.flow, twins)
         self._liveness: Liveness | None = None
         self._kernels: Kernels | None = None
-        self._dear: frozenset[int] | None = None
-        self._structures: dict[Hashable, Structure] = {}
-        self._numbers: dict[Hashable, int] = {}  # of what `structure` is told of nodes
+        self._expensive_nodes: frozenset[int] | None = None
+        self._structures: dict[Hashable, ProgramStructure] = {}
+        self._node_keys: dict[Hashable, int] = {}  # of what `build_structure` is told of nodes
         self._gradients: frozenset[Leaf] | None = None
         self._readiness: Readiness | None = None
-        self._combinable: Mapping[Leaf, int] | None = None
+        self._combinable_bytes: Mapping[Leaf, int] | None = None
         self._batch_dims: Mapping[int, int] | None = None
         self._ties: dict[tuple[bool, ...], TiedDims] = {}
 
-    def storing(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
+    def adopt_shardings(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
         """Take over what another program says of the same arguments and outputs; batch: see the class."""
-        self.said, self.batch = said, batch
+        self.own_shardings, self.batch = said, batch
         self.pins = collect_requirements(self.flow, self.options, said, batch)
 
     @property
@@ -184,11 +193,11 @@ class Program:
         return self._readiness
 
     @property
-    def combinable(self) -> Mapping[Leaf, int]:
+    def combinable_bytes(self) -> Mapping[Leaf, int]:
         """Values whose moves a compiler may combine, and the bytes of all that they may be combined with."""
-        if self._combinable is None:
-            self._combinable = combinable(self.flow)
-        return self._combinable
+        if self._combinable_bytes is None:
+            self._combinable_bytes = combinable_bytes(self.flow)
+        return self._combinable_bytes
 
     @property
     def kernels(self) -> Kernels:
@@ -198,73 +207,86 @@ class Program:
             self._kernels = find_kernels(self.flow, merges=merges)
         return self._kernels
 
-    def free_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:
-        """Per node, whether each reader gets it made anew, in the sharding that it wants. As `layout.free_nodes`, but
+    def cheap_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:
+        """Per node, whether each reader gets it made anew, in the sharding that it wants. As `layout.cheap_nodes`, but
         for what takes too long for that."""
-        if self._dear is None:
-            self._dear = dear_nodes(self.flow, self.kernels, self.profile) if self.profile is not None else frozenset()
-        return free_nodes(self.flow, self._dear.union(pinned), with_stored=with_stored)
+        if self._expensive_nodes is None:
+            self._expensive_nodes = (
+                expensive_nodes(self.flow, self.kernels, self.profile) if self.profile is not None else frozenset()
+            )
+        return cheap_nodes(self.flow, self._expensive_nodes.union(pinned), with_stored=with_stored)
 
-    def forced(self, options: PlanOptions, mesh: Mesh) -> ForcedStrategy:
+    def resolve_force(self, options: PlanOptions, mesh: Mesh) -> ForcedStrategy:
         """What the strategy of `options` asks on one mesh. Raises as `planner.pins.force.forced` does."""
         if options.force is None:
             return ForcedStrategy()
         if not isinstance(options.force, str):
             return ForcedStrategy(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
         if self._batch_dims is None:
-            self._batch_dims = self.batch or batch_dims(self.module, self.flow, self.options, self.rules)
+            self._batch_dims = self.batch or find_batch_dims(self.module, self.flow, self.options, self.rules)
         return force_strategy(self.flow, self.arguments, options, mesh, self._batch_dims)
 
     def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> TiedDims:
         """Which dimensions go together where the nodes of `requirements` may not choose freely."""
-        free = tuple(self.free_nodes(requirements, with_stored=True))
+        free = tuple(self.cheap_nodes(requirements, with_stored=True))
         if free not in self._ties:
             self._ties[free] = TiedDims(self.flow, free, self.rules)
         return self._ties[free]
 
-    def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
+    def build_structure(
+        self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]
+    ) -> ProgramStructure:
         """Segments and variables where the nodes of `requirements` may not choose freely.
 
         extra: keys of further nodes that differ from others of their kind, equal where they do not.
         """
         pinned = {node: tuple(each.key for each in found) for node, found in requirements.items()}
-        numbers = self._numbers  # few, for many nodes: what compares and hashes them is quick
+        numbers = self._node_keys  # few, for many nodes: what compares and hashes them is quick
         marks = {node: numbers.setdefault(what, len(numbers)) for node, what in extra.items()}
         key = (tuple(sorted(pinned.items())), tuple(sorted(marks.items())))
         found = self._structures.get(key)
         if found is None:
-            found = self._structures[key] = Structure(self, pinned, marks)
+            found = self._structures[key] = ProgramStructure(self, pinned, marks)
         return found
 
-    def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> Memory:
+    def build_memory_model(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> MemoryModel:
         """What the program stores and when. margin: part of its temporaries that a device must have beyond them."""
         if self._liveness is None:
             self._liveness = liveness(self.module, profile)
         hoists = profile.compiler.hoists_loop_invariants
-        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs), margin=margin, hoists=hoists)
+        return MemoryModel(
+            flow=self.flow, liveness=self._liveness, shared_layouts=tuple(hubs), margin=margin, hoists=hoists
+        )
 
 
-class Structure:
+class ProgramStructure:
     """The variables of a program: its layout, segments and runs, for one set of pins."""
 
     def __init__(self, program: Program, pinned: Mapping[int, Hashable], extra: Mapping[int, Hashable]) -> None:
         flow = program.flow
-        self.free = program.free_nodes(pinned)
-        self.segments = find_segments(flow, self.free, program.state, program.twins)
+        self.is_cheap_to_recompute = program.cheap_nodes(pinned)
+        self.segments = find_segments(flow, self.is_cheap_to_recompute, program.state, program.twins)
         keys: dict[int, Hashable] = dict(extra)
-        for node in program.arriving:
+        for node in program.fed_arguments:
             keys[node] = ("arriving", extra.get(node))
-        self.layout: Layout = lay_out(
-            flow, self.free, self.segments, pinned, keys, program.kernels, program.rules, program.gradients
+        self.variables: ProgramVariables = build_variables(
+            flow,
+            self.is_cheap_to_recompute,
+            self.segments,
+            pinned,
+            keys,
+            program.kernels,
+            program.rules,
+            program.gradients,
         )
-        self.instances: tuple[Instance, ...] = instances_of(
-            flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
+        self.instances: tuple[SegmentInstance, ...] = build_instances(
+            flow, self.segments, lambda nodes: variables_of(self.variables, nodes), self.variables.describe
         )
         self.runs: tuple[Run, ...] = find_runs(self.instances)
-        self.alike = alike(self.instances)
+        self.isomorphic_variables = match_isomorphic_variables(self.instances)
 
 
-def _unknown(module: Module) -> list[str]:
+def _note_elided_constants(module: Module) -> list[str]:
     """What is said of constants whose value the text leaves out."""
     constants = elided(module)
     if not constants:
@@ -273,7 +295,7 @@ def _unknown(module: Module) -> list[str]:
     return [f"{names}: the text leaves the value out; planned as unknown, not to be run: {PRINT_THEM}"]
 
 
-def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
+def _pair_nodes(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
     """Pairs of instructions as pairs of the nodes that they are."""
     nodes: dict[str, list[int]] = {}
     for node in flow.nodes if twins else ():
@@ -281,12 +303,12 @@ def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
     return {i: nodes[old][0] for new, old in twins.items() if old in nodes for i in nodes.get(new, ())}
 
 
-def _split(said: Mapping[int, ImportedSharding]) -> set[int]:
+def _split_variables(said: Mapping[int, ImportedSharding]) -> set[int]:
     """Numbers of the variables whose dimensions the program splits."""
     return {number for number, sharding in said.items() if sharding.is_split}
 
 
-def _named(module: Module, options: PlanOptions) -> set[int]:
+def _arguments_pinned_by_name(module: Module, options: PlanOptions) -> set[int]:
     """Flat numbers of the arguments whose dimensions the user pins by name."""
     if not isinstance(options.force, Mapping):
         return set()

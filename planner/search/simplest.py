@@ -12,46 +12,46 @@ from typing import TYPE_CHECKING
 
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.plans.collectives import list_collectives
-from shardwright.planner.search.experts import nearly_as_fast
+from shardwright.planner.search.experts import similarly_fast_experts
 from shardwright.plans import combined_count
 from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.planner.search.found import Found, Outcome
+    from shardwright.planner.search.solutions import CandidatePlan, SearchResult
 
 #: Part of the step time by which a simpler plan may be slower than the fastest one.
-NEARLY = 0.01
+SIMPLICITY_TOLERANCE = 0.01
 
 
-def simplest(outcome: Outcome) -> Found:
+def choose_simplest(outcome: SearchResult) -> CandidatePlan:
     """The simplest plan within 1 % of an outcome's that fits the memory."""
-    search, fastest = outcome.search, outcome.found
+    search, fastest = outcome.search, outcome.best_plan
     assert fastest is not None, "an outcome with a plan"
-    if not search.is_free or search.is_fast or search.is_late():
+    if not search.is_unforced or search.is_fast or search.must_stop():
         return fastest
     plans = [fastest]
     try:
-        plans.extend(_others(outcome, fastest, fastest.cost.step_s * (1 + NEARLY)))
+        plans.extend(_comparable_plans(outcome, fastest, fastest.cost.step_s * (1 + SIMPLICITY_TOLERANCE)))
     except OutOfTimeError:
         return fastest
     return min(plans, key=_complexity) if len(plans) > 1 else fastest
 
 
-def _others(outcome: Outcome, fastest: Found, limit_s: float) -> Iterator[Found]:
+def _comparable_plans(outcome: SearchResult, fastest: CandidatePlan, limit_s: float) -> Iterator[CandidatePlan]:
     """Plans of other meshes with no more axes, and those of experts, that fit and take no longer."""
     search = outcome.search
-    for each in outcome.tried:
-        if each.mesh == fastest.mesh or each.step_s > limit_s or _axes(each.mesh) > _axes(fastest.mesh):
+    for each in outcome.solutions:
+        if each.mesh == fastest.mesh or each.step_s > limit_s or _axis_count(each.mesh) > _axis_count(fastest.mesh):
             continue
-        plan = outcome.plan(each)
+        plan = outcome.evaluate(each)
         if plan.cost.step_s <= limit_s and search.fits(plan):
             yield plan
-    yield from nearly_as_fast(search, limit_s)
+    yield from similarly_fast_experts(search, limit_s)
 
 
-def _complexity(plan: Found) -> tuple[int, int, float]:
-    return _axes(plan.mesh), combined_count(list_collectives(plan.decisions)), plan.cost.step_s
+def _complexity(plan: CandidatePlan) -> tuple[int, int, float]:
+    return _axis_count(plan.mesh), combined_count(list_collectives(plan.decisions)), plan.cost.step_s
 
 
-def _axes(mesh: Mesh) -> int:
+def _axis_count(mesh: Mesh) -> int:
     return sum(axis.size > 1 for axis in mesh.axes)

@@ -82,7 +82,7 @@ def tighten(
         gain = bound - history[-1 - _PATIENCE] if number >= _PATIENCE else np.inf
         if work.value - bound <= close * abs(work.value) or gain <= _MIN_GAIN * abs(bound):
             break
-        if clock is not None and clock.is_late:
+        if clock is not None and clock.is_expired:
             break
     return work.to_bound(history[-1], has_end=start is not None)
 

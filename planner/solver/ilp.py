@@ -40,7 +40,7 @@ from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 EXACT = 1e-9
 
 #: CPU seconds that one integer program may take: a plan must not hang on how busy the machine is. What keeps programs
-#: short is their size (`solve.MOST_ENTRIES`, `mixing.MOST_ENTRIES`): they take up to ten.
+#: short is their size (`solve.MAX_ENTRIES`, `mixing.MAX_ENTRIES`): they take up to ten.
 MAX_CPU_S = 60.0
 
 #: Objective value that the incumbent is scaled to.

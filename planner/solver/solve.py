@@ -111,10 +111,10 @@ def _solve_core(
     known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
     for part in (*GAP_SHARES, _ALL) if np.isfinite(known.value) else (_ALL,):
         is_close = known.value - known.lower_bound <= close * abs(known.value) or known.value <= enough
-        if is_close or (clock.is_late and np.isfinite(known.value)):
+        if is_close or (clock.is_expired and np.isfinite(known.value)):
             break
         reach = known.lower_bound + part * (known.value - known.lower_bound)
-        limit_s, gap = clock.within(time_limit_s), good_enough or ilp.EXACT
+        limit_s, gap = clock.time_left_s(time_limit_s), good_enough or ilp.EXACT
         found = _solve_surviving(core, known, bounded.surviving_states(reach), limit_s, gap, is_all=part == _ALL)
         if found is None:  # too many: those that remain are more
             break

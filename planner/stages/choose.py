@@ -21,14 +21,14 @@ from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
 from shardwright.pipelines import PipelineCandidate
-from shardwright.planner.clock import Clock, too_short
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.clock import Clock, too_short_error
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.microbatch import StepSplit, Term, split_step
-from shardwright.planner.search.found import Found
 from shardwright.planner.search.mesh_search import Listener
 from shardwright.planner.search.meshes import candidate_meshes, refines
 from shardwright.planner.search.program import Program
+from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.stages.clustering import Clustering, cluster_step
 from shardwright.planner.stages.coarsen import coarsen_graph
 from shardwright.planner.stages.cut import cut
@@ -85,8 +85,8 @@ def search_pipeline(
     comes before any is found.
     """
     clock = clock or Clock(program.options.deadline_s)
-    with collector_paused():
-        program = program if program.micro_batches == 1 else program.computing(None, 1)
+    with gc_paused():
+        program = program if program.micro_batches == 1 else program.rewrite_variant(None, 1)
         return _Search(program, cluster, wanted, progress, clock).run(whole_s, why_not)
 
 
@@ -99,7 +99,7 @@ class Pipeline:
     problem: CutProblem
     cut: StageCut
     schedule: Schedule
-    plans: tuple[Found, ...]  # of the accumulated step, by kind of group
+    plans: tuple[CandidatePlan, ...]  # of the accumulated step, by kind of group
     whole: Module  # that step
     estimate_s: float
     pace: Pace | None = None
@@ -287,7 +287,7 @@ class _Search:
         self, groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int, schedule: Schedule | None = None
     ) -> Pipeline | None:
         """The cut of one candidate; None, with a note, where it fits no devices or there is no time left."""
-        if self.clock.is_over:
+        if self.clock.must_stop:
             self._leave_out(groups, meshes, micro_batches, "not tried: the deadline has passed")
             return None
         self._seen.add((groups, meshes, micro_batches))
@@ -300,7 +300,7 @@ class _Search:
                 plans = [self._plans.at(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
                 made = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
                 self._incumbent_s = min(self._incumbent_s or made.estimate_s, made.estimate_s)
-                self.clock.interrupts = True  # there is one to take
+                self.clock.may_stop = True  # there is one to take
                 return made
             except MemoryBudgetError as error:
                 problem, self._lacks_memory = error, True
@@ -327,7 +327,7 @@ class _Search:
         self,
         groups: DeviceGroups,
         meshes: tuple[Mesh, ...],
-        plans: Sequence[Found],
+        plans: Sequence[CandidatePlan],
         schedule: Schedule,
         chunks: int,
         micro_batches: int,
@@ -393,8 +393,8 @@ class _Search:
         )
 
     def _no_pipeline_error(self) -> PlanError:
-        if self.clock.is_over and not self._lacks_memory:
-            return too_short(self.clock)
+        if self.clock.must_stop and not self._lacks_memory:
+            return too_short_error(self.clock)
         if not self._left_out:
             return PlanError(
                 f"no pipeline can be planned: {len(self.clustering.parts)} parts of the model, "

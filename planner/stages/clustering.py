@@ -16,8 +16,8 @@ from shardwright.hlo import Module
 from shardwright.planner.graph.canonical_order import canonical_order
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, build_dataflow
 from shardwright.planner.rewrites.stacked_loops import StackedLoop, match_stacked_loop
-from shardwright.planner.segments.forward import CHOOSERS, forward_nodes
-from shardwright.planner.segments.layout import free_nodes
+from shardwright.planner.segments.forward_pass import CHOICE_OPCODES, forward_nodes
+from shardwright.planner.segments.variables import cheap_nodes
 from shardwright.planner.stages.backward_placement import BackwardPlacement
 
 
@@ -73,7 +73,7 @@ def cluster_step(module: Module, state: Collection[int], once: Collection[str]) 
     step. Raises PlanError where there is no loss, a single number made of both, to divide what leads to it.
     """
     flow = build_dataflow(module, is_flat=True)
-    free = free_nodes(flow, ())
+    free = cheap_nodes(flow, ())
     kept = frozenset(flow.parameters[number] for number in state)
     updates = [node.index for node in flow.nodes if not node.is_value and node.instruction.name in once]
     forward = canonical_order(flow, set(forward_nodes(flow, free, kept, frozenset(updates))).difference(updates))
@@ -157,7 +157,7 @@ def _divide(flow: Dataflow, forward: Sequence[int], stacked: Collection[int]) ->
         node = flow.nodes[i]
         joined = [of[use.source[0]] for use in node.uses if use.source[0] in of and use.source[0] not in checkpoints]
         last = max((of[use.source[0]] for use in node.uses if use.source[0] in of), default=-1)
-        if last not in joined or node.instruction.opcode in CHOOSERS or heads[last] in stacked:
+        if last not in joined or node.instruction.opcode in CHOICE_OPCODES or heads[last] in stacked:
             last = len(heads)
             heads.append(i)
         of[i] = last

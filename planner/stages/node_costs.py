@@ -82,7 +82,7 @@ def _arrivals_s(decisions: Decisions) -> Iterator[float]:
     graph = decisions.graph
     for node in graph.flow.parameters:
         shape = graph.flow.nodes[node].shapes[0]
-        yield graph.prices.arrival_s(shape, decisions.result((node, 0))) if node in graph.arriving else 0.0
+        yield graph.prices.arrival_s(shape, decisions.result((node, 0))) if node in graph.fed_arguments else 0.0
 
 
 def _inside(flow: Dataflow, decisions: Decisions, instructions: Sequence[InstructionPlan]) -> dict[int, float]:

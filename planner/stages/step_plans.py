@@ -10,11 +10,11 @@ from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.hlo import Module
 from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.pins import DimPin, Requirement
-from shardwright.planner.memory.budget import MemoryPrice
+from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.microbatch import StepSplit, accumulate_step
-from shardwright.planner.search.found import Found
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.stages.clustering import Clustering
 from shardwright.planner.stages.device_groups import DeviceGroups
 from shardwright.planner.stages.node_costs import StepCosts, measure_step
@@ -35,10 +35,10 @@ class _Plans:
 
     search: Search
     mesh: Mesh
-    _found: list[Found] = field(default_factory=list)
+    _found: list[CandidatePlan] = field(default_factory=list)
     _refusal: PlanError | AnnotationError | None = None
 
-    def at(self, thrift: int) -> Found:
+    def at(self, thrift: int) -> CandidatePlan:
         """The fastest plan, or the one at the thrift-th price of a byte. Raises where the mesh cannot be planned on."""
         if self._refusal is not None:
             raise self._refusal
@@ -50,18 +50,18 @@ class _Plans:
             raise
         return self._found[thrift]
 
-    def _next(self) -> Found:
+    def _next(self) -> CandidatePlan:
         search = self.search
         if not self._found:
-            tried = search.on_mesh(self.mesh, GAP_TOLERANCE)
-            return search.found(tried.chain, tried.solved, tried.notes)
+            tried = search.solve_mesh(self.mesh, GAP_TOLERANCE)
+            return search.evaluate(tried.chain, tried.solution, tried.notes)
         first = self._found[0]
-        memory = search.memory_model(first.chain.graph.layout.hubs)
+        memory = search.memory_model(first.chain.graph.variables.shared_layouts)
         price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
-        peaks = [memory.peak(each.decisions) for each in self._found[-2:]]
+        peaks = [memory.constraint_at_peak(each.decisions) for each in self._found[-2:]]
         peaks = peaks[:1] if peaks[0] == peaks[-1] else peaks
-        chain = first.chain.with_price(MemoryPrice.shared(peaks, price))
-        return search.found(first.chain, chain.solve(search.time_limit_s(), GAP_TOLERANCE), first.notes)
+        chain = first.chain.with_multipliers(Multipliers.split_equally(peaks, price))
+        return search.evaluate(first.chain, chain.solve(search.time_limit_s(), GAP_TOLERANCE), first.notes)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,7 +79,7 @@ class StepPlans:
     _plans: dict[Hashable, _Plans] = field(default_factory=dict)
     _measured: dict[int, StepCosts] = field(default_factory=dict)
 
-    def at(self, groups: DeviceGroups, kind: int, mesh: Mesh, micro_batches: int, thrift: int) -> Found:
+    def at(self, groups: DeviceGroups, kind: int, mesh: Mesh, micro_batches: int, thrift: int) -> CandidatePlan:
         """The fastest plan of the accumulated step on one kind of group; with thrift, where bytes have a price."""
         key = (groups.kinds[kind], micro_batches, mesh)
         if key not in self._plans:
@@ -92,7 +92,7 @@ class StepPlans:
             self._modules[micro_batches] = accumulate_step(self.split, micro_batches)
         return self._modules[micro_batches]
 
-    def step_costs(self, plan: Found, micro_batches: int) -> StepCosts:
+    def step_costs(self, plan: CandidatePlan, micro_batches: int) -> StepCosts:
         """What the parts of the step take in one of the plans."""
         if id(plan) not in self._measured:  # plans are kept in `_plans`
             self._measured[id(plan)] = measure_step(
@@ -107,7 +107,7 @@ class StepPlans:
             batch = None
             if micro_batches > 1:  # the batch is behind the dimension of the micro-batches
                 batch = {number: along.dim + 1 for number, along in self.split.batch.items()}
-            search.program.storing(self.program.said, batch)
+            search.program.adopt_shardings(self.program.own_shardings, batch)
             self._keep_rows_whole(search)
             self._searches[key] = search
         return self._searches[key]

@@ -13,7 +13,7 @@ from shardwright.planner.rewrites.split_loops import VariableRows
 from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.planner.search.found import Found
+    from shardwright.planner.search.solutions import CandidatePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class PipelineChoice:
     notes: tuple[str, ...]
     whole: Module = field(repr=False)
     whole_split: StepSplit = field(repr=False)
-    stage_plans: tuple[Found, ...] = field(repr=False)
+    stage_plans: tuple[CandidatePlan, ...] = field(repr=False)
 
     @property
     def stages(self) -> int:

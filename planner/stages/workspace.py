@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shardwright.planner.graph.dataflow import Leaf
-from shardwright.planner.segments.forward import CHOOSERS
+from shardwright.planner.segments.forward_pass import CHOICE_OPCODES
 from shardwright.planner.stages.clustering import Clustering
 from shardwright.planner.stages.node_costs import StepCosts
 
@@ -17,7 +17,7 @@ def workspaces(coarse: Clustering, measured: StepCosts, stored: Collection[Leaf]
     of those. stored: values that are counted elsewhere. A loop takes what is live inside it.
     """
     flow = coarse.flow
-    written = {i for i in range(len(flow.nodes)) if flow.nodes[i].instruction.opcode in CHOOSERS}
+    written = {i for i in range(len(flow.nodes)) if flow.nodes[i].instruction.opcode in CHOICE_OPCODES}
     last: dict[Leaf, int] = {}
     for node in flow.nodes:
         for use in node.uses:

@@ -28,10 +28,10 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a solver prints must not end up among the frames
-    from shardwright.planner.cache import cached_plan  # loaded ahead of the first request
-    from shardwright.planner.store import default_store
+    from shardwright.planner.cache.plan_cache import plan_with_cache  # loaded ahead of the first request
+    from shardwright.planner.cache.store import default_store
 
-    plan = partial(cached_plan, store=default_store("plans"))
+    plan = partial(plan_with_cache, store=default_store("plans"))
 
     while (message := read_message(requests.read)) is not None:
         try:

@@ -44,12 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = cluster_of(arguments.cluster, for_planning=True)
     text = read_text(arguments.file)
 
-    from shardwright.planner.cache import cached_plan
-    from shardwright.planner.store import default_store
+    from shardwright.planner.cache.plan_cache import plan_with_cache
+    from shardwright.planner.cache.store import default_store
 
     store = None if arguments.no_cache else default_store("plans")
     with in_file(arguments.file), planning_progress() as progress:
-        plan = cached_plan(text, cluster, options, store=store, progress=progress)
+        plan = plan_with_cache(text, cluster, options, store=store, progress=progress)
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")

@@ -16,11 +16,11 @@ from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner import plan
 from shardwright.planner.clock import Clock, OutOfTimeError
-from shardwright.planner.memory.words import TooLargeError
+from shardwright.planner.memory.messages import TooLargeError
 from shardwright.planner.planning import plan_step
-from shardwright.planner.search.found import Outcome
+from shardwright.planner.search.min_memory_plan import _next_micro_batches
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.sparing import _next_number
+from shardwright.planner.search.solutions import SearchResult
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp
@@ -71,7 +71,7 @@ def test_no_time_at_all_gives_the_plan_that_is_known_at_once(
     data_parallel: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Search] = []
-    monkeypatch.setattr(Search, "outcome", begun.append)
+    monkeypatch.setattr(Search, "search_meshes", begun.append)
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1e-9))
     assert not begun, "what there is no time for"
     assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
@@ -167,8 +167,8 @@ def test_no_parts_of_the_batch_are_tried_that_cannot_be_enough(stored: int, limi
     refusal = TooLargeError("needs 100")
     refusal.needed_bytes, refusal.stored_bytes = 100, stored
     search = cast(Search, SimpleNamespace(limit_bytes=limit))
-    made = Outcome(search=search, tried=[], refusals={}, refusal=refusal)
-    assert _next_number(search, made, 1, most=16) == expected
+    made = SearchResult(search=search, solutions=[], mesh_errors={}, memory_error=refusal)
+    assert _next_micro_batches(search, made, 1, most=16) == expected
 
 
 def at(monkeypatch: pytest.MonkeyPatch, elapsed_s: float) -> None:
@@ -190,17 +190,17 @@ def test_without_a_plan_it_ends_a_fifth_after_the_deadline_or_two_seconds(
 
 
 def test_with_a_plan_it_ends_at_the_deadline_or_in_time_to_write_that_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(deadline_s=5.0, interrupts=True)
+    clock = Clock(deadline_s=5.0, may_stop=True)
     at(monkeypatch, 4.9)
     clock.check()
-    clock.took(1.0)  # the grace has room for that
+    clock.record_build_time(1.0)  # the grace has room for that
     clock.check()
     with pytest.raises(OutOfTimeError):
         clock.check(0.2)  # what takes longer than is left is not begun
-    clock.took(4.0)
+    clock.record_build_time(4.0)
     with pytest.raises(OutOfTimeError):
         clock.check()
-    assert not clock.fresh().is_over, "another search in the same time"
+    assert not clock.renew().must_stop, "another search in the same time"
 
 
 def answer(**asked: Any) -> Plan | PipelinePlan | PlanError:

@@ -20,7 +20,7 @@ from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.layout import variables_of
+from shardwright.planner.segments.variables import variables_of
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh, TensorSharding
 from tests.planner import programs
@@ -139,11 +139,11 @@ def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> No
     arguments = [jax.ShapeDtypeStruct(dims, jnp.float32) for dims in ((256, 256), shape)]
     text = jax.jit(recurrent, keep_unused=True).lower(*arguments).as_text("hlo")
     search = Search(text, Cluster.local(4), PlanOptions(mesh={"model": 4}))
-    chain = search.chain(Mesh.of({"model": 4}), ForcedStrategy(), frozenset())
+    chain = search.build_chain(Mesh.of({"model": 4}), ForcedStrategy(), frozenset())
     graph = chain.graph
     columns, summands = TensorSharding(((), ("model",))), TensorSharding(((), ()), ("model",))
     made = {"parameter": summands, "while": summands, "tanh": columns, "dot": summands}
-    variables, _ = variables_of(graph.layout, [node for each in chain.instances for node in each.nodes])
+    variables, _ = variables_of(graph.variables, [node for each in chain.instances for node in each.nodes])
     states = dict.fromkeys(variables, 0)
     for index, leaf in variables:
         node = graph.flow.nodes[index]

@@ -296,8 +296,8 @@ def test_candidates_progress_and_names() -> None:
 def test_a_large_program_is_held_against_experts_of_one_axis(
     monkeypatch: pytest.MonkeyPatch, vast_nodes: int, count: int
 ) -> None:
-    monkeypatch.setattr(mesh_search, "EXPERT_NODES", 1_000)
-    monkeypatch.setattr(experts, "VAST_NODES", vast_nodes)
+    monkeypatch.setattr(mesh_search, "LARGE_PROGRAM_NODES", 1_000)
+    monkeypatch.setattr(experts, "HUGE_PROGRAM_NODES", vast_nodes)
     text = lower(gpt2(layers=4, batch=16, length=16))
     planned = plan(text, EIGHT)
     found = {c.name: c for c in planned.candidates if c.name != "search"}

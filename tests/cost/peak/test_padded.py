@@ -48,10 +48,10 @@ def test_what_is_cut_unevenly_is_stored_padded(columns: int, service: CompileSer
 
 def test_a_price_of_memory_takes_what_is_padded_for_the_value_as_it_is_made() -> None:
     search = Search(lowered(4001), Cluster.local(4), plan_options(mesh={"x": 4}))
-    outcome = search.outcome()
-    found = outcome.plan(outcome.fastest)
-    padded = max(found.held, key=lambda held: held.size_bytes)
-    model = search.memory_model(found.chain.graph.layout.hubs)
-    values = model.peak_of_buffers(found.held, found.decisions).values
+    outcome = search.search_meshes()
+    found = outcome.evaluate(outcome.fastest)
+    padded = max(found.live_buffers, key=lambda held: held.size_bytes)
+    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    values = model.constraint_of_buffers(found.live_buffers, found.decisions).values
     assert padded.size_bytes > ROWS * INNER * 4001 * 4
     assert padded.name in {search.flow.nodes[node].instruction.name for node, _ in values}

@@ -289,5 +289,5 @@ def test_outputs_are_looked_through_once_however_often_the_program_is_read(monke
     monkeypatch.setattr(program, "find_output_shardings", counted)
     monkeypatch.setattr(annotations, "find_output_shardings", counted)
     read = program.Program(product(f"sharding={ROWS}"), TWO_BY_FOUR)
-    read.computing(None, 1)
+    read.rewrite_variant(None, 1)
     assert looked == [read.original.entry.root]

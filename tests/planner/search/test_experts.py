@@ -21,8 +21,8 @@ from shardwright.planner import plan
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.moe_detection import find_expert_weights
 from shardwright.planner.search.experts import EXPERTS
-from shardwright.planner.search.found import Outcome
 from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import SearchResult
 from shardwright.plans import Plan
 from shardwright.shardings import TensorSharding
 from tests.planner.programs import gpt2, lower
@@ -153,7 +153,7 @@ def test_every_expert_is_among_the_candidates_and_none_is_better(
 class FindsNothing(Search):
     """A search whose every plan is over the memory, as it may think of plans that would fit."""
 
-    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+    def fit(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
         return False
 
 

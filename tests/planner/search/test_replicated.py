@@ -18,7 +18,7 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile, required_bytes
 from shardwright.planner import plan
 from shardwright.planner.graph.source import Source
-from shardwright.planner.search.replicated import replicated_s
+from shardwright.planner.search.replicated import compute_replicated_step_s
 from shardwright.planner.search.search import Search
 from tests.planner.programs import gpt2, lower
 
@@ -150,9 +150,9 @@ def test_it_says_what_it_is() -> None:
 def test_its_price_is_a_sum_over_instructions(cluster: Cluster) -> None:
     text = lower(gpt2(layers=1, batch=16, length=16))
     search = Search(Source(text), cluster, PlanOptions())
-    tried = search.on_mesh(next(iter(search._meshes())))
+    tried = search.solve_mesh(next(iter(search._select_meshes())))
     whole = plan(text, cluster, PlanOptions(force="replicated")).cost
-    assert replicated_s(tried.chain.graph) == pytest.approx(whole.step_s, rel=1e-9)
+    assert compute_replicated_step_s(tried.chain.graph) == pytest.approx(whole.step_s, rel=1e-9)
 
 
 @pytest.mark.usefixtures("just_late")

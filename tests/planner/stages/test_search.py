@@ -19,7 +19,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
 from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
-from shardwright.planner.planning import plan_step, whole_options
+from shardwright.planner.planning import plan_step, single_program_options
 from shardwright.planner.search.program import Program
 from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.device_groups import device_groups, enumerate_groupings
@@ -231,7 +231,7 @@ def test_memory_is_a_constraint_of_every_stage() -> None:
 
 
 def replace_budget(limit: int) -> Any:
-    made = program("scanned").computing(None, 1)
+    made = program("scanned").rewrite_variant(None, 1)
     made.options = replace(made.options, memory_budget=limit)
     return made
 
@@ -247,12 +247,14 @@ def test_why_a_pipeline_does_not_pay() -> None:
 
 def test_one_program_on_very_many_devices_is_planned_on_one_mesh() -> None:
     many, few = nodes(*[8] * 32), nodes(*[8] * 31)
-    found = whole_options(many, PlanOptions())
+    found = single_program_options(many, PlanOptions())
     assert (found.mesh, found.remat, found.micro_batches) == ({"data": 32, "model": 8}, "none", 1)
-    assert whole_options(few, PlanOptions()) == PlanOptions()
-    assert whole_options(Cluster.local(512), PlanOptions()) == PlanOptions()  # no pipeline is looked for on one node
+    assert single_program_options(few, PlanOptions()) == PlanOptions()
+    assert (
+        single_program_options(Cluster.local(512), PlanOptions()) == PlanOptions()
+    )  # no pipeline is looked for on one node
     for asked in (PlanOptions(stages=1), PlanOptions(effort="best"), PlanOptions(mesh={"data": 256})):
-        assert whole_options(many, asked) is asked
+        assert single_program_options(many, asked) is asked
 
 
 # ---- what can be forced ----------------------------------------------------------------

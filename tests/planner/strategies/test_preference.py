@@ -13,7 +13,7 @@ from shardwright.config import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.chain import Chain
+from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.tie_break import MAX_SHARE
 from shardwright.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, PROGRAMS, gpt2, lower
@@ -64,6 +64,6 @@ def test_replicated_is_free_and_every_split_is_not() -> None:
 def chain_of(name: str) -> Chain:
     mesh = Mesh.of({"data": 4, "model": 2})
     cluster = replace(Cluster.local(8), hardware=PLAIN_A100)
-    return Search(lower(PROGRAMS[name]()), cluster, PlanOptions(mesh=mesh.sizes)).chain(
+    return Search(lower(PROGRAMS[name]()), cluster, PlanOptions(mesh=mesh.sizes)).build_chain(
         mesh, ForcedStrategy(), frozenset()
     )

@@ -116,7 +116,7 @@ def prefer_uneven(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         return 0.01 * real(self, instruction, strategy) + 3e-2 * (surcharge + chance)
 
     monkeypatch.setattr(StrategyBuilder, "_combine_seconds", combined_s)
-    monkeypatch.setattr(experts, "expert_plan", lambda *_: None)  # by their real prices those are better
+    monkeypatch.setattr(experts, "build_expert_plan", lambda *_: None)  # by their real prices those are better
     monkeypatch.setattr(experts, "EXPERTS", {})
 
 
