@@ -32,7 +32,7 @@ def read_address(written: str | int, *, where: str = "address") -> str:
     url = _URL.match(text)
     if url is not None:
         raise OptionError(f"{text!r} is a URL, not an address", where=where, remedy=f'write "{url[2] or "host:port"}"')
-    host, port = _split(text, where)
+    host, port = _split_address(text, where)
     return join_address(host, read_port(port, where=where))
 
 
@@ -57,7 +57,7 @@ def read_port(written: str | int, *, where: str) -> int:
     return port
 
 
-def _split(text: str, where: str) -> tuple[str, str]:
+def _split_address(text: str, where: str) -> tuple[str, str]:
     host, separator, port = text.rpartition(":")
     if text.count(":") > 1 and not text.startswith("["):
         if port.isdigit() and _is_ipv6(host):

@@ -55,7 +55,7 @@ def annotate(x: Any, pins: Mapping[int, Pin]) -> Any:
 
 
 @contextmanager
-def annotations_kept() -> Iterator[None]:
+def keep_annotations() -> Iterator[None]:
     """While active in this thread, annotations are written into what JAX lowers."""
     token = _is_lowering_for_us.set(True)
     try:

@@ -23,7 +23,7 @@ from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
-    from shardwright.client.workspace import Workspace
+    from shardwright.client.session_state import SessionState
 
 #: An operator or a function of JAX that reads more warns, once per kind in a session.
 LARGE_FETCH_BYTES = 64_000_000
@@ -41,11 +41,11 @@ _METHODS = (
 _PROPERTIES = "T mT at flat real imag addressable_shards global_shards"
 
 _is_tracing: ContextVar[bool] = ContextVar("shardwright_is_tracing", default=False)
-_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_warned_operations: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def handles_kept() -> Iterator[None]:
+def keep_handles() -> Iterator[None]:
     """While a step is traced: handles that it closes over stay in its jaxpr, unread."""
     token = _is_tracing.set(True)
     try:
@@ -64,7 +64,7 @@ class ArrayOperators(jax.Array):
 
     if TYPE_CHECKING:
         spec: ArraySpec
-        _session: Workspace
+        _session: SessionState
 
         def _contents(self) -> Any: ...
 
@@ -126,16 +126,16 @@ class ArrayOperators(jax.Array):
 
     def __jax_array__(self) -> Any:
         """What functions of JAX compute with: the contents, or in a step that is traced the handle."""
-        return self if _is_tracing.get() else self._read_for("a function of JAX")
+        return self if _is_tracing.get() else self._read_with_warning("a function of JAX")
 
-    def _read_for(self, kind: str) -> Any:
+    def _read_with_warning(self, kind: str) -> Any:
         """The contents as a JAX array; warns where they are large."""
         if self.nbytes > LARGE_FETCH_BYTES:
-            self._warn(kind)
+            self._warn_of_size(kind)
         return self._contents()
 
-    def _warn(self, kind: str) -> None:
-        kinds = _warned.setdefault(self._session, set())
+    def _warn_of_size(self, kind: str) -> None:
+        kinds = _warned_operations.setdefault(self._session, set())
         if kind in kinds:
             return
         kinds.add(kind)
@@ -163,8 +163,8 @@ def frames_to_user() -> int:
 def _attribute(array: Any, name: str) -> Any:
     """`name` of the JAX array with these contents, or while a step is traced of the handle itself."""
     if _is_tracing.get():
-        return private.traced_attribute(array, name)
-    return getattr(array._read_for(name.strip("_")), name)
+        return private.attribute_while_traced(array, name)
+    return getattr(array._read_with_warning(name.strip("_")), name)
 
 
 def _method(name: str) -> Callable[..., Any]:

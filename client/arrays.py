@@ -11,20 +11,20 @@ import jax
 import numpy as np
 
 from shardwright.client.array_operators import ArrayOperators
-from shardwright.client.places import Place, Rows
+from shardwright.client.placement import Placement, RowParts
 from shardwright.errors import ArrayError
 from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
+    from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
-    from shardwright.client.workspace import Workspace
 
 
 class Pending(Protocol):
     """What has yet to make an array: an initializer that has not run, a checkpoint that has not been read."""
 
-    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
+    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
         """Makes it; `wanted` are the handles that are needed, by `id()`, and how they are to lie: None, as it likes."""
 
 
@@ -77,17 +77,17 @@ class RemoteArray(ArrayOperators):
         "spec",
     )
 
-    def __new__(cls, session: Workspace, spec: ArraySpec, **rest: Any) -> RemoteArray:
+    def __new__(cls, session: SessionState, spec: ArraySpec, **rest: Any) -> RemoteArray:
         del session, rest
         return jax.Array.__new__(RemoteKey if spec.is_key else cls)
 
     def __init__(
         self,
-        session: Workspace,
+        session: SessionState,
         spec: ArraySpec,
         *,
         ids: tuple[int, ...] = (),
-        place: Place | None = None,
+        place: Placement | None = None,
         result: StepResult | None = None,
         pending: Pending | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class RemoteArray(ArrayOperators):
         self._deleted = ""  # why it is gone
         self._read_ahead: np.ndarray | None = None  # read with those of others, until they are asked for
         self._is_owned = False  # its place is that of a step which updates it in place
-        self._join_result()
+        self._set_result()
 
     # ---- what it is, without reading it ------------------------------------------
 
@@ -112,7 +112,7 @@ class RemoteArray(ArrayOperators):
     def _layout_text(self) -> str:
         if self._place is None:
             return "not placed yet"
-        if isinstance(self._place, Rows):
+        if isinstance(self._place, RowParts):
             return str(self._place)
         return f"{self._place.sharding} on {self._place.mesh}"
 
@@ -144,7 +144,7 @@ class RemoteArray(ArrayOperators):
 
     def block_until_ready(self) -> RemoteArray:
         """Returns when it is computed; raises what went wrong."""
-        self._ready()
+        self._require_ready()
         return self
 
     def copy_to_host_async(self) -> None:
@@ -205,10 +205,10 @@ class RemoteArray(ArrayOperators):
         return operator.index(self._contents() if self.shape else self._fetch().item())
 
     def __format__(self, spec: str) -> str:
-        return repr(self) if self._deleted else format(self._read_for("format")[()], spec)
+        return repr(self) if self._deleted else format(self._read_with_warning("format")[()], spec)
 
     def __str__(self) -> str:
-        return repr(self) if self._deleted else str(self._read_for("str"))
+        return repr(self) if self._deleted else str(self._read_with_warning("str"))
 
     def _number(self) -> Any:
         """The only element; JAX's own error where there are others."""
@@ -225,7 +225,7 @@ class RemoteArray(ArrayOperators):
 
     # ---- for the session and its steps -------------------------------------------------------------
 
-    def _ready(self) -> None:
+    def _require_ready(self) -> None:
         """Computed, or an error that says why not."""
         if self._deleted:
             raise ArrayError(
@@ -233,7 +233,7 @@ class RemoteArray(ArrayOperators):
                 remedy="use the result that the step returned in its place, or leave it out of donate_argnums",
             )
         if self._pending is not None:
-            self._pending.materialize(self._session.wanted_with(self))
+            self._pending.materialize(self._session.group_with_announced(self))
         if self._result is not None:
             self._result.wait()
 
@@ -243,9 +243,9 @@ class RemoteArray(ArrayOperators):
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
-        self._join_result()
+        self._set_result()
 
-    def _join_result(self) -> None:
+    def _set_result(self) -> None:
         """The step that computes it knows its handle."""
         if self._result is not None and self._ids:
             self._result.handles[self._ids[0]] = weakref.ref(self)
@@ -268,7 +268,7 @@ class RemoteArray(ArrayOperators):
         return result is None or (result.is_done and result.error is None and self._ids[0] not in result.values)
 
     def _fetch(self) -> np.ndarray:
-        self._ready()
+        self._require_ready()
         if self._result is not None and len(self._ids) == 1 and self._ids[0] in self._result.values:
             return self._result.values[self._ids[0]]
         return self._session.fetch(self)
@@ -281,5 +281,5 @@ class RemoteKey(RemoteArray):
 
 
 for _type in (RemoteArray, RemoteKey):
-    private.register_array_type(_type, lambda array: array._read_for("a function of JAX"))
+    private.register_array_type(_type, lambda array: array._read_with_warning("a function of JAX"))
 private.register_key_type(RemoteKey, lambda array: array._contents())

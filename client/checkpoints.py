@@ -17,10 +17,10 @@ import jax
 
 from shardwright import trees, wire
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, host_value, spec_of, stored_spec
-from shardwright.client.placement import materialize
-from shardwright.client.places import Place, parts_of
-from shardwright.client.structure import rebuilt, structure_of
+from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, host_value, spec_of, spec_of_stored
+from shardwright.client.placement import Placement, parts_of
+from shardwright.client.pytrees import rebuild, structure_of
+from shardwright.client.resharding import materialize
 from shardwright.directories import MAX_STEP, resolve_directory
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout
@@ -73,7 +73,7 @@ class Save:
         """Returns when it is complete or has failed; its error is still to be met."""
         self._thread.join()
 
-    def unseen_error(self) -> ShardwrightError | None:
+    def take_unreported_error(self) -> ShardwrightError | None:
         """Waits; what went wrong, if nobody has met it yet: the caller is to tell."""
         self._thread.join()
         was_seen, self._is_seen = self._is_seen, True
@@ -92,11 +92,11 @@ class Save:
             if isinstance(error, ServerUnavailableError):
                 return
         try:
-            self.written_bytes, self.save_s = self._ended()
+            self.written_bytes, self.save_s = self._await_end()
         except ShardwrightError as error:
             self._error = self._error or error
 
-    def _ended(self) -> tuple[int, float]:
+    def _await_end(self) -> tuple[int, float]:
         deadline_s = time.monotonic() + RECONNECT_S
         while True:
             try:
@@ -125,10 +125,10 @@ def save(
     request = master_pb2.RunStepsRequest(save=order)
     materialize(leaves, [None] * len(leaves))
     kinds = [array_type(name, _spec(leaf)) for name, leaf in zip(names, leaves, strict=True)]
-    temporary = _uploaded(session, leaves, kinds)
+    temporary = _upload_leaves(session, leaves, kinds)
     try:
         for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)):
-            _add_arguments(request, kind, *(temporary.get(number) or _placed(session, leaf)))
+            _add_arguments(request, kind, *(temporary.get(number) or _locate_handle(session, leaf)))
         result = session.submit(request, f"save of {folder}/{step}", is_followed=True)
     finally:
         for ids, _ in temporary.values():
@@ -156,13 +156,13 @@ def restore(session: Session, directory: str | os.PathLike[str], *, step: int | 
     stored = {array.name: array.type for array in reply.arrays}
     pending = PendingRestore(session, folder, step)
     if like is None:
-        return rebuilt(trees.from_text(reply.tree_json), lambda leaf: pending.handle(leaf.name, _spec_in(stored, leaf)))
+        return rebuild(trees.from_text(reply.tree_json), lambda leaf: pending.handle(leaf.name, _spec_in(stored, leaf)))
     tree, leaves = structure_of(like, _spec)
     where = f"{folder}/{step}"
     handles = []
     for leaf, wanted in zip(trees.leaves_of(tree), leaves, strict=True):
         spec = _spec(wanted)
-        _check_fits(leaf.name, spec, stored, where)
+        _check_type(leaf.name, spec, stored, where)
         handles.append(pending.handle(leaf.name, spec))
     return jax.tree.unflatten(jax.tree.structure(like), handles)
 
@@ -186,7 +186,7 @@ class PendingRestore:
     def is_waiting(self, key: int) -> bool:
         return key in self._waiting
 
-    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
+    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
         """Reads those of `wanted`, places by `id()` of a handle, that wait to be read.
 
         Those that no step has said a place for are split over all devices where that goes evenly.
@@ -197,14 +197,14 @@ class PendingRestore:
                 name, reference = self._waiting[key]
                 handle = reference()
                 if handle is not None:
-                    place = wanted[key] or _spread(handle.spec, self._session.info.device_count)
+                    place = wanted[key] or _check_rows(handle.spec, self._session.info.device_count)
                     chosen.append((name, handle, place))
             if chosen:
                 self._read(sorted(chosen, key=lambda each: each[0]))
             for key in wanted:  # not before they were asked for: the session may raise an earlier step's error
                 self._waiting.pop(key, None)
 
-    def _read(self, chosen: Sequence[tuple[str, RemoteArray, Place]]) -> None:
+    def _read(self, chosen: Sequence[tuple[str, RemoteArray, Placement]]) -> None:
         order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
         request = master_pb2.RunStepsRequest(restore=order)
         made: list[tuple[int, ...]] = []
@@ -228,7 +228,7 @@ class PendingArray:
         self._restore = restore
         self._key = key
 
-    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
+    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
         """Reads it, and whatever else of its checkpoint is wanted."""
         if self._restore.is_waiting(self._key):
             self._restore.materialize({self._key: None, **wanted})
@@ -250,9 +250,9 @@ def _spec(leaf: Any) -> ArraySpec:
     return leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf)
 
 
-def _uploaded(
+def _upload_leaves(
     session: Session, leaves: Sequence[Any], kinds: Sequence[ArrayType]
-) -> dict[int, tuple[tuple[int, ...], Place]]:
+) -> dict[int, tuple[tuple[int, ...], Placement]]:
     """Ids and places, by number, of leaves that are not on the servers yet and are put there for a save."""
     mesh = Mesh.of({"x": 1})
     places = {
@@ -265,14 +265,14 @@ def _uploaded(
     return {number: (ids, place) for (number, place), ids in zip(places.items(), made, strict=True)}
 
 
-def _placed(session: Session, handle: RemoteArray) -> tuple[tuple[int, ...], Place]:
+def _locate_handle(session: Session, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
     """Ids of its parts, and where they lie."""
     ids, place = session.usable_ids(handle), handle._place
     assert place is not None
     return ids, place
 
 
-def _add_arguments(request: master_pb2.RunStepsRequest, kind: ArrayType, ids: Sequence[int], place: Place) -> None:
+def _add_arguments(request: master_pb2.RunStepsRequest, kind: ArrayType, ids: Sequence[int], place: Placement) -> None:
     """Adds an array of the state to a save."""
     parts = parts_of(place)
     chunk = chunk_shape(kind.shape, parts)
@@ -291,7 +291,7 @@ def _check_leaves(names: Sequence[str], leaves: Sequence[Any]) -> None:
             raise CheckpointError(f"{name} has no elements", remedy="leave it out: Orbax does not keep empty arrays")
 
 
-def _check_fits(name: str, spec: ArraySpec, stored: Mapping[str, common_pb2.ArrayType], where: str) -> None:
+def _check_type(name: str, spec: ArraySpec, stored: Mapping[str, common_pb2.ArrayType], where: str) -> None:
     """Raises CheckpointError unless the checkpoint has that array, with that type."""
     if name not in stored:
         some = ", ".join(sorted(stored)[:5])
@@ -312,10 +312,10 @@ def _spec_in(stored: Mapping[str, common_pb2.ArrayType], leaf: trees.Leaf) -> Ar
             f"{leaf.name} of the checkpoint is no array", remedy="pass like=..., a pytree of the arrays to restore"
         )
     kind = stored[leaf.name]
-    return stored_spec(kind.element_type, tuple(kind.dimensions), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
+    return spec_of_stored(kind.element_type, tuple(kind.dimensions), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
 
 
-def _spread(spec: ArraySpec, device_count: int) -> Layout:
+def _check_rows(spec: ArraySpec, device_count: int) -> Layout:
     kind = array_type("", spec)
     mesh = Mesh.of({"x": device_count})
     split = next((dim for dim, size in enumerate(kind.shape) if size and size % device_count == 0), None)

@@ -104,7 +104,7 @@ class MasterConnection:
         try:
             reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
         except DeadlineError as error:
-            raise self._incomplete() or error from None
+            raise self._missing_nodes() or error from None
         self._server_version = reply.server_version
         _compare_versions(client_version, reply.server_version, self.address)
         self.info = SessionInfo(
@@ -125,7 +125,7 @@ class MasterConnection:
         )
         return self.info
 
-    def _incomplete(self) -> ServerUnavailableError | None:
+    def _missing_nodes(self) -> ServerUnavailableError | None:
         """Which nodes the master waits for; None where all of them are there."""
         absent = [node for node in self.status().nodes if node.state in ("waiting", "lost")]
         if not absent:
@@ -177,7 +177,7 @@ class MasterConnection:
             for reply in replies:
                 kind = reply.WhichOneof("kind")
                 if kind == "progress":
-                    on_progress(wire.plan_progress_from(reply.progress))
+                    on_progress(wire.plan_progress_from_proto(reply.progress))
                 elif kind == "result":
                     plan_id = reply.result.plan_id
                 elif kind == "plan_chunk":

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from shardwright.client.frontends.jax import ArrayType, LoweredProgram
-from shardwright.client.places import Entry, Place
+from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.config import PlanOptions
 from shardwright.dtypes import to_dtype
 from shardwright.pipelines import PipelinePlan
@@ -20,7 +20,7 @@ READ_BACK_BYTES = 4 << 10
 #: … for at most so many outputs.
 READ_BACK_OUTPUTS = 16
 #: Arguments that a message lists, at most.
-_LISTED = 3
+_MAX_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,20 +32,20 @@ class LoadedPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
+class ArgumentSource:
     """Where an argument of the executable comes from: a leaf of the call, or a constant that was hoisted.
 
     leaf: number among the leaves, −1 of a constant. constant: its part that the entry holds. proto: the entry's layout.
     """
 
-    entry: Entry
+    entry: ExecutableEntry
     leaf: int
     constant: np.ndarray | None
     proto: common_pb2.ArrayLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Program:
+class StepProgram:
     """What a step needs to run: an executable on the servers and how its numbers are laid out.
 
     arguments / outputs: places by flat number, None for an argument that nothing reads; equal ones are the same object
@@ -61,12 +61,12 @@ class Program:
     plan: Plan | PipelinePlan
     executable_id: str
     load: master_pb2.LoadResult
-    arguments: tuple[Place | None, ...]
-    outputs: tuple[Place, ...]
+    arguments: tuple[Placement | None, ...]
+    outputs: tuple[Placement, ...]
     leaf_numbers: tuple[int, ...]
-    leaf_places: tuple[Place | None, ...]
-    sources: tuple[Source, ...]
-    results: tuple[Entry, ...]
+    leaf_places: tuple[Placement | None, ...]
+    sources: tuple[ArgumentSource, ...]
+    results: tuple[ExecutableEntry, ...]
     read_back: tuple[int, ...]
 
     @property
@@ -80,22 +80,24 @@ def leaf_numbers(lowered: LoweredProgram) -> tuple[int, ...]:
     return tuple(number for number in range(len(lowered.arguments)) if number not in constants)
 
 
-def difference(first: LoweredProgram, other: LoweredProgram) -> str:
+def describe_difference(first: LoweredProgram, other: LoweredProgram) -> str:
     """Why a function has another program than its first, in words."""
     before = {argument.name: argument for argument in first.arguments}
     changed = [
-        f"{each.name} is {_type_words(each)}, was {_type_words(before[each.name])}"
+        f"{each.name} is {_describe_type(each)}, was {_describe_type(before[each.name])}"
         for each in other.arguments
         if each.name in before and before[each.name] != each
     ]
     if changed:
-        return "; ".join(changed[:_LISTED]) + (f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else "")
+        return "; ".join(changed[:_MAX_LISTED]) + (
+            f" and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
+        )
     if first.argument_names != other.argument_names:
         return "its arguments have other leaves"
     return "a static argument, JAX's settings, weak types or how arrays lie differ"
 
 
-def _type_words(argument: ArrayType) -> str:
+def _describe_type(argument: ArrayType) -> str:
     return f"{argument.element_type}[{','.join(map(str, argument.shape))}]"
 
 

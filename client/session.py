@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.client.addresses import read_address, read_host, read_port
 from shardwright.client.connection import Dialer
 from shardwright.client.embedded import EmbeddedServer
-from shardwright.client.workspace import Workspace
+from shardwright.client.session_state import SessionState
 from shardwright.cluster import join_address
 from shardwright.errors import OptionError, ShardwrightError
 from shardwright.options import Force, MemoryBudget, Mesh, plan_options
@@ -69,7 +69,7 @@ def _address_from_environment() -> str | None:
     return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))
 
 
-class Session(Workspace):
+class Session(SessionState):
     """A name space of programs and arrays on a server; a context manager.
 
     Made by `connect`. Closing it frees everything it holds there.
@@ -182,7 +182,7 @@ class Session(Workspace):
 
         self.require_open()
         with self._saving:
-            if self._save is not None and (error := self._save.unseen_error()) is not None:
+            if self._save is not None and (error := self._save.take_unreported_error()) is not None:
                 raise error
             self._save = checkpoints.save(self, state, directory, step=step, max_to_keep=max_to_keep)
             return self._save
@@ -238,7 +238,7 @@ class Session(Workspace):
         """The error of a save that nobody has met yet."""
         if self._is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
             return None
-        error = self._save.unseen_error() if self._save is not None else None
+        error = self._save.take_unreported_error() if self._save is not None else None
         self._end()
         if self._server is not None:
             self._server.close()

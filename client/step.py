@@ -12,13 +12,13 @@ import jax
 
 from shardwright import wire
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.checks import checks_asked_for, raise_not_finite, settings_that_trace, tell_of_settings
+from shardwright.client.checks import checks_from_settings, raise_not_finite, trace_settings, warn_of_settings
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature
-from shardwright.client.frontends.modules import write_back
+from shardwright.client.frontends.nnx_modules import write_back
 from shardwright.client.initializer import PendingInit
-from shardwright.client.placement import fits, place, settled, type_of, type_of_value
-from shardwright.client.places import Place
-from shardwright.client.programs import Program, difference, leaf_numbers
+from shardwright.client.placement import Placement
+from shardwright.client.programs import StepProgram, describe_difference, leaf_numbers
+from shardwright.client.resharding import fits, pin_layouts, place, type_of, type_of_value
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.layouts import Layout
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import os
 
     from shardwright.client.checkpoints import Save
-    from shardwright.client.measured import MeasuredStep
     from shardwright.client.session import Session
+    from shardwright.client.step_trace import StepTrace
     from shardwright.proto.v1 import master_pb2
 
 _log = logging.getLogger("shardwright")
@@ -62,9 +62,9 @@ class Step:
         self._options = options
         self._progress = progress
         self._lowered: dict[Signature, LoweredProgram] = {}
-        self._programs: dict[Signature, list[Program]] = {}
+        self._programs: dict[Signature, list[StepProgram]] = {}
         self._donated: dict[Signature, tuple[int, ...]] = {}
-        self._main: Program | None = None
+        self._main: StepProgram | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on the servers; returns its result with a RemoteArray for each array.
@@ -78,12 +78,12 @@ class Step:
         """
         return self._run(args, kwargs)[1]
 
-    def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, MeasuredStep]:
+    def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
         """A call whose tasks are measured, and waited for: its result, and when each task of each stage ran.
 
         Tasks wait for their results one by one, so that the step is a little slower than others.
         """
-        return self._measured(args, kwargs)[1:]
+        return self._run_measured(args, kwargs)[1:]
 
     def trace(self, path: str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
         """A call that is measured, and written to `path` as a trace, which ui.perfetto.dev shows: what the plan
@@ -92,7 +92,7 @@ class Step:
         from shardwright.report.plan_trace import plan_trace
         from shardwright.report.trace import write_trace
 
-        program, result, measured = self._measured(args, kwargs)
+        program, result, measured = self._run_measured(args, kwargs)
         node_of = {device: node.index for node in self._session.info.nodes for device in node.devices}
         trace = plan_trace(
             program.plan, measured=measured.tasks, measured_s=measured.run_s, node_of=node_of.__getitem__
@@ -100,31 +100,33 @@ class Step:
         write_trace(path, trace)
         return result
 
-    def _measured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Any, MeasuredStep]:
-        from shardwright.client.measured import MeasuredStep
+    def _run_measured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StepProgram, Any, StepTrace]:
+        from shardwright.client.step_trace import StepTrace
 
         program, result = self._run(args, kwargs, is_traced=True)
         done = next((leaf._result for leaf in jax.tree.leaves(result) if leaf._result is not None), None)
         if done is None:
-            return program, result, MeasuredStep(run_s=0.0, tasks=(), live=())
+            return program, result, StepTrace(run_s=0.0, tasks=(), live=())
         done.wait()
-        return program, result, MeasuredStep.of(done.traces, done.run_s)
+        return program, result, StepTrace.of(done.traces, done.run_s)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
-        tell_of_settings(self._session)
-        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, settings_that_trace())
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False
+    ) -> tuple[StepProgram, Any]:
+        warn_of_settings(self._session)
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, trace_settings())
         leaves = self._lower(signature).with_captured(leaves)
-        program = self._fitting(signature, leaves)
+        program = self._find_program(signature, leaves)
         if program is None:
-            program = self._prepared(signature, leaves, dynamic)
+            program = self._prepare_program(signature, leaves, dynamic)
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
         if program.lowered.changed:
             self._function.require_unshared(dynamic)
         self._check_donated(program, leaves, donated)
-        checks = checks_asked_for()
+        checks = checks_from_settings()
         results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
-        self._pass_on(program, leaves, donated, results)
+        self._transfer_donated(program, leaves, donated, results)
         result_tree = program.lowered.result_tree
         result = jax.tree.unflatten(result_tree, results[: result_tree.num_leaves])
         write_back(dynamic, program.lowered.changed, results[result_tree.num_leaves :])
@@ -156,14 +158,14 @@ class Step:
 
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
-        signature, _, _ = self._function.describe(args, kwargs, type_of, settings_that_trace())
+        signature, _, _ = self._function.describe(args, kwargs, type_of, trace_settings())
         return self._lower(signature)
 
     def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program for these arguments without running it."""
-        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of, settings_that_trace())
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of, trace_settings())
         leaves = self._lower(signature).with_captured(leaves)
-        program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
+        program = self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
         return program.plan
 
     @property
@@ -188,7 +190,7 @@ class Step:
             aliased_bytes=load.aliased_bytes,
             temporaries_bytes=load.temporaries_bytes,
         )
-        return f"{explain_collectives(plan, wire.observed_collectives(load))}\n{memory}"
+        return f"{explain_collectives(plan, wire.collectives_from_result(load))}\n{memory}"
 
     @staticmethod
     def _report_of_parts(plan: PipelinePlan, load: master_pb2.LoadResult) -> str:
@@ -196,7 +198,7 @@ class Step:
 
         return "\n".join(
             f"{part.name} (stage {part.stage})\n"
-            f"{explain_collectives(plan.program[part.name].plan, wire.observed_collectives(part.result))}"
+            f"{explain_collectives(plan.program[part.name].plan, wire.collectives_from_result(part.result))}"
             for part in load.parts
         )
 
@@ -216,13 +218,13 @@ class Step:
 
     # ---- which program ---------------------------------------------------------------
 
-    def _fitting(self, signature: Signature, leaves: list[Any]) -> Program | None:
+    def _find_program(self, signature: Signature, leaves: list[Any]) -> StepProgram | None:
         for program in self._programs.get(signature, ()):
             if fits(leaves, program.leaf_places):
                 return program
         return None
 
-    def _prepared(self, signature: Signature, leaves: list[Any], dynamic: Any) -> Program:
+    def _prepare_program(self, signature: Signature, leaves: list[Any], dynamic: Any) -> StepProgram:
         """A program for the call; handles may have to be moved for it."""
         programs = self._programs.setdefault(signature, [])
         has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
@@ -232,17 +234,17 @@ class Step:
             if isinstance(leaf, RemoteArray) and leaf._pending is None:
                 self._session.usable_ids(leaf)
         self._function.require_unshared(dynamic)
-        donated = self._function.donated_leaves(dynamic)
+        donated = self._function.find_donated_leaves(dynamic)
         lowered = self._lower(signature)
         if self._main is not None:
-            _log.info("%s: another program: %s", self._function.name, difference(self._main.lowered, lowered))
-        program = self._planned(lowered, leaves, donated)
+            _log.info("%s: another program: %s", self._function.name, describe_difference(self._main.lowered, lowered))
+        program = self._plan_program(lowered, leaves, donated)
         self._donated[signature] = tuple(sorted(donated))
         programs.append(program)
         self._main = self._main or program
         return program
 
-    def _planned(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> Program:
+    def _plan_program(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> StepProgram:
         """A program that takes arrays as they lie; where the user's force forbids that, one they are moved for."""
         options = self._plan_options(lowered, leaves, donated)
         try:
@@ -250,7 +252,7 @@ class Step:
         except (AnnotationError, PlanError):
             if self._options.force is None or not (options.argument_axes or options.output_axes):
                 raise
-            free = settled(replace(options, mesh=self._options.mesh), {}, {})
+            free = pin_layouts(replace(options, mesh=self._options.mesh), {}, {})
             return self._session.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
@@ -269,16 +271,18 @@ class Step:
     def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
         """The user's options, with the layouts of arrays that are to stay as they lie."""
         options = replace(self._options, argument_names=lowered.argument_names, output_names=lowered.output_names)
-        pinned = self._pinned_layouts(lowered, leaves, donated)
+        pinned = self._layouts_to_pin(lowered, leaves, donated)
         mesh = self._common_mesh(list(pinned.values()))
         if mesh is None:
             return options
         numbers = leaf_numbers(lowered)
         arguments = {numbers[n]: layout for n, layout in pinned.items() if layout.mesh == mesh}
         outputs = {output: arguments[argument] for output, argument in lowered.aliases.items() if argument in arguments}
-        return settled(replace(options, mesh=mesh.sizes), arguments, self._settled_outputs(lowered, mesh) | outputs)
+        return pin_layouts(
+            replace(options, mesh=mesh.sizes), arguments, self._main_output_layouts(lowered, mesh) | outputs
+        )
 
-    def _pinned_layouts(
+    def _layouts_to_pin(
         self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
     ) -> dict[int, Layout]:
         """Leaf number → layout that the program must take.
@@ -299,11 +303,11 @@ class Step:
                 continue
             pinned[number] = leaf._place
         if not is_choosing:
-            settled = self._settled_arguments(lowered)
+            settled = self._main_argument_layouts(lowered)
             pinned = {n: layout for n, layout in settled.items() if n in donated} | pinned
         return pinned
 
-    def _may_stay(self, place: Place | None) -> TypeGuard[Layout]:
+    def _may_stay(self, place: Placement | None) -> TypeGuard[Layout]:
         """Whether a program can be planned for arrays that lie so: over the whole cluster."""
         return isinstance(place, Layout) and self._session.part_of_cluster(place) is None
 
@@ -323,7 +327,7 @@ class Step:
         is_wanted = self._options.mesh is None or dict(self._options.mesh) == mesh.sizes
         return mesh if is_wanted else None
 
-    def _settled_arguments(self, lowered: LoweredProgram) -> dict[int, Layout]:
+    def _main_argument_layouts(self, lowered: LoweredProgram) -> dict[int, Layout]:
         """Leaf number → layout of the argument of the same name and type in this step's first program."""
         main = self._require_program()
         known = dict(zip(main.lowered.arguments, main.arguments, strict=True))
@@ -331,7 +335,7 @@ class Step:
         places = {n: known[lowered.arguments[a]] for n, a in numbers if lowered.arguments[a] in known}
         return {n: place for n, place in places.items() if self._may_stay(place)}
 
-    def _settled_outputs(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, Layout]:
+    def _main_output_layouts(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, Layout]:
         """Layouts of outputs that this step's first program has as well: state that is not donated keeps its own."""
         if self._main is None:
             return {}
@@ -339,7 +343,7 @@ class Step:
         places = {n: known[output] for n, output in enumerate(lowered.outputs) if output in known}
         return {n: place for n, place in places.items() if self._may_stay(place) and place.mesh == mesh}
 
-    def _require_program(self) -> Program:
+    def _require_program(self) -> StepProgram:
         if self._main is None:
             raise PlanError(
                 f"{self._function.name} has no plan yet",
@@ -349,7 +353,7 @@ class Step:
 
     # ---- donation ----------------------------------------------------------------------
 
-    def _check_donated(self, program: Program, leaves: Sequence[Any], donated: Sequence[int]) -> None:
+    def _check_donated(self, program: StepProgram, leaves: Sequence[Any], donated: Sequence[int]) -> None:
         """Each donated handle stands once among the arguments."""
         if not donated:
             return
@@ -367,8 +371,8 @@ class Step:
                     remedy="pass a copy in one of the places, or do not donate it",
                 )
 
-    def _pass_on(
-        self, program: Program, leaves: Sequence[Any], donated: Sequence[int], results: Sequence[RemoteArray | None]
+    def _transfer_donated(
+        self, program: StepProgram, leaves: Sequence[Any], donated: Sequence[int], results: Sequence[RemoteArray | None]
     ) -> None:
         """Marks donated handles as gone, and the results in their place as owners of the layout."""
         if not donated:

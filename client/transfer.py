@@ -19,8 +19,8 @@ import numpy as np
 from shardwright import wire
 from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
 from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
-from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, stored_part
-from shardwright.parcels import ARRAY_TRANSFER, Parcel, cut, reader, to_wire
+from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, slice_stored
+from shardwright.parcels import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 
 #: Reading a directory and the description of a checkpoint may take long on a remote file system.
@@ -37,7 +37,7 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Wanted:
+class _ArrayFetch:
     """An array that is being read, and which of its shards one node sends. number: in the fetch."""
 
     number: int
@@ -74,7 +74,7 @@ class ArrayTransfer:
             }
             for node in self._info.nodes
         }
-        self._each(
+        self._call_nodes(
             [node for node in self._info.nodes if held[node.index]],
             lambda node: self._put_on(node, uploads, held[node.index]),
         )
@@ -82,13 +82,13 @@ class ArrayTransfer:
     def fetch(self, wanted: Sequence[tuple[int, Layout]]) -> list[np.ndarray | ShardwrightError]:
         """The logical arrays of these ids, put together from their shards, or for each why it could not be read."""
         arrays = [np.empty(layout.stored_shape, layout.dtype) for _, layout in wanted]
-        by_node: dict[int, list[_Wanted]] = {}
+        by_node: dict[int, list[_ArrayFetch]] = {}
         for number, holders in enumerate(self._holders([layout for _, layout in wanted])):
             for index, shards in holders.items():
-                each = _Wanted(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
+                each = _ArrayFetch(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
                 by_node.setdefault(index, []).append(each)
         failed: dict[int, ShardwrightError] = {}
-        self._each(
+        self._call_nodes(
             [node for node in self._info.nodes if node.index in by_node],
             lambda node: failed.update(self._fetch_from(node, by_node[node.index])),
         )
@@ -111,16 +111,16 @@ class ArrayTransfer:
     def _put_on(self, node: NodeInfo, uploads: Iterable[Upload], held: dict[int, tuple[Shard, ...]]) -> None:
         here = (upload for upload in uploads if id(upload.layout) in held)
 
-        def requests() -> Iterator[Parcel[master_pb2.PutArraysRequest]]:
+        def requests() -> Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]:
             announced = master_pb2.PutArraysRequest(session_id=self._info.session_id)
-            for pieces in cut(_contents(here, held, announced), self._info.chunk_bytes):
-                yield Parcel(message=announced, pieces=pieces)  # which gRPC writes at once
+            for pieces in cut_chunks(_contents(here, held, announced), self._info.chunk_bytes):
+                yield ChunkedMessage(message=announced, pieces=pieces)  # which gRPC writes at once
                 announced.Clear()
-            yield Parcel(message=announced)
+            yield ChunkedMessage(message=announced)
 
         put = self._channel(node).stream_unary(
             f"/{ARRAY_TRANSFER}/PutArrays",
-            request_serializer=to_wire,
+            request_serializer=serializer_of,
             response_deserializer=master_pb2.PutArraysReply.FromString,
         )
         try:
@@ -132,16 +132,16 @@ class ArrayTransfer:
         ours = wire.error_from_rpc(error, where=node.data_address)
         return self._explain_silence(node, ours) if isinstance(ours, ServerUnavailableError) else ours
 
-    def _fetch_from(self, node: NodeInfo, wanted: Sequence[_Wanted]) -> dict[int, ShardwrightError]:
+    def _fetch_from(self, node: NodeInfo, wanted: Sequence[_ArrayFetch]) -> dict[int, ShardwrightError]:
         """Fills arrays with the shards that the node sends; what it does not send, by number, and why."""
         request = master_pb2.FetchArraysRequest(session_id=self._info.session_id)
         for each in wanted:
             request.arrays.add(array_id=each.array_id, devices=[_holder(node, shard) for shard in each.shards])
-        inflow = _Inflow(wanted)
+        inflow = _ShardAssembler(wanted)
         fetch = self._channel(node).unary_stream(
             f"/{ARRAY_TRANSFER}/FetchArrays",
             request_serializer=master_pb2.FetchArraysRequest.SerializeToString,
-            response_deserializer=reader(master_pb2.FetchArraysReply),
+            response_deserializer=parser_of(master_pb2.FetchArraysReply),
         )
         try:
             for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata):
@@ -177,7 +177,7 @@ class ArrayTransfer:
             self._channels[node.index] = self._dialer.dial(node.data_address)
         return self._channels[node.index]
 
-    def _each(self, nodes: Sequence[NodeInfo], act: Callable[[NodeInfo], None]) -> None:
+    def _call_nodes(self, nodes: Sequence[NodeInfo], act: Callable[[NodeInfo], None]) -> None:
         """`act(node)` for all nodes at the same time; the first failure is raised."""
         if len(nodes) == 1:
             act(nodes[0])
@@ -186,10 +186,10 @@ class ArrayTransfer:
             future.result()
 
 
-class _Inflow:
+class _ShardAssembler:
     """Puts one run of bytes where it belongs: the shards of arrays, one after another."""
 
-    def __init__(self, wanted: Iterable[_Wanted]) -> None:
+    def __init__(self, wanted: Iterable[_ArrayFetch]) -> None:
         self.failed: dict[int, ShardwrightError] = {}
         self._targets = deque((each.number, each.stored, shard) for each in wanted for shard in each.shards)
         self._left: np.ndarray | None = None  # what has yet to come of the first target, once some has
@@ -250,7 +250,7 @@ def _contents(
         devices = [shard.holders[0] for shard in shards]
         announced.arrays.add(array_id=upload.array_id, layout=numbers[key], devices=devices)
         for shard in shards:
-            yield as_bytes(stored_part(upload.value, upload.layout, shard.slices))
+            yield as_bytes(slice_stored(upload.value, upload.layout, shard.slices))
 
 
 def _holds(node: NodeInfo, shard: Shard) -> bool:

@@ -20,8 +20,8 @@ from shardwright.cluster import (
     Cluster,
     ClusterNode,
     Security,
-    joined_hardware,
-    least_memory_bytes,
+    join_hardware,
+    min_memory_bytes,
 )
 from shardwright.cluster_schema import check_schema
 from shardwright.errors import ClusterConfigError
@@ -64,8 +64,8 @@ def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool 
         name=data.get("name", Path(source).stem),
         nodes=nodes,
         platform=platform,
-        hardware=joined_hardware(node.hardware for node in workers),
-        memory_bytes_per_device=least_memory_bytes(workers, None),
+        hardware=join_hardware(node.hardware for node in workers),
+        memory_bytes_per_device=min_memory_bytes(workers, None),
         intra_node=_link(data, "intra_node", nodes, source),
         inter_node=_link(data, "inter_node", nodes, source),
         overlap=data.get("links", {}).get("overlap"),
@@ -94,7 +94,7 @@ def _field(index: int) -> str:
     return "master" if index == 0 else f"workers[{index - 1}]"
 
 
-def _contributing(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+def _contributing_nodes(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
     """(task, node object) of the nodes that contribute devices."""
     first = [] if data.get("coordinator_only") else [(0, data["master"])]
     return first + list(enumerate(data.get("workers", []), start=1))
@@ -102,7 +102,7 @@ def _contributing(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]
 
 def _platform(data: Mapping[str, Any], source: str) -> str:
     """The one platform of all nodes that contribute devices."""
-    contributing = _contributing(data)
+    contributing = _contributing_nodes(data)
     if not contributing:
         raise _error(
             source,

@@ -29,7 +29,7 @@ class ShardwrightError(Exception):
         return (_rebuild, (type(self), self.message, self.where, self.remedy))
 
 
-def placed(error: ShardwrightError, place: str) -> ShardwrightError:
+def add_place(error: ShardwrightError, place: str) -> ShardwrightError:
     """The same error, with a place ahead of where it came up."""
     where = f"{place}, {error.where}" if error.where else place
     return type(error)(error.message, where=where, remedy=error.remedy)

@@ -46,11 +46,11 @@ def load_json(text: str) -> Any:
     except RecursionError:
         raise JsonProblem("nested too deeply") from None
     except _Constant as error:
-        raise _located(f"{error} is no JSON number", text, _CONSTANT) from None
+        raise _locate_problem(f"{error} is no JSON number", text, _CONSTANT) from None
     except JsonProblem:
         raise
     except ValueError:  # Python reads no integer of more than some 4,300 digits
-        raise _located("the number has too many digits", text, _LONG_NUMBER) from None
+        raise _locate_problem("the number has too many digits", text, _LONG_NUMBER) from None
 
 
 class _Constant(ValueError):
@@ -66,11 +66,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise JsonProblem(f"key {shown(twice)} appears twice in one object")
+        raise JsonProblem(f"key {format_value(twice)} appears twice in one object")
     return data
 
 
-def _located(message: str, text: str, pattern: re.Pattern[str]) -> JsonProblem:
+def _locate_problem(message: str, text: str, pattern: re.Pattern[str]) -> JsonProblem:
     """The problem at the first match of a pattern outside strings."""
     match = pattern.search(_STRING.sub(lambda string: " " * len(string[0]), text))
     if match is None:
@@ -79,12 +79,12 @@ def _located(message: str, text: str, pattern: re.Pattern[str]) -> JsonProblem:
     return JsonProblem(message, line, match.start() - text.rfind("\n", 0, match.start()))
 
 
-class Reader:
+class ObjectReader:
     """One JSON object: typed access by key, errors that name the path, unknown keys refused."""
 
     def __init__(self, data: Any, path: str, *, refuse_unknown: bool) -> None:
         if not isinstance(data, dict):
-            raise PlanError(f"expected an object, found {shown(data)}", where=path)
+            raise PlanError(f"expected an object, found {format_value(data)}", where=path)
         self._data = data
         self._path = path
         self._refuse_unknown = refuse_unknown
@@ -107,7 +107,7 @@ class Reader:
         return list(self._data)
 
     def wrong(self, key: str, expected: str, found: Any) -> PlanError:
-        return PlanError(f"expected {expected}, found {shown(found)}", where=f"{self._path}.{key}")
+        return PlanError(f"expected {expected}, found {format_value(found)}", where=f"{self._path}.{key}")
 
     def text(self, key: str) -> str:
         value = self.take(key)
@@ -159,13 +159,13 @@ class Reader:
             raise self.wrong(key, f"a position below {len(table)}", position)
         return table[position]
 
-    def object(self, key: str) -> Reader:
-        return Reader(self.take(key), f"{self._path}.{key}", refuse_unknown=self._refuse_unknown)
+    def object(self, key: str) -> ObjectReader:
+        return ObjectReader(self.take(key), f"{self._path}.{key}", refuse_unknown=self._refuse_unknown)
 
-    def objects(self, key: str, read: Callable[[Reader], T]) -> tuple[T, ...]:
+    def objects(self, key: str, read: Callable[[ObjectReader], T]) -> tuple[T, ...]:
         found = []
         for i, item in enumerate(self.items(key)):
-            row = Reader(item, f"{self._path}.{key}[{i}]", refuse_unknown=self._refuse_unknown)
+            row = ObjectReader(item, f"{self._path}.{key}[{i}]", refuse_unknown=self._refuse_unknown)
             try:
                 found.append(read(row))
             except PlanError as error:  # from a value's own constructor: say where
@@ -193,7 +193,7 @@ def is_number(value: Any) -> bool:
 
 def _key(key: str) -> str:
     """A key as part of a path."""
-    return key if key.isidentifier() else shown(key)
+    return key if key.isidentifier() else format_value(key)
 
 
 def _is_text(value: Any) -> bool:
@@ -201,7 +201,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and (value.isascii() or _SURROGATE.search(value) is None)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for messages, in at most 60 characters."""
     if type(value) is int and abs(value) > LARGEST_INTEGER:
         return "an integer of more than 64 bits"

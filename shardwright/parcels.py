@@ -23,14 +23,14 @@ _LENGTH_DELIMITED = 2  # protobuf's wire type of bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parcel(Generic[MessageT]):
+class ChunkedMessage(Generic[MessageT]):
     """A message, its field `chunk` left out, and what this one holds: pieces, one after another."""
 
     message: MessageT
     pieces: Sequence[memoryview] = ()
 
 
-def cut(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryview]]:
+def cut_chunks(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryview]]:
     """Pieces one after another, for parcels of `size_bytes` each; the last one may be smaller."""
     parts: list[memoryview] = []
     room = size_bytes
@@ -47,7 +47,7 @@ def cut(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryvi
         yield parts
 
 
-def to_wire(parcel: Parcel[Any]) -> bytes:
+def serializer_of(parcel: ChunkedMessage[Any]) -> bytes:
     """A serializer for gRPC."""
     message = parcel.message.SerializeToString()
     if not parcel.pieces:
@@ -56,11 +56,11 @@ def to_wire(parcel: Parcel[Any]) -> bytes:
     return b"".join((_tag(type(parcel.message)), _varint(size_bytes), *parcel.pieces, message))
 
 
-def reader(kind: type[MessageT]) -> Callable[[bytes], Parcel[MessageT]]:
+def parser_of(kind: type[MessageT]) -> Callable[[bytes], ChunkedMessage[MessageT]]:
     """A deserializer for gRPC; raises DecodeError as protobuf does. Contents are views of what was received."""
     tag = _tag(kind)
 
-    def from_wire(data: bytes) -> Parcel[MessageT]:
+    def from_wire(data: bytes) -> ChunkedMessage[MessageT]:
         pieces: list[memoryview] = []
         if data.startswith(tag):
             size_bytes, start = _read_varint(data, len(tag))
@@ -71,7 +71,7 @@ def reader(kind: type[MessageT]) -> Callable[[bytes], Parcel[MessageT]]:
         if message.chunk:  # written by protobuf itself: its last field of a name is what counts
             pieces = [memoryview(message.chunk)]
             message.ClearField("chunk")
-        return Parcel(message=message, pieces=pieces)
+        return ChunkedMessage(message=message, pieces=pieces)
 
     return from_wire
 

@@ -24,7 +24,7 @@ from typing import Any
 from shardwright.errors import PlanError
 from shardwright.plans import MemorySummary, Plan, VariablePlan
 from shardwright.shardings import Mesh
-from shardwright.tasks import MICRO_BATCH, PieceKind, Scope, TaskGraph
+from shardwright.tasks import MICRO_BATCH, ProgramKind, Scope, TaskGraph
 
 __all__ = [
     "MICRO_BATCH",
@@ -82,7 +82,7 @@ class PipelineProgram:
     """
 
     name: str
-    kind: PieceKind
+    kind: ProgramKind
     stage: int
     chunk: int | None
     reads: tuple[str, ...]

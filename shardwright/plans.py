@@ -60,10 +60,10 @@ class InstructionPlan:
     def source_of(self, leaf: int, used: TensorSharding) -> TensorSharding:
         """How an array leaf of the result lies where a reader that uses it as `used` takes it from."""
         lies = self.result[leaf]
-        return lies if not self.shared else served_from(lies, self.shared[leaf], used)
+        return lies if not self.shared else choose_layout(lies, self.shared[leaf], used)
 
 
-def served_from(lies: TensorSharding, shared: TensorSharding, used: TensorSharding) -> TensorSharding:
+def choose_layout(lies: TensorSharding, shared: TensorSharding, used: TensorSharding) -> TensorSharding:
     """Which of a value's two layouts a reader takes it from: what is used as a partial sum is one as it lies."""
     return lies if used == lies or used.unreduced else shared
 
@@ -96,7 +96,7 @@ class VariablePlan:
             raise PlanError(f"{self.name}: {list(self.shape)} is no view of {list(self.view_of)}")
 
     @classmethod
-    def lying(
+    def from_sharding(
         cls,
         number: int,
         name: str,
@@ -179,7 +179,7 @@ class PlannedCollective:
         return f"{len(self.groups[0])} devices along {axes}" if self.groups else axes
 
 
-def combined_count(collectives: Iterable[PlannedCollective]) -> int:
+def count_combined(collectives: Iterable[PlannedCollective]) -> int:
     """Collectives a step that are left once the compiler has combined them."""
     counts = {each.combined or (number,): each.count for number, each in enumerate(collectives)}
     return sum(counts.values())
@@ -374,10 +374,10 @@ class Plan:
         """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`),
         for the user's own `jax.jit`. Raises PlanError where too few devices are there, or where the plan is
         not `portable`."""
-        from shardwright.xla import named_shardings
+        from shardwright.xla import to_named_shardings
 
         self._require_portable()
-        return named_shardings(self, devices)
+        return to_named_shardings(self, devices)
 
     def _require_portable(self) -> None:
         if self.recomputed or self.micro_batches > 1:

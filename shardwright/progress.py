@@ -43,7 +43,7 @@ class PlanProgress:
         return "  ".join(part for part in parts if part)
 
 
-class Paced:
+class ProgressThrottle:
     """Hands reports on, but not more often than anybody can read; `flush` hands on the last one that was held back.
 
     A search that finds a better plan a thousand times a second would else spend its time on telling so.

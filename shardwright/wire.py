@@ -124,8 +124,8 @@ def plan_request(
         session_id=session_id,
         program_id=program_id,
         mesh=[common_pb2.MeshAxis(name=name, size=size) for name, size in mesh.items()],
-        argument_layouts=_pinned_layouts(options.argument_axes, options.argument_views),
-        output_layouts=_pinned_layouts(options.output_axes, options.output_views),
+        argument_layouts=_to_pinned_layouts(options.argument_axes, options.argument_views),
+        output_layouts=_to_pinned_layouts(options.output_axes, options.output_views),
         argument_names=options.argument_names,
         output_names=options.output_names,
         memory_budget_bytes=options.memory_budget or 0,
@@ -192,7 +192,7 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
     return options
 
 
-def _pinned_layouts(
+def _to_pinned_layouts(
     axes: Mapping[int, tuple[tuple[str, ...], ...]], views: Mapping[int, tuple[int, ...]]
 ) -> list[master_pb2.PinnedLayout]:
     return [
@@ -230,7 +230,7 @@ def _pin_value(text: str) -> Pin:
     return axes[0] if len(axes) == 1 else axes
 
 
-def plan_progress(step: PlanProgress) -> master_pb2.PlanProgress:
+def plan_progress_to_proto(step: PlanProgress) -> master_pb2.PlanProgress:
     return master_pb2.PlanProgress(
         phase=step.phase,
         detail=step.detail,
@@ -240,7 +240,7 @@ def plan_progress(step: PlanProgress) -> master_pb2.PlanProgress:
     )
 
 
-def plan_progress_from(message: master_pb2.PlanProgress) -> PlanProgress:
+def plan_progress_from_proto(message: master_pb2.PlanProgress) -> PlanProgress:
     return PlanProgress(
         phase=message.phase,
         detail=message.detail,
@@ -254,7 +254,7 @@ def plan_progress_from(message: master_pb2.PlanProgress) -> PlanProgress:
 
 
 def load_result(executable_id: str, compiled: CompiledProgram) -> master_pb2.LoadResult:
-    """What a client is told of a loaded plan; `observed_collectives` reads its collectives back."""
+    """What a client is told of a loaded plan; `collectives_from_result` reads its collectives back."""
     memory = compiled.memory
     result = master_pb2.LoadResult(
         executable_id=executable_id,
@@ -283,7 +283,7 @@ def load_result(executable_id: str, compiled: CompiledProgram) -> master_pb2.Loa
     return result
 
 
-def observed_collectives(result: master_pb2.LoadResult) -> tuple[ObservedCollective, ...]:
+def collectives_from_result(result: master_pb2.LoadResult) -> tuple[ObservedCollective, ...]:
     return tuple(
         ObservedCollective(
             kind=message.kind,
@@ -402,7 +402,7 @@ def error_from_proto(message: common_pb2.Error) -> ShardwrightError:
     return cls(message.message, where=message.where, remedy=message.remedy)
 
 
-def as_our_error(error: BaseException) -> ShardwrightError:
+def to_shardwright_error(error: BaseException) -> ShardwrightError:
     """`error` itself where it is ours; a machine's own limits by name; else an InternalError that says what it was."""
     if isinstance(error, ShardwrightError):
         return error
@@ -430,11 +430,11 @@ def error_from_rpc(error: grpc.RpcError, *, where: str = "") -> ShardwrightError
 
     `where` (an address, a tensor) is added if it names none.
     """
-    ours = _error_behind(error)
+    ours = _error_from_trailer(error)
     return ours if ours.where or not where else type(ours)(ours.message, where=where, remedy=ours.remedy)
 
 
-def _error_behind(error: grpc.RpcError) -> ShardwrightError:
+def _error_from_trailer(error: grpc.RpcError) -> ShardwrightError:
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():  # the same pairs in grpc and grpc.aio, other types
         if key == ERROR_METADATA_KEY:

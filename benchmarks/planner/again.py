@@ -22,7 +22,7 @@ import shardwright as sw
 from benchmarks.planner.hooks import Axes, constrained_by
 from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import Entry, cluster_json
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner.cache.plan_cache import plan_with_cache
@@ -134,7 +134,7 @@ def _text(entry: Entry, *, annotated: bool = False) -> str:
     case = MODELS[entry.model].build(entry.size, entry.devices, **entry.changes)
     if not annotated:
         return str(case.lower().as_text("hlo", debug_info=True))
-    with annotations_kept(), constrained_by(mark):
+    with keep_annotations(), constrained_by(mark):
         return str(case.lower().as_text("hlo", debug_info=True))
 
 

@@ -29,7 +29,7 @@ def is_too_wide(dtype: Any) -> bool:
     return dtype.itemsize >= 8 and isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
-def flattened(dynamic: Any, name: str) -> tuple[list[Any], Any]:
+def flatten_arguments(dynamic: Any, name: str) -> tuple[list[Any], Any]:
     """Leaves and structure of the arguments of `name`. Raises UnsupportedProgramError for dicts that have no order."""
     try:
         return jax.tree.flatten(dynamic)
@@ -52,7 +52,7 @@ def specs_of(
         try:
             spec(leaf)
         except ShardwrightError as error:
-            remedy = _EQUINOX if _is_unarrayed(leaf) and _holds_equinox(dynamic) else _remedy_at(name, error)
+            remedy = _EQUINOX if _is_non_array(leaf) and _holds_equinox(dynamic) else _remedy_at(name, error)
             raise type(error)(error.message, where=name, remedy=remedy) from None
     raise AssertionError("a leaf had no type, and then had one")
 
@@ -68,10 +68,10 @@ def refusal(leaf: Any) -> ShardwrightError:
     return UnsupportedProgramError(f"{what} is no argument of a program", remedy=remedy)
 
 
-def refused_result(leaf: Any, name: str) -> ShardwrightError:
+def result_refusal(leaf: Any, name: str) -> ShardwrightError:
     """The error for a result that is no array."""
     remedy = f"{_OUT_OF_STEP}: return arrays and numbers only"
-    if _is_unarrayed(leaf) and "equinox" in sys.modules:
+    if _is_non_array(leaf) and "equinox" in sys.modules:
         remedy += "; of an Equinox module eqx.filter(model, eqx.is_array)"
     return UnsupportedProgramError(f"{_kind_name(leaf)} is no result of a program", where=name, remedy=remedy)
 
@@ -84,7 +84,7 @@ def _remedy_at(name: str, error: ShardwrightError) -> str:
     return error.remedy.replace(_OUT_OF_STEP, inside if bracket else whole)
 
 
-def _is_unarrayed(leaf: Any) -> bool:
+def _is_non_array(leaf: Any) -> bool:
     """What an Equinox module may hold besides arrays."""
     return callable(leaf) or isinstance(leaf, str | bytes)
 
@@ -110,7 +110,7 @@ def _kind_name(leaf: Any) -> str:
 # ---- kinds: (what, remedy) of the leaves that they know, in the order in which they are asked ----------------
 
 
-def _traced(leaf: Any) -> tuple[str, str] | None:
+def _tracer(leaf: Any) -> tuple[str, str] | None:
     if not isinstance(leaf, jax.core.Tracer):
         return None
     remedy = "call the step outside jax.jit, jax.grad, jax.vmap and the like, or parallelize the function that calls it"
@@ -154,7 +154,7 @@ def _numpy(leaf: Any) -> tuple[str, str] | None:
         return f"a numpy array of records {dtype}", "pass its fields: {name: x[name] for name in x.dtype.names}"
     what = f"a numpy {'array of ' if isinstance(leaf, np.ndarray) else ''}{dtype}"
     if dtype.kind == "O":
-        return "a numpy array of objects", _stacked(leaf)
+        return "a numpy array of objects", _stacking_remedy(leaf)
     if dtype.kind in "Mm":
         return what, "pass numbers, e.g. (x - x.min()) / np.timedelta64(1, 's')" if dtype.kind == "M" else (
             "pass numbers, e.g. x / np.timedelta64(1, 's')"
@@ -167,7 +167,7 @@ def _numpy(leaf: Any) -> tuple[str, str] | None:
     return what, f"pass x.astype({narrower})"
 
 
-def _stacked(array: Any) -> str:
+def _stacking_remedy(array: Any) -> str:
     shapes = {np.shape(item) for item in array.flat} if all(_is_numeric(item) for item in array.flat) else set()
     if len(shapes) == 1:
         return "pass numbers of one type, e.g. np.asarray(x.tolist(), np.float32)"
@@ -236,6 +236,6 @@ def _other(leaf: Any) -> tuple[str, str] | None:
 
 
 _KINDS: tuple[Callable[[Any], tuple[str, str] | None], ...] = (
-    _traced, _abstract, _mutable, _wide, _spread, _numpy, _too_large, _foreign_array, _text, _function, _collection,
+    _tracer, _abstract, _mutable, _wide, _spread, _numpy, _too_large, _foreign_array, _text, _function, _collection,
     _other,
 )  # fmt: skip

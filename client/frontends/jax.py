@@ -21,21 +21,21 @@ from jax import dtypes
 from jax.extend.source_info_util import register_exclusion
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from shardwright.client.annotate import annotations_kept
-from shardwright.client.array_operators import handles_kept
+from shardwright.client.annotate import keep_annotations
+from shardwright.client.array_operators import keep_handles
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.argnums import Argnames, Argnums, Parameters, static_and_donated
-from shardwright.client.frontends.arguments import flattened, is_too_wide, refusal, refused_result, specs_of
+from shardwright.client.frontends.argnums import Argnames, Argnums, Parameters, resolve_argnums
+from shardwright.client.frontends.arguments import flatten_arguments, is_too_wide, refusal, result_refusal, specs_of
 from shardwright.client.frontends.jaxprs import (
-    Hoisted,
+    HoistedFunction,
+    explain_trace_errors,
     hoist_constants,
-    refuse_what_cannot_travel,
-    trace_errors_in_words,
+    refuse_unsupported,
 )
-from shardwright.client.frontends.modules import changes, require_unshared, watched
+from shardwright.client.frontends.nnx_modules import find_changes, record_variables, require_unshared
 from shardwright.dtypes import to_dtype, to_element_type
 from shardwright.errors import ArrayError, OptionError
-from shardwright.hlo.donors import pair_donors
+from shardwright.hlo.donation import pair_donors
 from shardwright.xla import private
 
 register_exclusion(__file__)  # source lines in programs are the user's
@@ -68,13 +68,13 @@ class ArraySpec:
 
 
 @functools.cache
-def _interned(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> ArraySpec:
+def _intern_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> ArraySpec:
     return ArraySpec(shape, dtype, weak_type)
 
 
 def array_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> ArraySpec:
     """The one ArraySpec of these values."""
-    return _interned(shape, dtype, weak_type)
+    return _intern_spec(shape, dtype, weak_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class JaxFunction:
         self.fn = fn
         self.name: str = getattr(fn, "__name__", None) or type(fn).__name__
         self._parameters = Parameters(fn, self.name)
-        self._static, self._donated = static_and_donated(
+        self._static, self._donated = resolve_argnums(
             fn,
             self._parameters,
             static=(static_argnums, static_argnames),
@@ -214,7 +214,7 @@ class JaxFunction:
         argument that cannot be hashed.
         """
         statics, dynamic = self.split(args, kwargs)
-        leaves, tree = flattened(dynamic, self.name)
+        leaves, tree = flatten_arguments(dynamic, self.name)
         specs = specs_of(leaves, spec, dynamic, lambda: self._leaf_names(dynamic))
         signature = Signature(statics, tree, specs, settings)
         try:
@@ -233,7 +233,7 @@ class JaxFunction:
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[int | str, Any], ...], Any]:
         """(static arguments, the pytree of all others) of one call."""
-        args, kwargs = self._parameters.bound(args, kwargs)
+        args, kwargs = self._parameters.bind_by_name(args, kwargs)
         static = self._static
         if not static.positions and not static.names:
             return (), (args, kwargs)
@@ -242,7 +242,7 @@ class JaxFunction:
         others = tuple(arg for number, arg in enumerate(args) if number not in static.positions)
         return by_position + by_name, (others, {key: kwargs[key] for key in kwargs if key not in static.names})
 
-    def donated_leaves(self, dynamic: Any) -> frozenset[int]:
+    def find_donated_leaves(self, dynamic: Any) -> frozenset[int]:
         """Numbers of the leaves of `dynamic` (the second item of `split`) that are donated."""
         args, kwargs = dynamic
         numbers: list[int] = []
@@ -267,19 +267,19 @@ class JaxFunction:
 
         @functools.wraps(self.fn)
         def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
-            before = watched((args, kwargs))
-            result = _only_arrays(self.fn(*args, **kwargs))
-            new = changes(before, result)
+            before = record_variables((args, kwargs))
+            result = _require_arrays(self.fn(*args, **kwargs))
+            new = find_changes(before, result)
             changed.extend(new)
             return result, list(new.values())
 
-        with annotations_kept(), handles_kept(), jax.disable_jit(False), trace_errors_in_words(self.name):
+        with keep_annotations(), keep_handles(), jax.disable_jit(False), explain_trace_errors(self.name):
             traced = jax.jit(function, **marks, keep_unused=True).trace(*args, **kwargs)
-            refuse_what_cannot_travel(traced.jaxpr, self.name)
+            refuse_unsupported(traced.jaxpr, self.name)
             hoisted = hoist_constants(traced.jaxpr)
             result, new = traced.out_info
             if hoisted is not None:
-                traced = self._trace_hoisted(hoisted, signature)
+                traced = self._trace_with_hoisted(hoisted, signature)
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
         constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
         captured = hoisted.handles if hoisted else ()
@@ -322,7 +322,7 @@ class JaxFunction:
         }
         return tuple(args), kwargs, marks
 
-    def _trace_hoisted(self, hoisted: Hoisted, signature: Signature) -> Any:
+    def _trace_with_hoisted(self, hoisted: HoistedFunction, signature: Signature) -> Any:
         """Traced again with the constants and handles as one more positional argument."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -408,14 +408,14 @@ def spec_of_value(leaf: Any) -> ArraySpec:
     return spec
 
 
-def _only_arrays(result: Any) -> Any:
-    """`result`. Raises as `arguments.refused_result` says where a leaf of it is no array."""
+def _require_arrays(result: Any) -> Any:
+    """`result`. Raises as `arguments.result_refusal` says where a leaf of it is no array."""
     for path, leaf in tree_flatten_with_path(result)[0]:
         try:
             jax.typeof(leaf)
         except (TypeError, ValueError, OverflowError):
             if not hasattr(leaf, "__jax_array__"):
-                raise refused_result(leaf, "result" + keystr(path)) from None
+                raise result_refusal(leaf, "result" + keystr(path)) from None
     return result
 
 
@@ -442,7 +442,7 @@ def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
         value = jax.numpy.asarray(data)
     if spec.is_key:
         return jax.random.wrap_key_data(value, impl=_key_impl(spec.dtype))
-    return private.weakly_typed(value) if spec.weak_type else value
+    return private.make_weakly_typed(value) if spec.weak_type else value
 
 
 @functools.lru_cache(maxsize=256)
@@ -455,7 +455,7 @@ def key_impl_name(spec: ArraySpec) -> str:
     return str(_key_impl(spec.dtype))
 
 
-def stored_spec(element_type: str, shape: tuple[int, ...], *, key_impl: str, is_weak: bool) -> ArraySpec:
+def spec_of_stored(element_type: str, shape: tuple[int, ...], *, key_impl: str, is_weak: bool) -> ArraySpec:
     """Type of an array that stands in programs like this; of a PRNG key where `key_impl` names its implementation."""
     if not key_impl:
         return array_spec(shape, to_dtype(element_type), is_weak)

@@ -27,9 +27,9 @@ from shardwright.cost import (
     reshard_time_s,
 )
 from shardwright.cost.compute import Traffic
-from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
-from shardwright.cost.moves.relayout import ANY_ORDER, Ends, passed, relayout_s
-from shardwright.cost.moves.tilings import Order
+from shardwright.cost.moves.move_table import Kind, LayoutIds, Moves, layout_ids_of
+from shardwright.cost.moves.relayout import ANY_ORDER, MoveEnds, access_of, relayout_s
+from shardwright.cost.moves.tilings import AtomOrder
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.shardings import Mesh, TensorSharding
@@ -43,7 +43,7 @@ _NUMBER_OF_IMPOSSIBLE = 1
 _IMPOSSIBLE: Moves = (("impossible", (), 0.0, None, None),)
 
 #: What moves send: as `Moves`, whatever lies outermost.
-Sent = tuple[tuple[str, Order, float], ...]
+Sent = tuple[tuple[str, AtomOrder, float], ...]
 _IMPOSSIBLE_SENT: Sent = (("impossible", (), 0.0),)
 
 #: Seconds of the first two lists of moves: none, and one that cannot be.
@@ -66,8 +66,8 @@ class Prices:
         #: By the sharding's integer, sets of axes as bits: those that split it, and those that it is partial over.
         self._split = _Column()
         self._unreduced = _Column()
-        self._layouts: dict[int, Layouts] = {}  # by rank
-        self._layout = _Column()  # sums aside, as `Layouts` counts them
+        self._layouts: dict[int, LayoutIds] = {}  # by rank
+        self._layout = _Column()  # sums aside, as `LayoutIds` counts them
         self._place = _Column()  # among shardings of the same rank
         self._counts: Counter[int] = Counter()  # of shardings, by rank
         #: Per kind of arrays, by the places of source and target: the number of the moves.
@@ -86,8 +86,8 @@ class Prices:
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
         self.has_transposes = profile.compiler.turns_moved
         #: Seconds of bringing elements into another order, by the number of the moves; NaN: unknown.
-        self._transposed: dict[tuple[str, tuple[int, ...], Ends], FloatArray] = {}
-        self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, Ends], FloatArray | None] = {}
+        self._transposed: dict[tuple[str, tuple[int, ...], MoveEnds], FloatArray] = {}
+        self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, MoveEnds], FloatArray | None] = {}
         self._sums: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
 
@@ -215,7 +215,7 @@ class Prices:
             found = self._launching[id(matrix), count] = matrix, moved  # with the matrix: its number stays its own
         return found[1]
 
-    def transpose_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding, ends: Ends) -> float:
+    def transpose_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding, ends: MoveEnds) -> float:
         """Seconds of bringing elements into another order, as a move from one sharding to another needs it."""
         if not self.has_transposes or source == target or ends == ANY_ORDER:
             return 0.0
@@ -223,7 +223,7 @@ class Prices:
         return float(self._transpose_seconds(shape, have, want, ends)[0, 0])
 
     def with_transposes(
-        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends
+        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: MoveEnds
     ) -> FloatArray:
         """A matrix of moves (`reshard_matrix`), and `count` times what bringing elements into another order takes; the
         same matrix for equal ones."""
@@ -241,7 +241,7 @@ class Prices:
             found = self._sums[id(matrix), id(turned_s)] = matrix, turned_s, matrix + turned_s
         return found[2]
 
-    def _transpose_seconds(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: Ends) -> FloatArray:
+    def _transpose_seconds(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: MoveEnds) -> FloatArray:
         """Seconds of bringing elements into another order, once, and of writing what nobody else reads."""
         numbers = self._moves_between(shape, sources, targets)
         key = shape.element_type, shape.dimensions, ends
@@ -262,22 +262,22 @@ class Prices:
         is_moved = (numbers > _NUMBER_OF_IMPOSSIBLE) & (self._unreduced[sources] == 0)[:, None]
         return found + np.where(is_moved, stored / self.profile.memory_bandwidth_bytes_per_s, 0.0)
 
-    def _relayout_s(self, moves: Moves, shape: ArrayShape, ends: Ends) -> float:
+    def _relayout_s(self, moves: Moves, shape: ArrayShape, ends: MoveEnds) -> float:
         """Seconds of the kernels that bring elements into another order for moves, mostly none."""
         is_in_order = all(reads is None and writes is None for *_, reads, writes in moves)
         if is_in_order and (ends.waits or all(kind != "all-reduce" for kind, *_ in moves)):
             return 0.0
         each = [
-            passed(kind, round(part * shape.size_bytes), atoms, reads, writes)
+            access_of(kind, round(part * shape.size_bytes), atoms, reads, writes)
             for kind, atoms, part, reads, writes in moves
         ]
         return relayout_s(each, shape.dimensions, ends, self.profile)
 
-    def _layouts_of(self, rank: int) -> Layouts:
+    def _layouts_of(self, rank: int) -> LayoutIds:
         """Kept here, for their numbers are in `_layout`."""
         found = self._layouts.get(rank)
         if found is None:
-            found = self._layouts[rank] = layouts_on(self.mesh, rank)
+            found = self._layouts[rank] = layout_ids_of(self.mesh, rank)
         return found
 
     def _moves_between(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from shardwright.cluster import Cluster
 from shardwright.cost import HardwareProfile, collective_time_s
 from shardwright.cost.moves.device_groups import device_groups
-from shardwright.cost.moves.relayout import Ends
+from shardwright.cost.moves.relayout import MoveEnds
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices, times
-from shardwright.shardings import Mesh, MeshAxis, is_turned
+from shardwright.shardings import Mesh, MeshAxis, has_rotated_axes
 
 #: Moves of arrays of up to so many dimensions are priced as XLA makes them: they are fewer, and decide more.
 EXACT_RANK = 3
@@ -106,7 +106,7 @@ class RelaxedPrices(Prices):
         return counted
 
     def with_transposes(
-        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends
+        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: MoveEnds
     ) -> FloatArray:
         """As `Prices.turning`, where all moves are followed; else nothing is known of them."""
         is_even = bool(self._even_ids(shape, sources).all() and self._even_ids(shape, targets).all())
@@ -156,7 +156,7 @@ class RelaxedPrices(Prices):
 
     def _rotation_flags(self, ids: IntArray) -> IntArray:
         """[shardings]: 1 where axes are out of mesh order (`axis_order`)."""
-        return np.array([int(is_turned(self.shardings[number], self.mesh)) for number in ids.tolist()], np.int64)
+        return np.array([int(has_rotated_axes(self.shardings[number], self.mesh)) for number in ids.tolist()], np.int64)
 
     def _roles(self, ids: IntArray) -> IntArray:
         """[shardings, axes]: the dimension that each axis splits, or what else it does."""

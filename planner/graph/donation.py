@@ -1,11 +1,11 @@
-"""Donated arguments that the header pairs with no output yet: paired here, as `shardwright.hlo.donors` says."""
+"""Donated arguments that the header pairs with no output yet: paired here, as `shardwright.hlo.donation` says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from shardwright.hlo import Module, Shape, TupleShape
-from shardwright.hlo.donors import pair_donors
+from shardwright.hlo.donation import pair_donors
 from shardwright.planner.rewrites.edit import attribute, flat_aliases
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, without_layout
-from shardwright.hlo.checks import problem
+from shardwright.hlo.checks import find_problem
 from shardwright.planner.graph.bitcasts import bitcast_steps
 from shardwright.planner.graph.per_device_programs import REMEDY, is_optimized, is_single_device, location_of
 from shardwright.planner.rewrites.edit import Names, attribute, computation_of, copy_of, int_list
@@ -130,7 +130,7 @@ class _Writer:
             attributes["metadata"] = old.attributes["metadata"]
         called = {name: tuple(self._computations[each] for each in group) for name, group in source.called.items()}
         made = copy_of(old, self._operands(source), opcode=opcode, attributes=attributes, called=called)
-        found = problem(made)
+        found = find_problem(made)
         if found is not None:
             raise self._error_at(old, found)
         return made

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.cost.peak.copy_readers import CopyReader, operand_copy_bytes
 from shardwright.cost.peak.liveness import Liveness
-from shardwright.cost.peak.memory import Held, shard_bytes
-from shardwright.cost.peak.readers import Reader, bytes_turned
+from shardwright.cost.peak.memory import LiveBuffer, shard_bytes
 from shardwright.hlo import ArrayShape
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.memory.loop_gathers import LoopUse, argument_of_use, find_loop_uses
@@ -188,7 +188,7 @@ class MemoryModel:
         values = {leaf: times for leaf, times in peak.values.items() if leaf in kept}
         return replace(peak, values=values, reduced_values=peak.reduced_values & kept)
 
-    def constraint_of_buffers(self, held: Iterable[Held], decisions: Decisions) -> MemoryConstraint:
+    def constraint_of_buffers(self, held: Iterable[LiveBuffer], decisions: Decisions) -> MemoryConstraint:
         """Where `cost.peak.memory` says that a plan takes the most bytes: what is stored there because of how it lays
         that out, too. Another plan need not store it, so that this says what to change, and bounds nothing.
 
@@ -199,7 +199,7 @@ class MemoryModel:
         for buffer in held:
             leaf, operand = self._leaf_of(buffer.name, buffer.leaf), self._operand_of(buffer.reader)
             if buffer.reader is not None and operand is not None:
-                if buffer.reader.is_turned:
+                if buffer.reader.is_transposed:
                     turned.add(operand)
                     continue
                 if _reshard_bytes(decisions, operand) == buffer.size_bytes:
@@ -288,7 +288,7 @@ class MemoryModel:
             lies = decisions.strategies[payer[0]].operands[payer[1]]
         return _shard_bytes(shape, lies, decisions.graph.prices.mesh)
 
-    def _operand_of(self, reader: Reader | None) -> Operand | None:
+    def _operand_of(self, reader: CopyReader | None) -> Operand | None:
         """What a copy is made for, if it is for an instruction of arrays that chooses its strategy."""
         leaf = self._leaf_of(reader.name, 0) if reader is not None else None
         if reader is None or leaf is None:
@@ -421,7 +421,7 @@ def _transpose_bytes(decisions: Decisions, operand: Operand) -> int:
     node, position = operand
     graph = decisions.graph
     used = decisions.strategies[node].operands
-    return bytes_turned(graph.flow.nodes[node].instruction, position, used, graph.prices.mesh)
+    return operand_copy_bytes(graph.flow.nodes[node].instruction, position, used, graph.prices.mesh)
 
 
 def _reshard_bytes(decisions: Decisions, operand: Operand) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.peak.readers import bytes_turned
+from shardwright.cost.peak.copy_readers import operand_copy_bytes
 from shardwright.planner.costs.prices import FloatArray, IntArray
 from shardwright.planner.graph.dataflow import Leaf, Node, Use
 from shardwright.planner.memory.constraint import MemoryConstraint, Operand
@@ -86,7 +86,9 @@ def transpose_bytes(graph: CostGraph, operand: Operand) -> FloatArray:
     """Bytes of an operand's copy in the order that its product's kernel takes, by the product's states."""
     product, ids = graph.flow.nodes[operand[0]].instruction, graph.set_of((operand[0], -1)).operand_ids.tolist()
     lies, mesh = graph.prices.shardings, graph.prices.mesh
-    by_ids = {used: bytes_turned(product, operand[1], [lies[i] for i in used], mesh) for used in set(map(tuple, ids))}
+    by_ids = {
+        used: operand_copy_bytes(product, operand[1], [lies[i] for i in used], mesh) for used in set(map(tuple, ids))
+    }
     return np.array([by_ids[tuple(used)] for used in ids], np.float64)
 
 

@@ -92,7 +92,7 @@ def idle_argument_plan(step: PipelineStep, number: int, stage: int) -> VariableP
     """How an argument lies on a stage that computes nothing with it."""
     shape, layouts = array(step.arguments[number]), step.layouts[stage]
     name, lies = argument_value(number), layouts.argument(number)
-    return VariablePlan.lying(0, name, shape.element_type, shape.dimensions, lies, layouts.mesh)
+    return VariablePlan.from_sharding(0, name, shape.element_type, shape.dimensions, lies, layouts.mesh)
 
 
 def _users(variable: VariablePlan, origin: Origin) -> VariablePlan:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.hlo import ArrayShape
@@ -138,7 +138,7 @@ def _require_memory(plan: PipelinePlan, cluster: Cluster, options: PlanOptions) 
     for stage in plan.stages:
         part = cluster.part(stage.first_device, stage.mesh.device_count)
         profile = hardware_profile(part.hardware)
-        limit, needed = memory_limit_bytes(options, part, profile), required_bytes(stage.memory, profile)
+        limit, needed = memory_limit_bytes(options, part, profile), bytes_with_margin(stage.memory, profile)
         if needed > limit:
             raise MemoryBudgetError(
                 f"stage {stage.number} of {len(plan.stages)} needs {format_bytes(ceil(needed))} a device, "

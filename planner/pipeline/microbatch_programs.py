@@ -26,7 +26,7 @@ from shardwright.planner.pipeline.step import (
 )
 from shardwright.planner.rewrites.edit import int_list
 from shardwright.shardings import TensorSharding
-from shardwright.tasks import PieceKind
+from shardwright.tasks import ProgramKind
 
 _INT = ArrayShape("s32", ())
 _SCALAR = TensorSharding(())
@@ -147,7 +147,7 @@ def _chunk_program(
     return program.finish()
 
 
-def _kind(home: ProgramId, homes: ProgramAssignment) -> PieceKind:
+def _kind(home: ProgramId, homes: ProgramAssignment) -> ProgramKind:
     if home.is_delayed:
         return "weight"
     return "backward" if home.is_backward and homes.has_backward else "forward"

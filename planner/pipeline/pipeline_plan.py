@@ -44,7 +44,7 @@ from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
 from shardwright.tasks import (
     Schedule,
-    StepPieces,
+    StepSpec,
     TaskGraph,
     Timeline,
     memory_over_time,
@@ -266,12 +266,12 @@ class _Maker:
         values: Values,
         arguments: Sequence[ArgumentEntry],
         outputs: Sequence[OutputEntry],
-    ) -> StepPieces:
-        return StepPieces(
+    ) -> StepSpec:
+        return StepSpec(
             micro_batches=step.micro_batches,
             stage_of_chunk=step.stage_of_chunk,
             values=task_values(step, values),
-            pieces=tuple(task_piece(program) for program in programs),
+            programs=tuple(task_piece(program) for program in programs),
             arguments=tuple((entry.value, entry.stage) for entry in arguments),
             outputs=tuple((entry.value, entry.stage) for entry in outputs),
             arrivals_s=self._arrivals_s(step, arguments),

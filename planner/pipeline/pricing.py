@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 
 from shardwright.cluster import Cluster
-from shardwright.cost import HardwareProfile, memory
+from shardwright.cost import HardwareProfile, predict_memory
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.kernels import find_kernels
 from shardwright.planner.costs.prices import Prices
@@ -68,7 +68,7 @@ class Pricing:
                     lower_bound_s=0.0,
                     bound_scope=_SCOPE,
                 ),
-                memory=memory(
+                memory=predict_memory(
                     program.module, program.entries, program.parameters, program.outputs, mesh, self._profile
                 ),
                 original_sha256=self._original_sha256,

@@ -13,7 +13,7 @@ from shardwright.planner.plans.verify import CALLING
 from shardwright.planner.rewrites.edit import attribute, check_consistency, copy_of
 from shardwright.plans import InstructionPlan, VariablePlan
 from shardwright.shardings import TensorSharding, ValueSharding
-from shardwright.tasks import PieceKind
+from shardwright.tasks import ProgramKind
 
 #: Instructions whose result is their operands', or a part of it.
 _HANDING_ON = frozenset(
@@ -29,7 +29,7 @@ class ProgramDraft:
     """A program of a pipeline before its costs are known; fields as in `PipelineProgram`."""
 
     name: str
-    kind: PieceKind
+    kind: ProgramKind
     stage: int
     chunk: int | None
     module: Module
@@ -56,7 +56,7 @@ class ProgramWriter:
     """
 
     name: str
-    kind: PieceKind
+    kind: ProgramKind
     stage: int
     chunk: int | None
     source: Module
@@ -90,7 +90,7 @@ class ProgramWriter:
             made.attributes["metadata"] = like.attributes["metadata"]
         self._parameters[value] = made
         self._variables.append(
-            VariablePlan.lying(
+            VariablePlan.from_sharding(
                 number, value, shape.element_type, shape.dimensions, lies, self.layouts.mesh, view_of=view_of
             )
         )
@@ -227,14 +227,14 @@ class ProgramWriter:
             reads=tuple(self._parameters),
             writes=tuple(self._outputs),
             parameters=tuple(
-                VariablePlan.lying(
+                VariablePlan.from_sharding(
                     v.number, v.name, v.element_type, v.shape, v.sharding, mesh,
                     alias=back.get(v.number), view_of=v.view_of,
                 )
                 for v in self._variables
             ),
             outputs=tuple(
-                VariablePlan.lying(
+                VariablePlan.from_sharding(
                     number, o.value, shape.element_type, shape.dimensions, o.sharding, mesh,
                     alias=aliases.get(number), view_of=o.view_of,
                 )

@@ -12,7 +12,7 @@ from shardwright.planner.pipeline.boundary import Values, idle_argument_plan
 from shardwright.planner.pipeline.step import INDEX, PipelineStep, argument_value
 from shardwright.planner.pipeline.update_programs import UpdatePrograms
 from shardwright.shardings import Mesh
-from shardwright.tasks import Piece, Scope, Value
+from shardwright.tasks import ProgramSpec, Scope, StepValue
 
 #: Programs that run once for every micro-batch.
 _PER_MICRO_BATCH = frozenset({"split", "forward", "backward"})
@@ -85,7 +85,7 @@ def device_bytes(value: PipelineValue, mesh: Mesh) -> int:
     return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
 
 
-def task_values(step: PipelineStep, values: Values) -> tuple[Value, ...]:
+def task_values(step: PipelineStep, values: Values) -> tuple[StepValue, ...]:
     """The values as tasks know them. What a device sends is what the fullest device of either side has of it."""
     sizes: dict[str, dict[int, int]] = {}
     scopes: dict[str, Scope] = {}
@@ -93,7 +93,7 @@ def task_values(step: PipelineStep, values: Values) -> tuple[Value, ...]:
         sizes.setdefault(value.name, {})[value.stage] = device_bytes(value, step.layouts[value.stage].mesh)
         scopes[value.name] = value.scope
     return tuple(
-        Value(
+        StepValue(
             name=name,
             scope=scopes[name],
             sizes=of_stage,
@@ -103,9 +103,9 @@ def task_values(step: PipelineStep, values: Values) -> tuple[Value, ...]:
     )
 
 
-def task_piece(program: PipelineProgram) -> Piece:
+def task_piece(program: PipelineProgram) -> ProgramSpec:
     """A program as tasks know it."""
-    return Piece(
+    return ProgramSpec(
         program=program.name,
         kind=program.kind,
         stage=program.stage,

@@ -14,7 +14,7 @@ from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.forward_pass import CHOICE_OPCODES
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.strategies.expansion import Strategy, local_results
-from shardwright.plans import InstructionPlan, SegmentPlan, VariablePlan, served_from
+from shardwright.plans import InstructionPlan, SegmentPlan, VariablePlan, choose_layout
 from shardwright.shardings import TensorSharding, ValueSharding
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Decisions:
         lies = self.result(use.source)
         if use.source not in self.shared or (node.index, use.source) in self.graph.variables.in_loop_readers:
             return lies
-        return served_from(lies, self.shared[use.source], used)
+        return choose_layout(lies, self.shared[use.source], used)
 
 
 def decide(graph: CostGraph, states: Mapping[Variable, int]) -> Decisions:
@@ -328,4 +328,4 @@ def _variable(decisions: Decisions, number: int, node: int, name: str, alias: in
     shape = decisions.graph.flow.nodes[node].shapes[0]
     sharding = decisions.result((node, 0))
     mesh = decisions.graph.prices.mesh
-    return VariablePlan.lying(number, name, shape.element_type, shape.dimensions, sharding, mesh, alias=alias)
+    return VariablePlan.from_sharding(number, name, shape.element_type, shape.dimensions, sharding, mesh, alias=alias)

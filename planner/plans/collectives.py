@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardwright.cost import Move, reshard, wire_bytes
 from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.device_groups import groups_along
-from shardwright.cost.moves.relayout import LOOP, Ends
+from shardwright.cost.moves.relayout import LOOP, MoveEnds
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
@@ -82,17 +82,17 @@ class _CollectiveLedger:
         ends = self.decisions.graph.variables.ends_of(whole, LOOP)
         self._add_transpose(node, whole, stages[-2], stages[-1], node.weight, ends)
 
-    def _ends(self, node: Node, use: Use, after: TensorSharding) -> Ends:
+    def _ends(self, node: Node, use: Use, after: TensorSharding) -> MoveEnds:
         """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""
         layout = self.decisions.graph.variables
         ends = layout.ends(node, use)
         if layout.source(node, use) == use.source:
             return layout.layout_ends[use.source] if after == self.decisions.shared_layouts.get(use.source) else ends
         is_reduced = self.decisions.strategies[use.source[0]].results[use.source[1]].unreduced
-        return Ends(LOOP, ends.reader) if is_reduced else ends
+        return MoveEnds(LOOP, ends.reader) if is_reduced else ends
 
     def _add_transpose(
-        self, node: Node, leaf: Leaf, before: TensorSharding, after: TensorSharding, weight: float, ends: Ends
+        self, node: Node, leaf: Leaf, before: TensorSharding, after: TensorSharding, weight: float, ends: MoveEnds
     ) -> None:
         shape = self.decisions.graph.flow.nodes[leaf[0]].shapes[leaf[1]]
         seconds = self.decisions.graph.prices.transpose_s(shape, before, after, ends)
@@ -141,7 +141,7 @@ class _CollectiveLedger:
             count = max(1, runs)
             if leaf in graph.overlappable:
                 self.overlappable[len(self.collectives)] = leaf, node.computation
-            if graph.prices.topology.most_combined_bytes(move.kind, move.group_size):
+            if graph.prices.topology.max_combined_bytes(move.kind, move.group_size):
                 self.combinable[len(self.collectives)] = Combinable(leaf=leaf, move=move, weight=weight)
             self.collectives.append(
                 PlannedCollective(

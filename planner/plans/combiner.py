@@ -46,7 +46,7 @@ def combine(collectives: Sequence[Combinable], flow: Dataflow, topology: Topolog
     numbers: list[int] = []
     count = 0
     for place, each in enumerate(collectives):
-        most_bytes = topology.most_combined_bytes(each.move.kind, each.move.group_size)
+        most_bytes = topology.max_combined_bytes(each.move.kind, each.move.group_size)
         payload_bytes = each.move.payload_bytes
         if payload_bytes > most_bytes:  # XLA leaves out what is too large
             numbers.append(count)

@@ -21,7 +21,7 @@ from shardwright.hlo import (
     format_shape,
 )
 from shardwright.hlo.attributes import parse_value
-from shardwright.hlo.checks import problem
+from shardwright.hlo.checks import find_problem
 
 
 def attribute(name: str, text: str) -> Attribute:
@@ -68,7 +68,7 @@ def callee_attributes(called: Mapping[str, Sequence[Computation]]) -> dict[str, 
 
 def check_consistency(instruction: Instruction) -> Instruction:
     """The instruction itself; InternalError where its attributes contradict its operands or its shape."""
-    found = problem(instruction)
+    found = find_problem(instruction)
     if found is not None:
         raise InternalError(f"a rewrite broke {instruction.name}: {found}")
     return instruction

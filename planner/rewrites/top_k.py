@@ -1,9 +1,9 @@
 """A top-k of few elements is written as that many searches for the largest, which XLA splits.
 
 A `topk` searches one dimension whole; XLA gathers even its batch, unless it is emitted as a manual computation
-(`xla/manual.py`). A reduce that hands on the largest element and where it stands keeps the dimensions that it does not
-reduce, and along the searched one its partial results are gathered (`rules/reduction.py`). k of them, each blind to
-what the ones before have found, are the same top-k.
+(`xla/manual_computation.py`). A reduce that hands on the largest element and where it stands keeps the dimensions
+that it does not reduce, and along the searched one its partial results are gathered (`rules/reduction.py`). k of
+them, each blind to what the ones before have found, are the same top-k.
 
 The same to the bit: XLA orders floats by the total order of IEEE 754 (−NaN < −∞ < … < −0 < 0 < … < ∞ < NaN) and takes
 the first of equal ones. So do integers of the floats' bits, those of negative ones turned round, and at equal ones

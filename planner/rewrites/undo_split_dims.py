@@ -117,7 +117,7 @@ class _SplitUndo:
             return variable
         if variable.is_padded or variable.is_stacked:
             raise _NotExpressibleError
-        return VariablePlan.lying(
+        return VariablePlan.from_sharding(
             variable.number,
             variable.name,
             variable.element_type,

@@ -1,7 +1,8 @@
 """One computation for each element of a batch, split along it: matrix decompositions, Fourier transforms, top-k and
 library calls.
 
-XLA's partitioner has no case for Fourier transforms and top-k: `xla/manual.py` emits them as manual computations.
+XLA's partitioner has no case for Fourier transforms and top-k: `xla/manual_computation.py` emits them as manual
+computations.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ JAX writes what `jax.experimental.custom_partitioning` is told into the text, as
 
 A list of factors for each dimension, major first, of each operand and result; their sizes; and those that are no plain
 pass-through (https://openxla.org/shardy/sharding_representation). Split along a factor, each device makes the same call
-on its parts (`xla/manual.py`). So only such factors count here:
+on its parts (`xla/manual_computation.py`). So only such factors count here:
 
 - pass-through ones: a sum over a reduction factor is not made by anybody, and what needs replication stays whole;
 - those of an operand, and of every result: what lacks one is made of all of it;

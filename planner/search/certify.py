@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-from shardwright.cost import memory, required_bytes
+from shardwright.cost import bytes_with_margin, predict_memory
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
@@ -243,7 +243,7 @@ def remove_idle_views(search: MeshSearch, plan: Plan) -> tuple[Module, Plan]:
     made, settled = drop_idle_views(module, plan, arguments=options.argument_views, outputs=options.output_views)
     if made is module or not profile.compiler.copies_donated:
         return made, settled
-    predicted = memory(made, settled.instructions, settled.parameters, settled.outputs, settled.mesh, profile)
-    if required_bytes(predicted, profile) > search.limit_bytes:
+    predicted = predict_memory(made, settled.instructions, settled.parameters, settled.outputs, settled.mesh, profile)
+    if bytes_with_margin(predicted, profile) > search.limit_bytes:
         return module, plan
     return made, replace(settled, memory=predicted)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, memory_and_peak, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile, predict_memory_and_peak
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
@@ -189,7 +189,7 @@ class MeshSearch:
         moved = communication(decisions)
         instructions = instruction_plans(decisions)
         parameters, outputs = variable_plans(decisions, self.program.arguments, self.program.outputs)
-        predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
+        predicted = predict_memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
         self.clock.record_build_time(self.clock.elapsed_s - begun_s)
         return CandidatePlan(
             mesh=mesh,
@@ -215,7 +215,7 @@ class MeshSearch:
 
     def bytes_needed(self, found: CandidatePlan) -> int:
         """What a device must have for a plan: the predicted peak and what the prediction may miss."""
-        return required_bytes(found.memory, self.profile)
+        return bytes_with_margin(found.memory, self.profile)
 
     def fits(self, found: CandidatePlan) -> bool:
         """Whether a device has what a plan needs."""

@@ -121,7 +121,7 @@ def _plan_with_micro_batches(
         return None
     made = SearchResult(search=variant, solutions=[], mesh_errors={})
     try:
-        fits = fit_plan(variant, found) if is_priced else _check_fits(variant, found)
+        fits = fit_plan(variant, found) if is_priced else _check_type(variant, found)
     except MemoryBudgetError as error:
         made.add_memory_error(error)
         return made
@@ -130,7 +130,7 @@ def _plan_with_micro_batches(
     return made
 
 
-def _check_fits(search: Search, found: CandidatePlan) -> CandidatePlan:
+def _check_type(search: Search, found: CandidatePlan) -> CandidatePlan:
     if not search.fits(found):
         raise too_large_error(search, found)
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.search.experts import similarly_fast_experts
-from shardwright.plans import combined_count
+from shardwright.plans import count_combined
 from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _comparable_plans(outcome: SearchResult, fastest: CandidatePlan, limit_s: fl
 
 
 def _complexity(plan: CandidatePlan) -> tuple[int, int, float]:
-    return _axis_count(plan.mesh), combined_count(list_collectives(plan.decisions)), plan.cost.step_s
+    return _axis_count(plan.mesh), count_combined(list_collectives(plan.decisions)), plan.cost.step_s
 
 
 def _axis_count(mesh: Mesh) -> int:

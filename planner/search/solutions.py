@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardwright.cost.peak.memory import Held
+from shardwright.cost.peak.memory import LiveBuffer
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.memory.messages import TooLargeError
@@ -61,7 +61,7 @@ class CandidatePlan:
     parameters: tuple[VariablePlan, ...]
     outputs: tuple[VariablePlan, ...]
     memory: MemorySummary
-    live_buffers: tuple[Held, ...] = ()
+    live_buffers: tuple[LiveBuffer, ...] = ()
     dual_bound_s: float = 0.0
     multipliers: Multipliers | None = None
     unconstrained_solution: ChainSolution | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost.moves.relayout import Ends
+from shardwright.cost.moves.relayout import MoveEnds
 from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.confine import Confinement
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
@@ -204,7 +204,7 @@ class CostGraph:
             self._partial[key] = found  # with the matrix: its number stays its own
         return found[1]
 
-    def _move_costs(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: Ends) -> FloatArray:
+    def _move_costs(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: MoveEnds) -> FloatArray:
         index, leaf = source
         shape, combinable_bytes = self.flow.nodes[index].shapes[leaf], self.combinable_bytes.get(source, 0)
         waited = weight * self.exposed_fraction if source in self.overlappable else weight

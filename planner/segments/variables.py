@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from shardwright.cost.moves.relayout import LOOP, STORED, Ends, maker_of, reader_of
+from shardwright.cost.moves.relayout import LOOP, STORED, MoveEnds, maker_of, reader_of
 from shardwright.hlo import Instruction
 from shardwright.planner.costs.kernels import Kernels
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
@@ -69,7 +69,7 @@ class ProgramVariables:
     can_be_partial: tuple[bool, ...]
     partial_operand_sets: tuple[tuple[frozenset[int], ...], ...]
     shared_layouts: Mapping[Leaf, float]
-    layout_ends: Mapping[Leaf, Ends]
+    layout_ends: Mapping[Leaf, MoveEnds]
     gradients: frozenset[Leaf]
     cross_segment: Mapping[Variable, tuple[int, ...]]
     after_loops: Mapping[Leaf, Instruction]
@@ -127,11 +127,11 @@ class ProgramVariables:
         """Whether a node takes a launch of its own."""
         return self.kernels.ends[index] and not self.is_cheap_to_recompute[index]
 
-    def ends(self, node: Node, use: Use) -> Ends:
+    def ends(self, node: Node, use: Use) -> MoveEnds:
         """What makes a value, and what a node that reads it does about the order of its elements."""
         return self.ends_of(use.source, _reader_kind(node, use))
 
-    def ends_of(self, leaf: Leaf, reader: int) -> Ends:
+    def ends_of(self, leaf: Leaf, reader: int) -> MoveEnds:
         """What makes a value, and a reader's way with the order of its elements."""
         return _ends(self.flow, self.kernels, self.gradients, leaf, reader)
 
@@ -289,8 +289,8 @@ def _strictest_reader(leaf: Leaf, readers: _Readers, direct: Container[tuple[int
     return max((_reader_kind(node, use) for node, use in found if (node.index, leaf) not in direct), default=LOOP)
 
 
-def _ends(flow: Dataflow, kernels: Kernels, late: Container[Leaf], leaf: Leaf, reader: int) -> Ends:
-    return Ends(_producer_kind(flow, leaf), reader, kernels.is_fused[leaf[0]], leaf not in late)
+def _ends(flow: Dataflow, kernels: Kernels, late: Container[Leaf], leaf: Leaf, reader: int) -> MoveEnds:
+    return MoveEnds(_producer_kind(flow, leaf), reader, kernels.is_fused[leaf[0]], leaf not in late)
 
 
 def _producer_kind(flow: Dataflow, leaf: Leaf) -> int:

@@ -42,7 +42,7 @@ from shardwright.planner.stages.step_plans import MAX_PLANS, StepPlans
 from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
-from shardwright.tasks import Pace, Schedule
+from shardwright.tasks import Schedule, StepEstimate
 
 #: Schedules that are tried; of equals the first is taken. Others (3f3b, …) are on request.
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "2f2b", "gpipe")
@@ -102,7 +102,7 @@ class Pipeline:
     plans: tuple[CandidatePlan, ...]  # of the accumulated step, by kind of group
     whole: Module  # that step
     estimate_s: float
-    pace: Pace | None = None
+    pace: StepEstimate | None = None
 
     @property
     def micro_batches(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shardwright.planner.stages.device_groups import DeviceGroups
 from shardwright.planner.stages.stage_graph import CutProblem, NodeCost, StageCut, of_kind
-from shardwright.tasks import ChunkEdge, ChunkTime, Pace, Schedule, in_flight, pace
+from shardwright.tasks import ChunkEdge, ChunkTime, Schedule, StepEstimate, estimate_step, in_flight
 
 #: Micro-batches per chunk of the model with which a pipeline has been full for a while.
 FULL = 3
@@ -51,7 +51,7 @@ def micro_batches_in_flight(
     return in_flight(schedule, stages=stages, chunks=chunks, micro_batches=enough)
 
 
-def step_pace(problem: CutProblem, cut: StageCut, schedule: Schedule, groups: DeviceGroups) -> Pace:
+def step_pace(problem: CutProblem, cut: StageCut, schedule: Schedule, groups: DeviceGroups) -> StepEstimate:
     """Seconds of a step of a cut under a schedule.
 
     Once a pipeline is full, micro-batches follow at one pace: of many, only the first are simulated.
@@ -62,7 +62,7 @@ def step_pace(problem: CutProblem, cut: StageCut, schedule: Schedule, groups: De
         return _pace(problem, cut, schedule, groups, problem.micro_batches)
     first, second = (_pace(problem, cut, schedule, groups, count) for count in (less, more))
     rest = (problem.micro_batches - more) / (more - less)
-    return Pace(
+    return StepEstimate(
         step_s=second.step_s + rest * (second.step_s - first.step_s),
         busy_s=tuple(b + rest * (b - a) for a, b in zip(first.busy_s, second.busy_s, strict=True)),
     )
@@ -74,7 +74,7 @@ def _pace(
     schedule: Schedule,
     groups: DeviceGroups,
     micro_batches: int,
-) -> Pace:
+) -> StepEstimate:
     traffic = LinkTraffic.of(problem, cut.chunk_of)
     stages = len(problem.stage_slots)
     edges = [
@@ -87,7 +87,7 @@ def _pace(
         for low, high in traffic.pairs
     ]
     before, after = state_transfer_s(problem, cut, groups)
-    return pace(
+    return estimate_step(
         schedule,
         stage_of_chunk=tuple(chunk % stages for chunk in range(problem.chunk_count)),
         micro_batches=micro_batches,

@@ -18,7 +18,7 @@ from math import prod
 
 from shardwright.hlo import ArrayShape
 from shardwright.planner.rules import Factor
-from shardwright.shardings import Mesh, TensorSharding, turned
+from shardwright.shardings import Mesh, TensorSharding, rotate_axes
 
 #: Elements of the smallest array that may be turned: of less, no order saves what planning it takes.
 MIN_ELEMENTS = 1 << 20
@@ -38,7 +38,7 @@ def with_rotation(lies: TensorSharding, dims: Sequence[int], mesh: Mesh) -> tupl
     """A sharding in mesh order, and turned, if the array may be, and that is another one, of even shards."""
     if lies.unreduced or not may_rotate(dims, mesh) or not lies.is_even(tuple(dims), mesh):
         return (lies,)
-    return tuple(dict.fromkeys((lies, turned(lies, mesh))))
+    return tuple(dict.fromkeys((lies, rotate_axes(lies, mesh))))
 
 
 def may_rotate_all(leaves: Sequence[ArrayShape], factors: Sequence[Factor | None], mesh: Mesh) -> bool:

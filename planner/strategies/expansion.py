@@ -21,7 +21,7 @@ from shardwright.planner.rules.halo import exchange_bytes
 from shardwright.planner.rules.linear import linear_ways, why_not_partial
 from shardwright.planner.strategies.axis_order import may_rotate_all, with_rotation
 from shardwright.planner.strategies.padding import MaySplit, divides
-from shardwright.shardings import Mesh, TensorSharding, turned
+from shardwright.shardings import Mesh, TensorSharding, rotate_axes
 
 #: Products take no partial sums through: a sum is reduced before the next product reads it, never after.
 _NOT_THROUGH = frozenset({"dot", "convolution", "ragged-dot"})
@@ -211,7 +211,7 @@ def _rotate(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> lis
     lies = (*strategy.operands, *strategy.results)
     if not all(s.is_even(leaf.dimensions, mesh) and not s.unreduced for leaf, s in zip(leaves, lies, strict=True)):
         return []
-    operands, results = (tuple(turned(s, mesh) for s in side) for side in (strategy.operands, strategy.results))
+    operands, results = (tuple(rotate_axes(s, mesh) for s in side) for side in (strategy.operands, strategy.results))
     if (operands, results) == (strategy.operands, strategy.results):
         return []
     return [replace(strategy, operands=operands, results=results)]

@@ -26,7 +26,7 @@ from shardwright.planner.rules import Factor, OpRule, find_xla_bug, rule_of
 from shardwright.planner.rules.linear import LinearWay, linear_ways, why_not_partial
 from shardwright.planner.strategies.axis_order import may_rotate, may_rotate_all
 from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding, is_turned, turned
+from shardwright.shardings import Mesh, TensorSharding, ValueSharding, has_rotated_axes, rotate_axes
 
 #: How an axis is used: a factor split over it, a partial sum handed on, or not at all.
 Explanation = Factor | LinearWay | None
@@ -74,7 +74,11 @@ def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[
             continue
         if sharding.unreduced and not sharding.is_even(leaf.dimensions, mesh):
             yield f"is partial and split unevenly, {sharding}: XLA has no such sums"
-        if is_turned(sharding, mesh) and may_rotate(leaf.dimensions, mesh) and sharding.is_even(leaf.dimensions, mesh):
+        if (
+            has_rotated_axes(sharding, mesh)
+            and may_rotate(leaf.dimensions, mesh)
+            and sharding.is_even(leaf.dimensions, mesh)
+        ):
             continue
         for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
             if list(axes) != sorted(axes, key=order.__getitem__):
@@ -208,10 +212,10 @@ def _order_problem(
         TensorSharding(tuple(tuple(a for a in axes if a not in scattered) for axes in s.dims)) for s in entry.result
     )
     lies = (*flat(entry.operands), *made)
-    if not any(is_turned(sharding, mesh) for sharding in lies):
+    if not any(has_rotated_axes(sharding, mesh) for sharding in lies):
         return None
     leaves = [leaf for each in (*instruction.operands, instruction) for leaf in each.shape.leaves]
-    if may_rotate_all(leaves, tuple(factors.values()), mesh) and all(s == turned(s, mesh) for s in lies):
+    if may_rotate_all(leaves, tuple(factors.values()), mesh) and all(s == rotate_axes(s, mesh) for s in lies):
         return None
     return "arrays are split along the mesh's first axis last, and others that it computes with are not, or may not be"
 

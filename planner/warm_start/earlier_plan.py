@@ -22,7 +22,7 @@ from shardwright.planner.solver.pbqp import IntArray
 from shardwright.planner.strategies.expansion import AxisChoice, Strategy, choices_of, strategies_of
 from shardwright.planner.strategies.padding import divides
 from shardwright.planner.warm_start.saved_messages import number_nodes
-from shardwright.shardings import Mesh, TensorSharding, is_turned
+from shardwright.shardings import Mesh, TensorSharding, has_rotated_axes
 
 #: How it is said that an axis does nothing, and that arrays are turned (`axis_order`).
 _NO_ROLE, _TRANSPOSED = "", "turned"
@@ -114,7 +114,7 @@ class EarlierPlan:
 def _roles_of(strategy: Strategy, mesh: Mesh) -> AxisRoles:
     if not strategy.choices:
         return strategy.results[0]
-    turns = any(is_turned(lies, mesh) for lies in (*strategy.operands, *strategy.results))
+    turns = any(has_rotated_axes(lies, mesh) for lies in (*strategy.operands, *strategy.results))
     return (*map(_role_name, strategy.choices), *((_TRANSPOSED,) if turns else ()))
 
 

@@ -83,7 +83,7 @@ class CommandDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivedArray:
+class UploadedArray:
     """An array of which all shards that belong on one node are there; it lies on `devices` of the cluster."""
 
     array_id: int
@@ -92,12 +92,12 @@ class ArrivedArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArraysArrived:
+class ArraysUploaded:
     """A client put such arrays on the node of this connection."""
 
     connection: int
     session_id: str
-    arrays: tuple[ArrivedArray, ...]
+    arrays: tuple[UploadedArray, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class LoadRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFacts:
+class ProgramInfo:
     """What the state machine knows of a compiled plan; `payload` is for the shell only.
 
     donated: argument numbers whose buffers the program reuses.
@@ -148,7 +148,7 @@ class CompileFinished:
     """The compile child is done with a plan; exactly one of `program` and `error` is set."""
 
     plan_id: str
-    program: ProgramFacts | None = None
+    program: ProgramInfo | None = None
     error: ShardwrightError | None = None
 
 
@@ -173,7 +173,7 @@ class StepsClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
+class FileStepInfo:
     """Of a step that saves its arguments, or makes its outputs (of so many logical bytes) from a checkpoint."""
 
     is_save: bool
@@ -195,13 +195,13 @@ class StepRequested:
     outputs: tuple[int, ...]
     inline: tuple[tuple[int, int], ...] = ()
     released: tuple[int, ...] = ()
-    files: FileFacts | None = None
+    files: FileStepInfo | None = None
     moved_bytes: tuple[int, ...] | None = None
     payload: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveWaited:
+class SaveAwaited:
     """A client waits for the end of the save whose step had this number."""
 
     call: int
@@ -225,9 +225,9 @@ class Tick:
 
 
 Event = (
-    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArraysArrived
+    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArraysUploaded
     | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
-    | StepsOpened | StepsClosed | StepRequested | SaveWaited | ReleaseRequested | Tick
+    | StepsOpened | StepsClosed | StepRequested | SaveAwaited | ReleaseRequested | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -277,7 +277,7 @@ class CloseOnWorkers:
 class LoadOnWorkers:
     sequence: int
     session_id: str
-    program: ProgramFacts
+    program: ProgramInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from shardwright.cluster import Cluster
 from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 from shardwright.processes import die_with_parent
-from shardwright.progress import Paced, PlanProgress
+from shardwright.progress import PlanProgress, ProgressThrottle
 from shardwright.proto.v1 import master_pb2
 from shardwright.xla.messages import read_message, write_message
 
@@ -37,7 +37,7 @@ def main() -> None:
         try:
             _plan(plan, message[1], replies)
         except Exception as caught:
-            error = wire.error_to_proto(wire.as_our_error(caught))
+            error = wire.error_to_proto(wire.to_shardwright_error(caught))
             write_message(replies, {"kind": "error"}, [error.SerializeToString()])
 
 
@@ -49,9 +49,9 @@ def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies:
         cluster = cluster.part(request.first_device, request.device_count)
 
     def tell(report: PlanProgress) -> None:
-        write_message(replies, {"kind": "progress"}, [wire.plan_progress(report).SerializeToString()])
+        write_message(replies, {"kind": "progress"}, [wire.plan_progress_to_proto(report).SerializeToString()])
 
-    progress = Paced(tell)
+    progress = ProgressThrottle(tell)
     made = plan(blobs[2].decode(), cluster, options, progress=progress)
     progress.flush()
     write_message(replies, {"kind": "plan"}, [made.to_json().encode()])

@@ -11,7 +11,7 @@ import jax
 from shardwright.layouts import Layout
 from shardwright.server.runtime.arrays import StoredArray
 from shardwright.server.runtime.tasks import StageRecord
-from shardwright.server.runtime.transport import Stop
+from shardwright.server.runtime.transport import StopSignal
 from shardwright.xla.runtime import LoadedProgram
 
 
@@ -29,7 +29,7 @@ class Executable(Protocol):
         ...
 
     def run(
-        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
+        self, sequence: int, stop: StopSignal, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
     ) -> list[StoredArray | None]:
         """Dispatch a step on the arguments that are here; per output its array, or None where it is elsewhere."""
         ...
@@ -57,7 +57,7 @@ class SpmdExecutable:
     arguments_here: tuple[bool, ...]
 
     def run(
-        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
+        self, sequence: int, stop: StopSignal, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
     ) -> list[StoredArray | None]:
         del sequence, stop, records
         results = self.loaded.run([stored.value for stored in arrays if stored is not None])

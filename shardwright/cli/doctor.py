@@ -53,7 +53,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 def run(arguments: argparse.Namespace) -> int:
     cluster = cluster_of(arguments.cluster) if arguments.cluster else None
-    findings = examine(cluster)
+    findings = run_checks(cluster)
     if arguments.json:
         print_json({"ok": all(finding.ok for finding in findings), "findings": [asdict(item) for item in findings]})
     else:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_OK if all(finding.ok for finding in findings) else EXIT_UNHEALTHY
 
 
-def examine(cluster: Cluster | None) -> list[Finding]:
+def run_checks(cluster: Cluster | None) -> list[Finding]:
     """All findings about this machine and, where given, about a cluster's ports."""
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _private_names, _devices, _memory]
     findings = [finding for check in checks for finding in check()]

@@ -61,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")
     function = load_function(arguments.function, "FUNCTION")
-    with _raised_as_message(arguments.example, is_debug=arguments.debug):
+    with _user_errors_as_messages(arguments.example, is_debug=arguments.debug):
         example = example_of(arguments.args, arguments.example)
     donated = arguments_of(arguments.donate, "--donate")
     static = arguments_of(arguments.static, "--static")
 
     from shardwright.client.lowering import lower
 
-    with _raised_as_message(arguments.function, is_debug=arguments.debug):
+    with _user_errors_as_messages(arguments.function, is_debug=arguments.debug):
         program = lower(
             function,
             *example,
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _raised_as_message(name: str, *, is_debug: bool) -> Iterator[None]:
+def _user_errors_as_messages(name: str, *, is_debug: bool) -> Iterator[None]:
     """What the user's function raises, whatever it is, as an OptionError: on which line of theirs, how to see the rest.
 
     is_debug: as it is instead.
@@ -103,12 +103,12 @@ def _raised_as_message(name: str, *, is_debug: bool) -> Iterator[None]:
         what, _, _ = str(error).strip().partition("\n")
         raise OptionError(
             f"{name} raised {type(error).__name__}: {what}",
-            where=_users_line(error) or "FUNCTION",
+            where=_user_line(error) or "FUNCTION",
             remedy="mend the function or the types of its arguments; --debug shows the traceback",
         ) from None
 
 
-def _users_line(error: Exception) -> str:
+def _user_line(error: Exception) -> str:
     """`model.py:3`, the innermost line of what we called that is in no library; empty where the call itself failed."""
     from shardwright.client.frontends import jax as front_end
 

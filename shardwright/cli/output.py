@@ -101,7 +101,7 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
         return plan_from_json(read_text(path), hlo_text=hlo_text), hlo_text
     except PlanError as error:
         if hlo is not None and hlo_text is not None:
-            with in_file(hlo):  # what is no program at all is no other program
+            with name_file_in_errors(hlo):  # what is no program at all is no other program
                 parse(hlo_text)
         where = f"{path}: {error.where}" if error.where else path
         remedy = error.remedy or "give a file that `shardwright plan --out` wrote"
@@ -109,7 +109,7 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
 
 
 @contextmanager
-def in_file(path: str) -> Iterator[None]:
+def name_file_in_errors(path: str) -> Iterator[None]:
     """What is wrong with HLO text, or with the program that it holds, names the file that it is of."""
     try:
         yield

@@ -6,7 +6,16 @@ import argparse
 
 from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
-from shardwright.cli.output import EXIT_OK, add_command, in_file, note, print_json, read_text, text_width, write_text
+from shardwright.cli.output import (
+    EXIT_OK,
+    add_command,
+    name_file_in_errors,
+    note,
+    print_json,
+    read_text,
+    text_width,
+    write_text,
+)
 from shardwright.cli.progress import planning_progress
 
 
@@ -48,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from shardwright.planner.cache.store import default_store
 
     store = None if arguments.no_cache else default_store("plans")
-    with in_file(arguments.file), planning_progress() as progress:
+    with name_file_in_errors(arguments.file), planning_progress() as progress:
         plan = plan_with_cache(text, cluster, options, store=store, progress=progress)
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))

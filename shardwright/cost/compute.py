@@ -152,14 +152,14 @@ def compute_time_s(
             rate = profile.matmul_flops_per_s(instruction.operands[0].shape.leaves[0].element_type)
         masked_s = 0.0
         if traffic is not None and instruction.opcode == "dot":
-            masked = _masked_bytes(instruction, operand_shapes)
+            masked = _count_masked_bytes(instruction, operand_shapes)
             masked_s = sum(max(size / profile.memory_bandwidth_bytes_per_s, profile.launch_s) for size in masked)
         return max(work / rate, memory_s, profile.launch_s) + masked_s
     time_s = max(work / profile.vector_flops_per_s, memory_s * (profile.fused_traffic if traffic is None else 1.0))
     return max(time_s, profile.launch_s) if ends_kernel else time_s
 
 
-def _masked_bytes(dot: Instruction, operand_shapes: ShardShapes) -> Iterator[float]:
+def _count_masked_bytes(dot: Instruction, operand_shapes: ShardShapes) -> Iterator[float]:
     """Bytes through memory of the kernels in which XLA sets padding of a product's operands to zero: where it sums over
     a dimension whose shards are uneven. The operand is read and written once more; a loop that makes it writes both."""
     for operand, shape, side in zip(dot.operands, operand_shapes, ("lhs", "rhs"), strict=True):

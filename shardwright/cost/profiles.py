@@ -203,7 +203,7 @@ def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: Hardware
 
 
 @cache
-def known_profiles() -> tuple[str, ...]:
+def list_profiles() -> tuple[str, ...]:
     """Names that `hardware_profile` accepts, sorted."""
     files = (resources.files("shardwright.cost") / "data").iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
@@ -220,11 +220,11 @@ def hardware_profile(name: str) -> HardwareProfile:
         return _profile_of_file(Path(name))
     if "+" in name:
         return _slowest(name, [hardware_profile(each) for each in name.split("+")])
-    if name not in known_profiles():
+    if name not in list_profiles():
         raise OptionError(
             f"no hardware profile is called {name!r}",
             where="hardware",
-            remedy=f"use one of {', '.join(known_profiles())}",
+            remedy=f"use one of {', '.join(list_profiles())}",
         )
     text = (resources.files("shardwright.cost") / "data" / f"{name}.toml").read_text(encoding="utf-8")
     return _profile(name, tomllib.loads(text))

@@ -15,7 +15,7 @@ from shardwright.hlo.opcodes import ARITY, REQUIRED
 from shardwright.hlo.shapes import ArrayShape, Shape, TupleShape
 
 
-def problem(instruction: Instruction) -> str | None:
+def find_problem(instruction: Instruction) -> str | None:
     """What is wrong with an instruction of a known opcode, or None."""
     opcode = instruction.opcode
     arity = ARITY.get(opcode)

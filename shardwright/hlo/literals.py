@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from math import prod
 
-from shardwright.hlo.lexical import balanced_end, fail, skip_space
+from shardwright.hlo.lexical import bracket_end, fail, skip_space
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape, BufferShape, OpaqueShape, Shape, TupleShape
 
 _INT = r"-?[0-9]+"
@@ -85,7 +85,7 @@ def _tuple_parts(text: str, start: int, end: int, shape: TupleShape, original: s
     while position < end - 1:
         character = text[position]
         if character in "({":
-            position = balanced_end(text, position, original)
+            position = bracket_end(text, position, original)
             continue
         if character == ",":
             bounds.append((begin, position))

@@ -25,25 +25,25 @@ from typing import NoReturn
 
 from shardwright.hlo.attribute_text import AttributeReader
 from shardwright.hlo.attributes import COMPUTATION_ATTRIBUTES
-from shardwright.hlo.checks import problem
+from shardwright.hlo.checks import find_problem
 from shardwright.hlo.ir import Attribute, Computation, Instruction, Module
 from shardwright.hlo.lexical import (
     AS_PRINTED,
     NAME,
     STRING,
     WORD_CHARACTER,
-    balanced_end,
     blank_comments,
+    bracket_end,
     fail,
-    near_matches,
     skip_space,
+    suggest_names,
 )
 from shardwright.hlo.literals import check_literal, in_range
 from shardwright.hlo.names import NameUniquer
 from shardwright.hlo.opcodes import OPCODES, is_opcode
 from shardwright.hlo.shape_text import ShapeReader
 from shardwright.hlo.shapes import Shape, TupleShape, without_layout
-from shardwright.hlo.source import TABLES, tables_problem
+from shardwright.hlo.source import TABLES, find_table_problem
 
 _SIMPLE_SHAPE = r"[a-z][a-z0-9]*+\[[^\[\]()]*+\](?:\{[0-9,]*+\})?|\([^()]*+\)"
 _INSTRUCTION = re.compile(
@@ -167,7 +167,7 @@ class _Parser:
             while match := _TABLE_ENTRY.match(self.text, position):
                 entries.append(match[1])
                 position = match.end()
-        found = tables_problem(tables)
+        found = find_table_problem(tables)
         if found is not None:
             self.fail(start, found)
         return tables, position
@@ -299,17 +299,17 @@ class _Parser:
         start = skip_space(text, opcode.end())
         if not text.startswith("(", start):
             self.fail(start, f"expected '(' after the opcode {opcode[0]!r}")
-        return root is not None, name, shape, opcode[0], start + 1, balanced_end(text, start, self.original) - 1
+        return root is not None, name, shape, opcode[0], start + 1, bracket_end(text, start, self.original) - 1
 
     def check_opcode(self, opcode: str, position: int) -> None:
         if not is_opcode(opcode):
-            self.fail(position, f"unknown opcode {opcode!r}{near_matches(opcode, OPCODES)}")
+            self.fail(position, f"unknown opcode {opcode!r}{suggest_names(opcode, OPCODES)}")
 
     def check_instruction(self, instruction: Instruction, position: int) -> None:
         """Opcode known, operands and attributes as it needs them."""
         if instruction.opcode not in OPCODES:
             self.check_opcode(instruction.opcode, self.text.find(instruction.opcode, position))
-        found = problem(instruction)
+        found = find_problem(instruction)
         if found is not None:
             self.fail(position, found)
         if instruction.opcode == "get-tuple-element":
@@ -338,9 +338,9 @@ class _Parser:
         try:
             return tuple([names[name.strip().removeprefix("%")] for name in inside.split(",")])
         except KeyError:
-            return self.spelled_operands(start, start + len(inside), names)
+            return self.parse_operand_list(start, start + len(inside), names)
 
-    def spelled_operands(self, position: int, end: int, names: dict[str, Instruction]) -> tuple[Instruction, ...]:
+    def parse_operand_list(self, position: int, end: int, names: dict[str, Instruction]) -> tuple[Instruction, ...]:
         """Operands one by one, each with or without its shape."""
         text = self.text
         result: list[Instruction] = []
@@ -362,7 +362,7 @@ class _Parser:
             if operand is None and text.startswith("(", skip_space(text, match.end())):
                 self.fail(position, f"give the operand {match[1]}(…) a name and a line of its own")
             if operand is None:
-                self.fail(position, f"no instruction {match[1]!r} before this one{near_matches(match[1], names)}")
+                self.fail(position, f"no instruction {match[1]!r} before this one{suggest_names(match[1], names)}")
             after = match.end()
             while element := _ELEMENT.match(text, after):
                 operand = self.tuple_element(operand, element[1], after, names)
@@ -432,7 +432,7 @@ class _Parser:
         for name in attribute.value:
             if name not in known:
                 kind = "instruction" if known is names else "computation"
-                self.fail(start, f"no {kind} {name!r} before this one{near_matches(name, known)}")
+                self.fail(start, f"no {kind} {name!r} before this one{suggest_names(name, known)}")
         if known is self.computations:
             instruction.called[attribute.name] = tuple([self.computations[name] for name in attribute.value])
             return attribute

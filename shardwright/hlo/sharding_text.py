@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import prod
 
-from shardwright.hlo.replica_groups import MAX_DEVICES, transposed_iota
+from shardwright.hlo.replica_groups import MAX_DEVICES, transpose_iota
 
 _NUMBERS = r"[0-9]{1,9}(?:\s*,\s*[0-9]{1,9})*+"
 _TILES = re.compile(
@@ -45,6 +45,6 @@ def _check_devices(count: int, iota: str | None, permutation: str | None, listed
             raise ValueError(f"{count} tiles, but [{iota}] counts {prod(source)} devices")
         if len(source) > 1 and not permutation:
             raise ValueError(f"[{iota}] needs a permutation T(…)")
-        transposed_iota([1] * len(source), order)  # that it is a permutation
+        transpose_iota([1] * len(source), order)  # that it is a permutation
     elif listed is not None and listed.count(",") + 1 != count:
         raise ValueError(f"{count} tiles, but {listed.count(',') + 1} devices")

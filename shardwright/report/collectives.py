@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.plans import Plan
-from shardwright.report.groups import joined_name
+from shardwright.report.groups import join_names
 from shardwright.report.proof import Observed, Proof, ProofLine, prove
 from shardwright.report.tables import plain_grid, plain_table, plain_text
 from shardwright.report.units import format_bytes
@@ -82,7 +82,7 @@ def _totals(proof: Proof) -> list[RenderableType]:
         [("collective", "left"), ("over", "left"), ("why", "left"), ("plan", "right"), ("program", "right")],
         fold=("why",),
     )
-    groups = _grouped(proof.lines)
+    groups = _group_lines(proof.lines)
     for lines in groups[:_SHOWN]:
         _add(table, [lines[0].kind, _over(lines[0]), _why(lines)], lines)
     if len(groups) > _SHOWN:
@@ -95,7 +95,7 @@ def _totals(proof: Proof) -> list[RenderableType]:
 
 
 def _differences(proof: Proof) -> list[RenderableType]:
-    groups = _grouped(proof.differences)
+    groups = _group_lines(proof.differences)
     if not groups:
         return []
     table = plain_table(
@@ -132,7 +132,7 @@ def _every_line(proof: Proof) -> list[RenderableType]:
     return [Text("Every line", style="bold"), Padding(table, (0, 0, 1, 2))]
 
 
-def _grouped(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:
+def _group_lines(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:
     """Lines that differ only in numbers of their cause, the most bytes first."""
     groups: dict[tuple[object, ...], list[ProofLine]] = {}
     for line in lines:
@@ -156,7 +156,7 @@ def _over(line: ProofLine) -> str:
 
 
 def _why(lines: Sequence[ProofLine]) -> str:
-    return joined_name([_cause(line) for line in lines])
+    return join_names([_cause(line) for line in lines])
 
 
 def _cause(line: ProofLine) -> str:

@@ -55,7 +55,7 @@ def group_variables(variables: Iterable[VariablePlan], mesh: Mesh) -> list[Varia
     `params, opt_state[0].mu ['w']`.
     """
     variables = list(variables)
-    tails = _shared_tails(variables)
+    tails = _find_shared_tails(variables)
     runs: dict[tuple[str, str, tuple[object, ...]], list[VariablePlan]] = {}
     for variable in variables:
         tail = tails.get(variable.name, variable.name)
@@ -79,7 +79,7 @@ def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> Variabl
     first = members[0]
     tails = [member.name.removeprefix(heads[0]) for member in members[: len(members) // len(heads)]]
     return VariableGroup(
-        name=", ".join(heads) + (" " if len(heads) > 1 else "") + joined_name(tails),
+        name=", ".join(heads) + (" " if len(heads) > 1 else "") + join_names(tails),
         count=len(members),
         element_type=first.element_type,
         shape=first.user_shape,
@@ -92,7 +92,7 @@ def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> Variabl
 def is_copy(variables: Sequence[VariablePlan]) -> dict[str, bool]:
     """Per name that `group_variables` may merge: whether it is the copy (of an optimizer), not the tree's own leaf."""
     copies = {}
-    for name, tail in _shared_tails(variables).items():
+    for name, tail in _find_shared_tails(variables).items():
         own = _HEAD.match(name)
         copies[name] = own is None or own.end() != len(name) - len(tail)
     return copies
@@ -101,7 +101,7 @@ def is_copy(variables: Sequence[VariablePlan]) -> dict[str, bool]:
 _HEAD = re.compile(r"[A-Za-z_]\w*(?=[\[.])")
 
 
-def _shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
+def _find_shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
     """Per name, the path into a tree that it shares with others of its shape: `['w']` of `params['w']`, and of
     `opt_state[0].mu['w']`, which ends with the whole path of the former. Names that share none are left out.
     """
@@ -128,7 +128,7 @@ def _shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
     return found
 
 
-def joined_name(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """One name for names that differ only in numbers: `b[0].w`, `b[1].w` → `b[0..1].w`."""
     pieces = _NUMBER.split(names[0])
     columns = list(zip(*(_NUMBER.findall(name) for name in names), strict=True))
@@ -164,7 +164,7 @@ def group_collectives(collectives: Iterable[PlannedCollective]) -> list[Collecti
             kind=kind,
             axes=axes,
             over=over,
-            cause=joined_name([_SUFFIX.sub("", each.cause) for each in members]),
+            cause=join_names([_SUFFIX.sub("", each.cause) for each in members]),
             count=sum(each.count for each in members),
             payload_bytes=sum(each.payload_bytes * each.count for each in members),
             wire_bytes=sum(each.wire_bytes * each.count for each in members),

@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 from shardwright.report.trace import DevicePlace, MeasuredTask, step_trace
-from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
+from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, simulate, task_graph
 
 #: Where the program stands in the graph of a plan of one program, behind `input`.
 _POSITION = 1
@@ -48,15 +48,15 @@ def _one_program(plan: Plan) -> TaskGraph:
     """A plan of one program as a graph of one task."""
     memory = plan.memory
     arguments, outputs = (
-        Value(name=name, scope="step", sizes={0: size})
+        StepValue(name=name, scope="step", sizes={0: size})
         for name, size in (("arguments", memory.arguments_bytes), ("outputs", memory.outputs_bytes))
     )
-    program = Piece(
+    program = ProgramSpec(
         program=plan.module_name, kind="apply", stage=0, reads=("arguments",), writes=("outputs",),
         time_s=plan.cost.step_s, workspace_bytes=memory.temporaries_bytes,
     )  # fmt: skip
-    pieces = StepPieces(
-        micro_batches=1, stage_of_chunk=(0,), values=(arguments, outputs), pieces=(program,),
+    pieces = StepSpec(
+        micro_batches=1, stage_of_chunk=(0,), values=(arguments, outputs), programs=(program,),
         arguments=(("arguments", 0),), outputs=(("outputs", 0),),
     )  # fmt: skip
     return task_graph(pieces, Schedule("gpipe"))

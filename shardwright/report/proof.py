@@ -168,17 +168,17 @@ def prove(plan: Plan, observed: Iterable[Observed], *, tolerance: float = TOLERA
 
     Where the plan came without its HLO text, lines have no source.
     """
-    planned, seen = planned_items(plan), observed_items(plan, observed)
+    planned, seen = items_of_plan(plan), items_of_program(plan, observed)
     where = _source_lines(plan, {item.instruction for item in (*planned, *seen)})
     lines = [
         _line(left, right, where.get((left or right)[0].instruction, ""), tolerance)
-        for left, right in _matched(planned, seen)
+        for left, right in _match_items(planned, seen)
     ]
     return Proof(module_name=plan.module_name, mesh=plan.mesh, tolerance=tolerance, lines=tuple(lines))
 
 
 # ---- the two sides ---------------------------------------------------------------
-def planned_items(plan: Plan) -> list[Item]:
+def items_of_plan(plan: Plan) -> list[Item]:
     """The plan's collectives that move anything."""
     return [
         Item(
@@ -191,37 +191,37 @@ def planned_items(plan: Plan) -> list[Item]:
             cause=each.cause,
             axes=each.axes,
             over=each.over,
-            groups=_planned_groups(plan.mesh, each),
+            groups=_groups_of_plan(plan.mesh, each),
         )
         for each in plan.collectives
         if each.wire_bytes
     ]
 
 
-def observed_items(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
+def items_of_program(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
     """The program's collectives over more than one device, reductions read as the plan has them."""
     planned: dict[str, list[Item]] = {}
-    for item in planned_items(plan):
+    for item in items_of_plan(plan):
         planned.setdefault(item.instruction, []).append(item)
-    items = [_observed_item(each, plan.mesh.device_count) for each in observed if each.group_size > 1]
+    items = [_to_item(each, plan.mesh.device_count) for each in observed if each.group_size > 1]
     return [_as_planned(item, planned.get(item.instruction, [])) for item in items]
 
 
-def _planned_groups(mesh: Mesh, planned: PlannedCollective) -> _Groups:
-    return _unordered(planned.groups or device_groups(planned.axes, mesh))
+def _groups_of_plan(mesh: Mesh, planned: PlannedCollective) -> _Groups:
+    return _to_sets(planned.groups or device_groups(planned.axes, mesh))
 
 
-def _observed_groups(seen: Observed, devices: int) -> _Groups:
+def _groups_of_observed(seen: Observed, devices: int) -> _Groups:
     """Those of more than one device: a device that a permute leaves where it is sends nothing."""
     groups = [range(devices)] if seen.groups == "all" else parse_replica_groups(seen.groups)
     return frozenset(group for group in map(frozenset, groups) if len(group) > 1)
 
 
-def _unordered(groups: Iterable[Iterable[int]]) -> _Groups:
+def _to_sets(groups: Iterable[Iterable[int]]) -> _Groups:
     return frozenset(map(frozenset, groups))
 
 
-def _observed_item(seen: Observed, devices: int) -> Item:
+def _to_item(seen: Observed, devices: int) -> Item:
     name = getattr(seen, "op_name", "") or getattr(seen, "instruction", "")
     return Item(
         kind=seen.kind,
@@ -230,7 +230,7 @@ def _observed_item(seen: Observed, devices: int) -> Item:
         wire_bytes=seen.wire_bytes,
         count=seen.count,
         instruction=name,
-        groups=_observed_groups(seen, devices),
+        groups=_groups_of_observed(seen, devices),
     )
 
 
@@ -245,7 +245,7 @@ def _as_planned(item: Item, planned: Sequence[Item]) -> Item:
     return whole if "all-reduce" in kinds and "reduce-scatter" not in kinds else item
 
 
-def _as_it_is(item: Item) -> Item:
+def _identity(item: Item) -> Item:
     return item
 
 
@@ -259,7 +259,7 @@ def _as_all_reduce(item: Item) -> Item:
 _Pair = tuple[list[Item], list[Item]]
 
 
-def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
+def _match_items(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
     """Pairs of lists that belong together; one of them may be empty."""
     cells: dict[tuple[str, str], _Pair] = {}
     for side, items in enumerate((planned, seen)):
@@ -275,7 +275,7 @@ def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
             continue
         lacking += missing
         elsewhere += extra
-    for read in (_as_it_is, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
+    for read in (_identity, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
         for fits in (_is_equal, _is_equal_within):
             rest = []
             for item in lacking:
@@ -297,7 +297,7 @@ def _equal_pairs(planned: Sequence[Item], seen: Sequence[Item]) -> tuple[list[_P
     missing, extra = [], list(seen)
     found: dict[tuple[str, tuple[str, ...], str], _Pair] = {}
     for wanted in planned:
-        equal = _take(extra, wanted, _as_it_is, _is_equal)
+        equal = _take(extra, wanted, _identity, _is_equal)
         if equal is None:
             missing.append(wanted)
             continue

@@ -25,10 +25,10 @@ _BUSY = "─"
 _CUT = " ⋯ "
 
 #: Columns that are drawn of a step at most, before those that have no room are cut out.
-_MOST_COLUMNS = 1_000_000
+_MAX_COLUMNS = 1_000_000
 
 #: Stages shown; of more than that the first and the last ones.
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ def schedule_picture(graph: TaskGraph, timeline: Timeline, *, width: int = 110) 
     room = width - margin
     column_s = _column_s(blocks, timeline.step_s, room)
     lines = []
-    for stage in _shown(len(rows)):
+    for stage in _rows_to_show(len(rows)):
         if stage is None:
             lines.append(" " * margin + "⋮")
             continue
-        lines.append(f"{heads[stage]:<{margin}}{_fitted(_drawn(rows[stage], column_s, timeline.step_s), room)}")
+        lines.append(f"{heads[stage]:<{margin}}{_shorten(_draw_row(rows[stage], column_s, timeline.step_s), room)}")
     letters = dict.fromkeys(block.label[0] for block in blocks)
     known = ", ".join(f"{letter} {name}" for letter, name in _NAMES.items() if letter in letters)
     meaning = (
@@ -84,10 +84,10 @@ def _column_s(blocks: Sequence[_Block], step_s: float, room: int) -> float:
         sorted((block.end_s - block.begin_s) / (len(block.label) + gap) for block in cells)[len(cells) // 10]
         for gap in (0, 1)
     )
-    return whole_s if whole_s <= close else max(apart, step_s / _MOST_COLUMNS)
+    return whole_s if whole_s <= close else max(apart, step_s / _MAX_COLUMNS)
 
 
-def _drawn(row: Sequence[_Block], column_s: float, step_s: float) -> str:
+def _draw_row(row: Sequence[_Block], column_s: float, step_s: float) -> str:
     line = [_IDLE] * max(1, round(step_s / column_s))
     for block in row:
         first, last = round(block.begin_s / column_s), round(block.end_s / column_s)
@@ -98,18 +98,18 @@ def _drawn(row: Sequence[_Block], column_s: float, step_s: float) -> str:
     return "".join(line)
 
 
-def _fitted(line: str, room: int) -> str:
+def _shorten(line: str, room: int) -> str:
     if len(line) <= room:
         return line
     head = (room - len(_CUT)) // 2
     return line[:head] + _CUT + line[-(room - len(_CUT) - head) :]
 
 
-def _shown(stages: int) -> Iterator[int | None]:
-    if stages <= _MOST_ROWS:
+def _rows_to_show(stages: int) -> Iterator[int | None]:
+    if stages <= _MAX_ROWS:
         yield from range(stages)
         return
-    half = _MOST_ROWS // 2
+    half = _MAX_ROWS // 2
     yield from range(half)
     yield None
     yield from range(stages - half, stages)

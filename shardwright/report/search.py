@@ -26,13 +26,13 @@ def certificate(cost: CostSummary) -> str:
         why = f" ({cost.bound_scope})" if cost.bound_scope else ""
         return f"none: nothing is known of how much faster another plan could be{why}"
     if not cost.is_bounded:
-        return _beyond(cost)
+        return _compare_with_bounded(cost)
     within = f"certified within {_percent(cost.gap)} of optimal" if cost.gap >= 1e-6 else "certified optimal"
     scope = f" ({cost.bound_scope})" if cost.bound_scope else ""
     return f"{within}: no plan takes less than {format_seconds(cost.lower_bound_s)}{scope}"
 
 
-def _beyond(cost: CostSummary) -> str:
+def _compare_with_bounded(cost: CostSummary) -> str:
     """Of a plan that its bound does not cover: how it compares with those that it does."""
     part = 1.0 - cost.step_s / cost.lower_bound_s
     relation = f"{_percent(part)} less than" if part > 0 else f"at most {_percent(-part)} more than"
@@ -52,7 +52,7 @@ def _percent(part: float) -> str:
 # ---- candidates ----------------------------------------------------------------
 
 
-def ranked_candidates(plan: Plan) -> list[tuple[Candidate, bool]]:
+def rank_candidates(plan: Plan) -> list[tuple[Candidate, bool]]:
     """(candidate, whether it is the plan), the fastest first; those that were left out last."""
     ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
     ours = [each for each in ranked if each.mesh == plan.mesh and each.step_s is not None]
@@ -64,7 +64,7 @@ def candidates_section(plan: Plan) -> list[RenderableType]:
     """A row per plan that the search compared; nothing where there was no choice."""
     if len(plan.candidates) < 2:
         return []
-    ranked = ranked_candidates(plan)
+    ranked = rank_candidates(plan)
     is_named = any(each.name for each in plan.candidates)
     columns = [("plan", "left")] if is_named else []
     columns += [("mesh", "left"), ("predicted step", "right"), ("slower by", "right"), ("note", "left")]
@@ -89,7 +89,7 @@ def _price(candidate: Candidate, plan: Plan) -> tuple[str, str]:
 # ---- memory for time ------------------------------------------------------------
 
 
-def recomputed_section(plan: Plan) -> list[RenderableType]:
+def recompute_section(plan: Plan) -> list[RenderableType]:
     """A row per kind of segment that computes values again; nothing where all that is needed is kept."""
     if not plan.recomputed:
         return []

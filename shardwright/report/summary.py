@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans import Plan, VariablePlan, combined_count
+from shardwright.plans import Plan, VariablePlan, count_combined
 from shardwright.report.groups import is_copy
 from shardwright.report.search import certificate
 from shardwright.report.units import format_bytes, format_seconds
@@ -18,7 +18,7 @@ _SHOWN_INPUTS = 6
 _KNOWN_AS = re.compile(r"this is the plan that is known as '([^']+)'")
 
 #: Part of the step from which the time that inputs take to arrive is said.
-_LEAST_ARRIVAL = 0.01
+_MIN_ARRIVAL = 0.01
 
 _SINGULAR = {"tensors": "tensor", "matrices": "matrix", "vectors": "vector"}
 
@@ -32,7 +32,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     chosen = f"{known[1]}, {chosen}" if known else chosen
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
     arrival_s = _arrival_s(plan)
-    parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _LEAST_ARRIVAL * cost.step_s else ""
+    parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _MIN_ARRIVAL * cost.step_s else ""
     parts += f" ({format_seconds(cost.hidden_s)} more beside compute)" if cost.hidden_s else ""
     return [
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
@@ -41,17 +41,17 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("on the wire", f"{format_bytes(wire)} a device and step, {_runs(plan)}" if plan.collectives else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
         ("bound", certificate(cost)),
-        ("prices", f"hardware profile {plan.hardware!r}{_compiled_with(plan)}"),
+        ("prices", f"hardware profile {plan.hardware!r}{_describe_compile_options(plan)}"),
     ]
 
 
 def _runs(plan: Plan) -> str:
     """`12 collectives`, `646 collectives, 128 once combined` by the compiler."""
-    count, left = sum(each.count for each in plan.collectives), combined_count(plan.collectives)
+    count, left = sum(each.count for each in plan.collectives), count_combined(plan.collectives)
     return f"{count} collectives" + (f", {left} once combined" if left < count else "")
 
 
-def _compiled_with(plan: Plan) -> str:
+def _describe_compile_options(plan: Plan) -> str:
     """`, compiled with xla_gpu_enable_latency_hiding_scheduler=True`: what the prices take for granted."""
     options = ", ".join(f"{name}={value}" for name, value in plan.compile_options.items())
     return f", compiled with {options}" if options else ""
@@ -85,7 +85,7 @@ def _layouts(plan: Plan) -> Iterable[tuple[str, str]]:
     for kind, variables in state:
         arrays = [variable for variable in variables if variable.user_shape]
         if arrays:
-            yield kind, _counted(arrays, plan)
+            yield kind, _count_split(arrays, plan)
 
 
 def _input(variable: VariablePlan, plan: Plan) -> str:
@@ -97,7 +97,7 @@ def _input(variable: VariablePlan, plan: Plan) -> str:
     return f"split over {'·'.join(variable.sharding.axes)}"
 
 
-def _counted(variables: Sequence[VariablePlan], plan: Plan) -> str:
+def _count_split(variables: Sequence[VariablePlan], plan: Plan) -> str:
     """`12 of 16 matrices split over data, 4 replicated; 32 vectors replicated`."""
     parts = []
     vectors = [variable for variable in variables if len(variable.user_shape) == 1]
@@ -105,11 +105,11 @@ def _counted(variables: Sequence[VariablePlan], plan: Plan) -> str:
     name = "tensors" if any(len(variable.user_shape) > 2 for variable in others) else "matrices"
     for what, members in ((name, others), ("vectors", vectors)):
         if members:
-            parts.append(_split(what, members, plan))
+            parts.append(_count_by_split(what, members, plan))
     return "; ".join(parts)
 
 
-def _split(what: str, members: Sequence[VariablePlan], plan: Plan) -> str:
+def _count_by_split(what: str, members: Sequence[VariablePlan], plan: Plan) -> str:
     order = [axis.name for axis in plan.mesh.axes]
     over = Counter("·".join(sorted(member.sharding.axes, key=order.index)) for member in members)
     if len(over) == 1:

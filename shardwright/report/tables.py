@@ -17,7 +17,7 @@ from rich.text import Text
 _FOLDED_WIDTH = 14
 
 #: Wider than any table: what is measured in so much room says how much it needs at least.
-_MOST_WIDTH = 100_000
+_MAX_WIDTH = 100_000
 
 
 class PlainTable(Table):
@@ -27,7 +27,7 @@ class PlainTable(Table):
     def add_row(self, *renderables: RenderableType | None, **options: Any) -> None:
         super().add_row(*renderables, **options)
         for column, cell in zip(self.columns, renderables, strict=False):
-            column.min_width = max(column.min_width or 0, _least_width(cell, is_whole=column.no_wrap))
+            column.min_width = max(column.min_width or 0, _min_width(cell, is_whole=column.no_wrap))
 
 
 def plain_table(columns: Sequence[tuple[str, str]], *, fold: Sequence[str] = ()) -> Table:
@@ -53,13 +53,13 @@ def plain_grid(*sides: str) -> Table:
     return table
 
 
-def _least_width(cell: RenderableType | None, *, is_whole: bool) -> int:
+def _min_width(cell: RenderableType | None, *, is_whole: bool) -> int:
     if cell is None:
         return 0
     if isinstance(cell, str | Text):
         text = str(cell)
         return max((cell_len(piece) for piece in (text.splitlines() if is_whole else text.split())), default=0)
-    console = Console(width=_MOST_WIDTH)
+    console = Console(width=_MAX_WIDTH)
     return Measurement.get(console, console.options, cell).minimum
 
 
@@ -72,7 +72,7 @@ def plain_text(view: RenderableType, width: int) -> str:
 
 def print_view(view: RenderableType, console: Console) -> None:
     """Print a view, each part of it as wide as the console, or as its longest name needs."""
-    room, width = console.options.update_width(_MOST_WIDTH), console.width
+    room, width = console.options.update_width(_MAX_WIDTH), console.width
     try:
         for part in _parts(view):
             console.width = max(width, Measurement.get(console, room, part).minimum)  # rich cuts what is wider

@@ -14,7 +14,7 @@ from rich.text import Text
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.plans import Plan, VariablePlan
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
-from shardwright.report.search import candidates_section, group_segments, recomputed_section, segments_section
+from shardwright.report.search import candidates_section, group_segments, recompute_section, segments_section
 from shardwright.report.summary import state_kinds, summary
 from shardwright.report.tables import plain_grid, print_view, title
 from shardwright.report.tables import plain_table as plain_table
@@ -45,7 +45,7 @@ def render_plan(plan: Plan) -> Group:
         *_variables("Outputs that are not updates of an argument", _fresh(plan.outputs), plan),
         *_collectives(plan),
         *_memory(plan),
-        *recomputed_section(plan),
+        *recompute_section(plan),
         *candidates_section(plan),
         *segments_section(plan),
         *_notes(plan),

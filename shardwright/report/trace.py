@@ -19,12 +19,12 @@ from shardwright.tasks import COMPUTE_KINDS, Buffer, Task, TaskGraph, Timeline, 
 Event = dict[str, Any]
 
 #: Devices with a track of their own; of more than that there is one track per stage (and node).
-MOST_DEVICE_TRACKS = 64
+MAX_DEVICE_TRACKS = 64
 
 # Process numbers that no track has: a thread with the number of its process is shown as its main thread.
 _PREDICTED, _PREDICTED_LINKS, _MEASURED, _MEASURED_LINKS = range(10**6, 10**6 + 4)
 #: Buffers named in the details of a slice.
-_MOST_NAMES = 12
+_MAX_NAMES = 12
 
 _PROCESSES = {
     _PREDICTED: "predicted: devices",
@@ -58,7 +58,7 @@ class DevicePlace:
     node: int = 0
 
 
-class _Carried(NamedTuple):
+class _TransferSpan(NamedTuple):
     """A transfer: what it is known by, from which stage to which, and when."""
 
     key: Hashable
@@ -92,7 +92,10 @@ def step_trace(
 
     devices: those of every stage. measured: what ran; none where the step was only planned.
     """
-    events = [*_predicted(graph, timeline, devices), *(_measured(graph, devices, measured) if measured else ())]
+    events = [
+        *_trace_prediction(graph, timeline, devices),
+        *(_trace_measurement(graph, devices, measured) if measured else ()),
+    ]
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -119,7 +122,7 @@ def _processes(is_measured: bool) -> Iterator[Event]:
 
 def _device_tracks(process: int, devices: Sequence[Sequence[DevicePlace]]) -> list[list[_Track]]:
     """Per stage, the tracks of its devices."""
-    if sum(map(len, devices)) <= MOST_DEVICE_TRACKS:
+    if sum(map(len, devices)) <= MAX_DEVICE_TRACKS:
         return [
             [_Track(process, place.device, f"device {place.device} (stage {stage})", place.node) for place in places]
             for stage, places in enumerate(devices)
@@ -144,7 +147,7 @@ def _range(numbers: Sequence[int]) -> str:
     return f"device {numbers[0]}" if len(numbers) == 1 else f"devices {min(numbers)} to {max(numbers)}"
 
 
-def _link_tracks(process: int, transfers: Iterable[_Carried]) -> dict[Hashable, _Track]:
+def _link_tracks(process: int, transfers: Iterable[_TransferSpan]) -> dict[Hashable, _Track]:
     """The track of every transfer, by its key: one for each direction between two stages, and further ones for what
     goes beside something else, since slices of a track must not overlap."""
     ends: dict[tuple[int, int], list[float]] = {}
@@ -164,7 +167,7 @@ def _link_tracks(process: int, transfers: Iterable[_Carried]) -> dict[Hashable, 
     }
 
 
-def _named(tracks: Iterable[_Track]) -> Iterator[Event]:
+def _name_tracks(tracks: Iterable[_Track]) -> Iterator[Event]:
     for track in tracks:
         where = {"pid": track.process, "tid": track.number}
         yield {"ph": "M", "name": "thread_name", **where, "args": {"name": track.name}}
@@ -174,15 +177,17 @@ def _named(tracks: Iterable[_Track]) -> Iterator[Event]:
 # ---- what was predicted --------------------------------------------------------
 
 
-def _predicted(graph: TaskGraph, timeline: Timeline, devices: Sequence[Sequence[DevicePlace]]) -> Iterator[Event]:
+def _trace_prediction(
+    graph: TaskGraph, timeline: Timeline, devices: Sequence[Sequence[DevicePlace]]
+) -> Iterator[Event]:
     tracks = _device_tracks(_PREDICTED, devices)
     sends = [(task, task.transfer) for _, task in graph.tasks() if task.transfer is not None and task.kind == "send"]
     links = _link_tracks(
         _PREDICTED_LINKS,
-        [_Carried(number, (task.stage, task.peer or 0), *timeline.transfers[number]) for task, number in sends],
+        [_TransferSpan(number, (task.stage, task.peer or 0), *timeline.transfers[number]) for task, number in sends],
     )
-    yield from _named(track for own in tracks for track in own)
-    yield from _named(dict.fromkeys(links.values()))
+    yield from _name_tracks(track for own in tracks for track in own)
+    yield from _name_tracks(dict.fromkeys(links.values()))
     for here, task in graph.tasks():
         begin, end = timeline.tasks[here.stage][here.position]
         if task.kind in COMPUTE_KINDS:
@@ -258,8 +263,8 @@ def _slice(track: _Track, task: Task, begin_s: float, end_s: float, graph: TaskG
 
 
 def _names(buffers: Sequence[Buffer]) -> str:
-    more = f", and {len(buffers) - _MOST_NAMES} more" if len(buffers) > _MOST_NAMES else ""
-    return ", ".join(map(str, buffers[:_MOST_NAMES])) + more
+    more = f", and {len(buffers) - _MAX_NAMES} more" if len(buffers) > _MAX_NAMES else ""
+    return ", ".join(map(str, buffers[:_MAX_NAMES])) + more
 
 
 def _counter(name: str, time_s: float, value: int) -> Event:
@@ -277,7 +282,7 @@ def _microseconds(time_s: float) -> float:
 # ---- what was measured ---------------------------------------------------------
 
 
-def _measured(
+def _trace_measurement(
     graph: TaskGraph, devices: Sequence[Sequence[DevicePlace]], measured: Sequence[MeasuredTask]
 ) -> Iterator[Event]:
     tracks = _device_tracks(_MEASURED, devices)
@@ -285,13 +290,13 @@ def _measured(
     links = _link_tracks(
         _MEASURED_LINKS,
         [
-            _Carried(each, (task.peer or 0, task.stage), each.begin_s, each.end_s)
+            _TransferSpan(each, (task.peer or 0, task.stage), each.begin_s, each.end_s)
             for each, task in receives
             if task.kind == "receive"
         ],
     )
-    yield from _named(track for own in tracks for track in own)
-    yield from _named(dict.fromkeys(links.values()))
+    yield from _name_tracks(track for own in tracks for track in own)
+    yield from _name_tracks(dict.fromkeys(links.values()))
     for each in measured:
         task = graph.stages[each.stage][each.position]
         if task.kind in COMPUTE_KINDS:
@@ -300,10 +305,10 @@ def _measured(
                     yield _slice(track, task, each.begin_s, each.end_s)
         elif task.kind == "receive":
             yield _slice(links[each], task, each.begin_s, each.end_s, graph)
-    yield from _measured_arrows(graph, tracks, measured, links)
+    yield from _arrows_of_measurement(graph, tracks, measured, links)
 
 
-def _measured_arrows(
+def _arrows_of_measurement(
     graph: TaskGraph,
     tracks: Sequence[Sequence[_Track]],
     measured: Sequence[MeasuredTask],

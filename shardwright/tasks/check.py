@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from shardwright.errors import PlanCheckError
-from shardwright.tasks.engine import Compute, Operation, Receive, Send, Transfer, run
+from shardwright.tasks.engine import Compute, Operation, Receive, Send, Transfer, run_operations
 from shardwright.tasks.graph import COMPUTE_KINDS, MICRO_BATCH, TASK_KINDS, Buffer, Task, TaskGraph, TaskId
 
 
@@ -117,7 +117,7 @@ def _check_transfers(graph: TaskGraph) -> None:
 
 def _check_end(graph: TaskGraph) -> None:
     stages, transfers = operations(graph)
-    blocked = run(stages, transfers).blocked
+    blocked = run_operations(stages, transfers).blocked
     stuck = [(stage, index) for stage, index in enumerate(blocked) if index is not None]
     if stuck:
         named = "; ".join(f"stage {s} in task {i} ({graph.stages[s][i]})" for s, i in stuck)
@@ -134,7 +134,7 @@ def channel_capacity(graph: TaskGraph) -> int:
     least, most = 0, len(transfers)
     while least < most:
         middle = (least + most) // 2
-        if any(index is not None for index in run(stages, transfers, capacity=middle).blocked):
+        if any(index is not None for index in run_operations(stages, transfers, capacity=middle).blocked):
             least = middle + 1
         else:
             most = middle

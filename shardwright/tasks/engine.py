@@ -48,16 +48,18 @@ class Times(NamedTuple):
     blocked: tuple[int | None, ...]
 
 
-def run(stages: Sequence[Sequence[Operation]], transfers: Sequence[Transfer], *, capacity: int | None = None) -> Times:
+def run_operations(
+    stages: Sequence[Sequence[Operation]], transfers: Sequence[Transfer], *, capacity: int | None = None
+) -> Times:
     """Follow all lists to their end, or until none can go on.
 
     capacity: how many transfers of one direction may be sent and not yet posted by the receiver before the next
     send blocks its stage; None for any number.
     """
-    return _Run(stages, transfers, capacity).finish()
+    return _Simulation(stages, transfers, capacity).finish()
 
 
-class _Run:
+class _Simulation:
     def __init__(
         self, stages: Sequence[Sequence[Operation]], transfers: Sequence[Transfer], capacity: int | None
     ) -> None:
@@ -72,11 +74,11 @@ class _Run:
         self._unposted: dict[tuple[int, int], int] = defaultdict(int)
         self._waiting: dict[int, int] = {}  # transfer → the stage that waits for its arrival
         self._full: dict[tuple[int, int], int] = {}  # channel → the stage that waits to send
-        self._ready = list(range(len(stages)))
+        self._require_ready = list(range(len(stages)))
 
     def finish(self) -> Times:
-        while self._ready:
-            self._advance(self._ready.pop())
+        while self._require_ready:
+            self._advance(self._require_ready.pop())
         ended = [len(times) == len(stage) for times, stage in zip(self._times, self._stages, strict=True)]
         blocked = tuple(None if end else len(times) for end, times in zip(ended, self._times, strict=True))
         return Times(self._times, [carried or (0.0, 0.0) for carried in self._carried], blocked)
@@ -112,7 +114,7 @@ class _Run:
                 if channel in self._full:
                     sender = self._full.pop(channel)
                     self._clock[sender] = max(self._clock[sender], clock)
-                    self._ready.append(sender)
+                    self._require_ready.append(sender)
             self._reach(operation.transfer, transfer, clock)
             times.append((clock, clock))
         self._clock[stage] = clock
@@ -127,4 +129,4 @@ class _Run:
         self._free[channel] = begin + transfer.busy_s
         self._carried[number] = (begin, begin + transfer.busy_s + transfer.latency_s)
         if number in self._waiting:
-            self._ready.append(self._waiting.pop(number))
+            self._require_ready.append(self._waiting.pop(number))

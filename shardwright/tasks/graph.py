@@ -141,6 +141,6 @@ class TaskGraph:
 
     def to_dot(self) -> str:
         """The graph in the DOT language: a box per stage with its tasks in order, an edge per transfer."""
-        from shardwright.tasks.dot import to_dot
+        from shardwright.tasks.graphviz import to_dot
 
         return to_dot(self)

@@ -36,7 +36,7 @@ class Cell(NamedTuple):
     micro_batch: int
 
 
-Order = tuple[Cell, ...]
+CellOrder = tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Schedule:
         """Whether it asks for the gradients of variables apart from the rest of the backward part."""
         return self.kind == "zero-bubble"
 
-    def orders(self, stage_of_chunk: Sequence[int], micro_batches: int) -> tuple[Order, ...]:
+    def orders(self, stage_of_chunk: Sequence[int], micro_batches: int) -> tuple[CellOrder, ...]:
         """The cells of every stage, in order. Raises OptionError where the schedule does not suit the chunks."""
         stages = max(stage_of_chunk) + 1
         chunks = tuple(tuple(c for c, at in enumerate(stage_of_chunk) if at == stage) for stage in range(stages))
@@ -77,7 +77,7 @@ class Schedule:
         if self.kind == "interleaved" and any(len(own) > 1 for own in chunks):
             self._require(tuple(stage_of_chunk) == tuple(c % stages for c in range(len(stage_of_chunk))))
             self._require(len(stage_of_chunk) % stages == 0)
-            return tuple(tuple(_interleaved(own, stage, stages, micro_batches)) for stage, own in enumerate(chunks))
+            return tuple(tuple(_interleave(own, stage, stages, micro_batches)) for stage, own in enumerate(chunks))
         self._require(tuple(stage_of_chunk) == tuple(range(stages)))
         if self.kind == "zero-bubble":
             return tuple(tuple(_zero_bubble(stage, stages, micro_batches)) for stage in range(stages))
@@ -100,10 +100,12 @@ def in_flight(
     """
     orders = schedule.orders([chunk % stages for chunk in range(stages * chunks)], micro_batches)
     last = "weight" if schedule.kind == "zero-bubble" else "backward"
-    return tuple(_maximal(_held(order, stage, stages, chunks, last)) for stage, order in enumerate(orders))
+    return tuple(
+        _keep_maximal(_count_in_flight(order, stage, stages, chunks, last)) for stage, order in enumerate(orders)
+    )
 
 
-def _held(order: Order, stage: int, stages: int, chunks: int, last: str) -> Iterator[tuple[int, ...]]:
+def _count_in_flight(order: CellOrder, stage: int, stages: int, chunks: int, last: str) -> Iterator[tuple[int, ...]]:
     held = [0] * chunks
     for cell in order:
         place = (cell.chunk - stage) // stages
@@ -114,7 +116,7 @@ def _held(order: Order, stage: int, stages: int, chunks: int, last: str) -> Iter
             held[place] -= 1
 
 
-def _maximal(vectors: Iterator[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def _keep_maximal(vectors: Iterator[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     distinct = sorted(set(vectors), reverse=True)
     kept: list[tuple[int, ...]] = []
     for vector in distinct:
@@ -158,7 +160,7 @@ def _zero_bubble(stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
     yield from (Cell("weight", stage, i) for i in range(max(0, micro_batches - stage), micro_batches))
 
 
-def _interleaved(chunks: Sequence[int], stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
+def _interleave(chunks: Sequence[int], stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
     """Made for whole groups of S micro-batches; cells of those that do not exist, spread evenly, are then left out."""
     rounds = -(-micro_batches // stages)
     whole = rounds * stages

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.errors import PlanError
 from shardwright.tasks.check import operations
-from shardwright.tasks.engine import Compute, Transfer, run
+from shardwright.tasks.engine import Compute, Transfer, run_operations
 from shardwright.tasks.graph import MICRO_BATCH, Buffer, Task, TaskGraph
 
 #: Begin and end, seconds from the beginning of the step.
@@ -66,8 +66,8 @@ def simulate(
                     operation = stages[stage][index] = operation._replace(time_s=time_of(task))
                 busy[stage] += operation.time_s
             elif graph.links and task.kind == "send" and task.transfer is not None:
-                transfers[task.transfer] = _timed(transfers[task.transfer], task, graph)
-    times = run(stages, transfers)
+                transfers[task.transfer] = _with_time(transfers[task.transfer], task, graph)
+    times = run_operations(stages, transfers)
     return Timeline(
         step_s=max((own[-1][1] for own in times.operations if own), default=0.0),
         busy_s=tuple(busy),
@@ -76,7 +76,7 @@ def simulate(
     )
 
 
-def _timed(transfer: Transfer, task: Task, graph: TaskGraph) -> Transfer:
+def _with_time(transfer: Transfer, task: Task, graph: TaskGraph) -> Transfer:
     link = graph.links.get((transfer.source, transfer.target))
     if link is None:
         raise PlanError(f"no link from stage {transfer.source} to stage {transfer.target}", where=str(task))
@@ -134,7 +134,7 @@ def _stage_memory(graph: TaskGraph, timeline: Timeline, stage: int) -> StageMemo
                 if not kept[buffer.micro_batch]:
                     del kept[buffer.micro_batch]
                     counts.append((end, len(kept)))
-    return StageMemory(bytes_over_time=_accumulated(changes), micro_batches_over_time=tuple(counts))
+    return StageMemory(bytes_over_time=_accumulate(changes), micro_batches_over_time=tuple(counts))
 
 
 def _count(kept: Counter[int], task: Task) -> None:
@@ -142,7 +142,7 @@ def _count(kept: Counter[int], task: Task) -> None:
     kept.update(b.micro_batch for b in written if b.micro_batch is not None and b.value != MICRO_BATCH)
 
 
-def _accumulated(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+def _accumulate(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
     """Running sums over time; what is given back at one moment is there for who takes something at that moment."""
     live = 0
     out: list[tuple[float, int]] = []

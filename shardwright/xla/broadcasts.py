@@ -24,7 +24,7 @@ from shardwright.xla.operations import operations_within
 _BROADCAST, _RESHAPE = "stablehlo.broadcast_in_dim", "stablehlo.reshape"
 
 
-class _Spelled(NamedTuple):
+class _BroadcastChain(NamedTuple):
     """The three operations, in order."""
 
     first: Any
@@ -40,12 +40,12 @@ def join_broadcasts(module: Any, plans: Mapping[str, InstructionPlan]) -> dict[s
     """
     left = dict(plans)
     for operation in list(operations_within(module.operation)):
-        spelled = _spelled(operation)
+        spelled = _match_broadcast(operation)
         if spelled is None:
             continue
         # Looked up in `plans`: conversion leaves copies of regions behind, whose operations have the same names.
         first, reshape, last = (plans.get(private.location_name(each.location) or "") for each in spelled)
-        if first is None or reshape is None or last is None or not _stays_put(first, reshape, last):
+        if first is None or reshape is None or last is None or not _is_in_place(first, reshape, last):
             continue
         _join(spelled)
         left[last.name] = replace(last, operands=first.operands)
@@ -54,7 +54,7 @@ def join_broadcasts(module: Any, plans: Mapping[str, InstructionPlan]) -> dict[s
     return left
 
 
-def _spelled(last: Any) -> _Spelled | None:
+def _match_broadcast(last: Any) -> _BroadcastChain | None:
     """The broadcast that ends with an operation; None where there is none."""
     reshape = _maker(last, _BROADCAST)
     first = _maker(reshape, _RESHAPE)
@@ -68,7 +68,7 @@ def _spelled(last: Any) -> _Spelled | None:
     others_are_one = all(size == 1 for dim, size in enumerate(between) if dim not in same)
     if not (is_shortened and others_are_one and _dimensions(last) == same):
         return None
-    return _Spelled(first, reshape, last)
+    return _BroadcastChain(first, reshape, last)
 
 
 def _maker(reader: Any, name: str) -> Any:
@@ -84,7 +84,7 @@ def _dimensions(broadcast: Any) -> list[int]:
     return list(broadcast.attributes["broadcast_dimensions"])
 
 
-def _stays_put(first: InstructionPlan, reshape: InstructionPlan, last: InstructionPlan) -> bool:
+def _is_in_place(first: InstructionPlan, reshape: InstructionPlan, last: InstructionPlan) -> bool:
     """Whether the values between are used as they lie, and whole."""
     between = (*first.result, *reshape.result)
     return (
@@ -94,7 +94,7 @@ def _stays_put(first: InstructionPlan, reshape: InstructionPlan, last: Instructi
     )
 
 
-def _join(spelled: _Spelled) -> None:
+def _join(spelled: _BroadcastChain) -> None:
     ir = private.ir()
     first, reshape, last = spelled
     joined = ir.Operation.create(

@@ -18,8 +18,8 @@ from shardwright.plans import OptionValue, Plan
 from shardwright.xla import private
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, refusal
 from shardwright.xla.emit import emit_stablehlo
-from shardwright.xla.inspect import observed_collectives
-from shardwright.xla.layouts import require_shardings
+from shardwright.xla.inspect import find_collectives
+from shardwright.xla.jax_shardings import require_shardings
 
 #: Passes whose input or output is worth reading: the partitioner's result, and the program
 #: just before XLA:CPU merges all its all-reduces into one (which GPU and TPU do not).
@@ -50,7 +50,7 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         executable = _compile(stablehlo, devices, folder, plan.compile_options)
         compile_s = time.perf_counter() - started
-        text = _newest(folder, _BEFORE_COMBINER) or private.compiled_hlo(executable)
+        text = _newest(folder, _BEFORE_COMBINER) or private.hlo_of_executable(executable)
     require_shardings(
         "argument", private.parameter_shardings(executable), [v.stored_sharding for v in plan.parameters], plan.mesh
     )
@@ -60,9 +60,9 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     arguments, outputs, alias, temporaries = private.memory_figures(executable)
     return CompiledProgram(
         stablehlo=stablehlo,
-        partitioned_gzip=_compressed(text),
+        partitioned_gzip=_compress(text),
         serialized=private.serialize_executable(executable) if want_executable else None,
-        collectives=observed_collectives(text, plan.mesh.device_count),
+        collectives=find_collectives(text, plan.mesh.device_count),
         memory=CompiledMemory(
             argument_bytes=arguments, output_bytes=outputs, alias_bytes=alias, temporary_bytes=temporaries
         ),
@@ -79,19 +79,19 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
     started = time.perf_counter()
     stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=True)
     emitted = time.perf_counter()
-    text = partitioned_hlo(stablehlo, plan.mesh.device_count)
+    text = partition_hlo(stablehlo, plan.mesh.device_count)
     return CompiledProgram(
         stablehlo=stablehlo,
-        partitioned_gzip=_compressed(text),
+        partitioned_gzip=_compress(text),
         serialized=None,
-        collectives=observed_collectives(text, plan.mesh.device_count),
+        collectives=find_collectives(text, plan.mesh.device_count),
         memory=None,
         emit_s=emitted - started,
         compile_s=time.perf_counter() - emitted,
     )
 
 
-def partitioned_hlo(stablehlo: str, device_count: int) -> str:
+def partition_hlo(stablehlo: str, device_count: int) -> str:
     """HLO text of StableHLO with Shardy marks as XLA's partitioner leaves it, while XLA goes on in a thread.
 
     For one device there is nothing to partition: the program compiled to the end is read.
@@ -99,12 +99,12 @@ def partitioned_hlo(stablehlo: str, device_count: int) -> str:
     """
     folder = tempfile.mkdtemp(prefix="shardwright-xla-")
     try:
-        return _partitioned_text(stablehlo, private.local_devices()[:device_count], folder)
+        return _partition_text(stablehlo, private.local_devices()[:device_count], folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
+def _partition_text(stablehlo: str, devices: list[Any], folder: str) -> str:
     failures: list[Exception] = []
     compiled: list[Any] = []
 
@@ -126,7 +126,7 @@ def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
         raise failures[0]
     text = _newest(folder, _PARTITIONED)
     if text is None and len(devices) == 1:
-        text = private.compiled_hlo(compiled[0])
+        text = private.hlo_of_executable(compiled[0])
     if text is None:
         raise CompilationError("XLA dumped no partitioned program", remedy="run `shardwright doctor`")
     return text
@@ -158,7 +158,7 @@ def compile_stablehlo(stablehlo: str, device_count: int) -> Any:
         return _compile(stablehlo, private.local_devices()[:device_count], folder)
 
 
-def _compressed(text: str) -> bytes:
+def _compress(text: str) -> bytes:
     return gzip.compress(text.encode(), compresslevel=1)
 
 

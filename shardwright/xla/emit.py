@@ -35,14 +35,14 @@ from typing import Any
 from shardwright.config import IDENTITY_TARGETS, MESH_NAME
 from shardwright.errors import PlanError
 from shardwright.hlo import require_values
-from shardwright.plans import InstructionPlan, Plan, served_from
+from shardwright.plans import InstructionPlan, Plan, choose_layout
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts
-from shardwright.xla.manual import compute_in_parts, is_in_parts
+from shardwright.xla.manual_computation import compute_manually, is_manual
 from shardwright.xla.operations import operations_within
-from shardwright.xla.partial_sums import steps_of_sum, steps_to
+from shardwright.xla.partial_sums import steps_of_reduction, steps_to
 from shardwright.xla.row_major import pin_row_major
 from shardwright.xla.strip import annotation_target, erase_annotations, strip_foreign_shardings
 
@@ -93,7 +93,7 @@ class _Value:
     """A tensor value: how it lies, who uses it, and whether its lie must be written down."""
 
     value: Any
-    lies: TensorSharding | None
+    sharding: TensorSharding | None
     pinned: bool  # put a constraint where it is defined
     steps: tuple[TensorSharding, ...] = ()  # how it lies ahead of that
     shared: TensorSharding | None = None  # how it is brought to lie once, for readers that want it otherwise
@@ -129,7 +129,7 @@ class _Emitter:
             )
         self._add_mesh()
         logical = store_arguments(self.main, self.plan, self.attribute)
-        shared = self._shared_arguments()
+        shared = self._argument_layouts()
         for value, variable, brought in zip(logical, self.plan.parameters, shared, strict=True):
             self._define(value, variable.sharding, pinned=variable.is_padded, shared=brought)
         self._walk_block(self.main.body.blocks[0], tuple(output.sharding for output in self.plan.outputs))
@@ -137,12 +137,12 @@ class _Emitter:
         for value in list(self.values.values()):
             self._insert(value)
         for operation, entry in self.in_parts:
-            compute_in_parts(operation, entry, self.plan.mesh, self.attribute)
+            compute_manually(operation, entry, self.plan.mesh, self.attribute)
         erase_annotations(self.annotations)
         finish_boundary(self.module, self.main, self.plan, self.attribute)
         pin_row_major(self.module)
 
-    def _shared_arguments(self) -> list[TensorSharding | None]:
+    def _argument_layouts(self) -> list[TensorSharding | None]:
         """Per argument of `main`, its second layout for readers."""
         found: list[TensorSharding | None] = []
         leaf: dict[str, int] = {}
@@ -173,13 +173,13 @@ class _Emitter:
         if annotation_target(operation) in IDENTITY_TARGETS:
             self.annotations.append(operation)
             if entry is None:  # the planner kept no trace of it: the value lies as its operand
-                self._define(operation.results[0], self._lies(operation.operands[0]), pinned=False)
+                self._define(operation.results[0], self._sharding_of(operation.operands[0]), pinned=False)
                 return
         if entry is not None:
             self.landed.add(entry.name)
         self._define_results(operation, entry)
         kind = operation.operation.name
-        if entry is not None and is_in_parts(operation):
+        if entry is not None and is_manual(operation):
             self.in_parts.append((operation, entry))
         if kind in CONTROL_FLOW:
             self._walk_regions(operation, entry)
@@ -205,7 +205,7 @@ class _Emitter:
                 continue
             lies = _fitting(shardings[number], result) if number < len(shardings) else None
             shape = tuple(result.type.shape)
-            steps = steps_of_sum(operation, entry, lies, shape, self.plan.mesh) if entry and lies else ()
+            steps = steps_of_reduction(operation, entry, lies, shape, self.plan.mesh) if entry and lies else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
             idle = from_scalars and _is_whole_scalar(lies) and not steps
             shared = entry.shared[number] if entry and number < len(entry.shared) else None
@@ -257,9 +257,9 @@ class _Emitter:
         if value is not None:
             value.uses.append(_Use(operation, index, wanted))
 
-    def _lies(self, operand: Any) -> TensorSharding | None:
+    def _sharding_of(self, operand: Any) -> TensorSharding | None:
         value = self.values.get(operand)
-        return None if value is None else value.lies
+        return None if value is None else value.sharding
 
     def _require_all_landed(self) -> None:
         """Every instruction of the plan is an operation, or can have none."""
@@ -278,7 +278,7 @@ class _Emitter:
     # ---- insert ------------------------------------------------------------
     def _insert(self, value: _Value) -> None:
         source = value.value
-        if value.pinned and value.lies is not None:
+        if value.pinned and value.sharding is not None:
             source = self._constrain_definition(value)
         brought: dict[tuple[Any, TensorSharding], Any] = {}  # once per block: it stands before the first use there
 
@@ -288,28 +288,28 @@ class _Emitter:
                 return before
             if key not in brought:
                 if _is_filled(value.value) and not wanted.unreduced and lies is not None and not lies.unreduced:
-                    before = self._made_again(value.value.owner, use.operation)
+                    before = self._clone_broadcast(value.value.owner, use.operation)
                     lies = wanted
-                brought[key] = self._bring(before, lies, wanted, use.operation)
+                brought[key] = self._reshard(before, lies, wanted, use.operation)
             return brought[key]
 
         for use in value.uses:
             operand = source
             if use.wanted is not None:
-                lies = value.lies
+                lies = value.sharding
                 if value.shared is not None and lies is not None:
-                    lies = served_from(lies, value.shared, use.wanted)
-                    operand = bring(use, source, value.lies, lies)
+                    lies = choose_layout(lies, value.shared, use.wanted)
+                    operand = bring(use, source, value.sharding, lies)
                 operand = bring(use, operand, lies, use.wanted)
             if operand is not value.value:
                 use.operation.operands[use.index] = operand
 
-    def _made_again(self, broadcast: Any, user: Any) -> Any:
+    def _clone_broadcast(self, broadcast: Any, user: Any) -> Any:
         """An array full of one number, made for a user alone: of one that lies otherwise XLA cuts each device's part,
         and where the parts are not equal it stores the whole first, padded."""
         return broadcast.clone(self.ir.InsertionPoint(user)).results[0]
 
-    def _bring(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
+    def _reshard(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
         with self.ir.InsertionPoint(user):
             for step in (*steps_to(lies, wanted, tuple(source.type.shape), self.plan.mesh), wanted):
                 source = self._constraint(source, step, user.location)
@@ -323,7 +323,7 @@ class _Emitter:
             point, location = self.ir.InsertionPoint.after(owner), owner.location
         source = value.value
         with point:
-            for step in (*value.steps, value.lies):
+            for step in (*value.steps, value.sharding):
                 source = self._constraint(source, step, location)
         return source
 

@@ -15,7 +15,7 @@ from shardwright.hlo import Computation, Instruction, Module
 from shardwright.plans import COLLECTIVE_KINDS
 from shardwright.xla.compiled import ObservedCollective
 from shardwright.xla.offsets import slice_offsets
-from shardwright.xla.scatter import Users, kept_slices, reduced_before
+from shardwright.xla.reduce_scatter import Users, find_inner_all_reduce, find_kept_slices
 
 _OPCODES = {
     **{kind: kind for kind in COLLECTIVE_KINDS},
@@ -33,7 +33,7 @@ class _Times(NamedTuple):
     known: bool
 
 
-def observed_collectives(hlo_text: str, device_count: int) -> tuple[ObservedCollective, ...]:
+def find_collectives(hlo_text: str, device_count: int) -> tuple[ObservedCollective, ...]:
     """Every collective of a partitioned HLO module, in program order.
 
     device_count: devices of the program; groups that name none mean all of them.
@@ -43,12 +43,12 @@ def observed_collectives(hlo_text: str, device_count: int) -> tuple[ObservedColl
     users = Users(module)
     return tuple(
         _observe(instruction, times, device_count, users)
-        for instruction, times in _executed(module)
+        for instruction, times in _iterate_executed(module)
         if instruction.opcode in _OPCODES
     )
 
 
-def _executed(module: Module) -> Iterator[tuple[Instruction, _Times]]:
+def _iterate_executed(module: Module) -> Iterator[tuple[Instruction, _Times]]:
     """Instructions that run, with how often; reducers of collectives and the like are left out."""
     pending: list[tuple[Computation, _Times]] = [(module.entry, _Times(1, True))]
     while pending:
@@ -90,7 +90,7 @@ def _observe(instruction: Instruction, times: _Times, device_count: int, users: 
 
 def _is_scattered(all_reduce: Instruction, device_count: int, users: Users) -> bool:
     """Whether each device keeps a slice of its own of what its group sums."""
-    slices = kept_slices(all_reduce, users)
+    slices = find_kept_slices(all_reduce, users)
     return bool(slices) and all(_differ_in_groups(all_reduce, each, device_count, users) for each in slices)
 
 
@@ -108,11 +108,11 @@ def _differ_in_groups(all_reduce: Instruction, dynamic_slice: Instruction, devic
 def _split_before(scattered: Instruction, device_count: int, users: Users) -> int:
     """Into how many parts the reduce-scatters before this one in a chain have split the array."""
     parts = 1
-    before = reduced_before(scattered)
+    before = find_inner_all_reduce(scattered)
     while before is not None:
         if _is_scattered(before, device_count, users):
             parts *= _groups(before, device_count)[0]
-        before = reduced_before(before)
+        before = find_inner_all_reduce(before)
     return parts
 
 
@@ -145,10 +145,10 @@ def trip_count(loop: Instruction) -> int | None:
     known = loop.attributes.get("backend_config")
     if known is not None and (match := _KNOWN_TRIPS.search(known.text)):
         return int(match[1])
-    return _counted_trips(loop)
+    return _count_trips(loop)
 
 
-def _counted_trips(loop: Instruction) -> int | None:
+def _count_trips(loop: Instruction) -> int | None:
     """`for i in range(start, limit)`: condition `i < limit`, body `i + 1`, start a constant."""
     root = _through(loop.called["condition"][0].root)
     if root.opcode != "compare" or root.get("direction") != "LT" or len(root.operands) != 2:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from shardwright.hlo import Instruction
-from shardwright.xla.scatter import Users, sources
+from shardwright.xla.reduce_scatter import Users, sources
 
 #: One value per device, or None where the expression is not understood.
 PerDevice = list[int] | None
@@ -55,7 +55,7 @@ def _evaluate(value: Instruction, device_count: int, users: Users, depth: int) -
     if value.opcode in _SAME and len(operands) == 1:
         return _evaluate(operands[0], device_count, users, depth - 1)
     if value.opcode == "dynamic-slice" and value.operands[0].opcode == "constant":
-        return _looked_up(value, device_count, users, depth)
+        return _look_up(value, device_count, users, depth)
     if value.opcode in _ARITHMETIC and len(operands) == 2:
         left, right = (_evaluate(operand, device_count, users, depth - 1) for operand in operands)
         if left is None or right is None or (value.opcode in ("divide", "remainder") and 0 in right):
@@ -64,7 +64,7 @@ def _evaluate(value: Instruction, device_count: int, users: Users, depth: int) -
     return None
 
 
-def _looked_up(value: Instruction, device_count: int, users: Users, depth: int) -> PerDevice:
+def _look_up(value: Instruction, device_count: int, users: Users, depth: int) -> PerDevice:
     """One element of a constant table."""
     table = _numbers(value.operands[0])
     index = _evaluate(value.operands[1], device_count, users, depth - 1) if len(value.operands) == 2 else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.cost.moves.reshard import scattered_by_steps
+from shardwright.cost.moves.reshard import reduce_scatter_steps
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 
 
-def steps_of_sum(
+def steps_of_reduction(
     operation: Any, entry: InstructionPlan, lies: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """How a result that is summed where it is made lies on its way: as summands, where its operands
@@ -27,12 +27,12 @@ def steps_of_sum(
     handed_on = {axis for used in _uses(entry) for axis in used.unreduced} & set(entry.partial)
     is_even = whole.is_even(shape, mesh) and lies.is_even(shape, mesh)
     if is_even and not _reduces_at_once(operation, entry):
-        summands = _marked(whole, {*entry.partial, *lies.unreduced}, mesh)
-        between = _scattered(summands, lies, set(summands.unreduced), shape, mesh)
+        summands = _with_unreduced(whole, {*entry.partial, *lies.unreduced}, mesh)
+        between = _scatter_steps(summands, lies, set(summands.unreduced), shape, mesh)
         if between:  # else XLA would reduce whole arrays over all axes
             return (summands, *between)
     held = set(entry.partial) if is_even and _reduces_apart(operation, entry) else handed_on
-    steps = [_marked(whole, {*held, *lies.unreduced}, mesh)] if held else []
+    steps = [_with_unreduced(whole, {*held, *lies.unreduced}, mesh)] if held else []
     if whole != lies:
         steps.append(whole)
     return tuple(steps)
@@ -93,7 +93,7 @@ def _uses(entry: InstructionPlan) -> tuple[TensorSharding, ...]:
     return tuple(leaf for operand in entry.operands for leaf in operand)
 
 
-def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
+def _with_unreduced(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
     return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
 
 
@@ -101,26 +101,26 @@ def steps_to(
     lies: TensorSharding | None, wanted: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """How a partial value lies on its way to a use that scatters it over some axes and reduces it over others:
-    scattered first, as in `steps_of_sum`; whole first, where it ends in uneven shards. All other moves XLA makes in
-    the order that is meant: it reduces before it moves, and moves before it keeps a whole value on one device for a
-    sum."""
+    scattered first, as in `steps_of_reduction`; whole first, where it ends in uneven shards. All other moves XLA
+    makes in the order that is meant: it reduces before it moves, and moves before it keeps a whole value on one
+    device for a sum."""
     if lies is None or not lies.unreduced:
         return ()
     if not wanted.is_even(shape, mesh):
         return (TensorSharding(lies.dims),)
     summed = set(lies.unreduced) - set(wanted.unreduced)
     if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
-        return (_marked(lies, set(lies.unreduced) - summed, mesh),)
-    return _scattered(lies, wanted, {*summed, *wanted.unreduced}, shape, mesh)
+        return (_with_unreduced(lies, set(lies.unreduced) - summed, mesh),)
+    return _scatter_steps(lies, wanted, {*summed, *wanted.unreduced}, shape, mesh)
 
 
-def _scattered(
+def _scatter_steps(
     lies: TensorSharding, wanted: TensorSharding, unreduced: set[str], shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """How a sum lies behind each of its reduce-scatters that leaves it a sum of summands over other axes still."""
     steps = [
-        _marked(TensorSharding(dims), unreduced.difference(*dims), mesh)
-        for dims in scattered_by_steps(shape, lies, wanted, mesh)
+        _with_unreduced(TensorSharding(dims), unreduced.difference(*dims), mesh)
+        for dims in reduce_scatter_steps(shape, lies, wanted, mesh)
     ]
     return tuple(step for step in steps if set(step.unreduced) > set(wanted.unreduced))
 

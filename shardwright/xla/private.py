@@ -71,9 +71,9 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
 #: Passes that XLA:CPU leaves out. The first drops optimization barriers, and XLA:CPU runs it before it merges
 #: equal instructions: what `jax.checkpoint`, or a plan, computes again to save memory would be kept after all.
 #: XLA:GPU runs it after that, and refuses programs with barriers where it is left out.
-LEFT_OUT_PASSES = ("cse_barrier_expander",)
+DISABLED_PASSES = ("cse_barrier_expander",)
 
-_PASSES_OFF = "xla_disable_hlo_passes"
+_DISABLE_PASSES_FLAG = "xla_disable_hlo_passes"
 
 
 @cache
@@ -222,7 +222,7 @@ def compile_options(
     platform: of the devices, as JAX calls it.
 
     overrides: XLA debug options as (name, value), e.g. `("xla_dump_to", "/tmp/d")`; passes to switch off are added
-    to `LEFT_OUT_PASSES` of the CPU.
+    to `DISABLED_PASSES` of the CPU.
     """
     import numpy as np
 
@@ -239,9 +239,9 @@ def compile_options(
     build.allow_spmd_sharding_propagation_to_output = [True]
     build.device_assignment = client.DeviceAssignment.create(np.asarray([list(device_ids)], dtype=np.int32))
     named = dict(overrides)
-    left_out = LEFT_OUT_PASSES if platform == "cpu" else ()
-    off = ",".join(filter(None, (*left_out, named.pop(_PASSES_OFF, ""))))
-    options.env_option_overrides = [*named.items(), (_PASSES_OFF, off)]
+    left_out = DISABLED_PASSES if platform == "cpu" else ()
+    off = ",".join(filter(None, (*left_out, named.pop(_DISABLE_PASSES_FLAG, ""))))
+    options.env_option_overrides = [*named.items(), (_DISABLE_PASSES_FLAG, off)]
     return options
 
 
@@ -276,7 +276,7 @@ def deserialize_executable(payload: bytes, devices: Sequence[Any], options: Any)
     return local_client().deserialize_executable(payload, device_list(devices), options)
 
 
-def compiled_hlo(executable: Any) -> str:
+def hlo_of_executable(executable: Any) -> str:
     """HLO text of what each device runs, collectives included."""
     return str(executable.hlo_modules()[0].to_string())
 
@@ -296,8 +296,8 @@ def prepare_custom_calls(compiled_text: str) -> None:
 _ALIAS_ENTRY = re.compile(r"\{[0-9, ]*\}: \((\d+), \{[0-9, ]*\}, (?:may|must)-alias\)")
 
 
-def aliased_parameters(compiled_text: str) -> set[int]:
-    """Numbers of the arguments whose buffers become outputs, from `compiled_hlo`."""
+def find_aliased_parameters(compiled_text: str) -> set[int]:
+    """Numbers of the arguments whose buffers become outputs, from `hlo_of_executable`."""
     header = compiled_text.split("\n", 1)[0]
     return {int(number) for number in _ALIAS_ENTRY.findall(header)}
 
@@ -400,7 +400,7 @@ def register_key_type(cls: type, value_of: Callable[[Any], Any]) -> None:
     )
 
 
-def traced_attribute(array: Any, name: str) -> Any:
+def attribute_while_traced(array: Any, name: str) -> Any:
     """What `jax.Array` has by that name, of an array whose contents are not known while a function is traced."""
     if name == "__getitem__":
         return lambda index: array.aval._getitem(array, index)
@@ -409,7 +409,7 @@ def traced_attribute(array: Any, name: str) -> Any:
     return getattr(_module("jax._src.array").ArrayImpl, name).__get__(array)
 
 
-def weakly_typed(value: Any) -> Any:
+def make_weakly_typed(value: Any) -> Any:
     """The array with a weak type, such as Python numbers have."""
     return _module("jax._src.lax.lax")._convert_element_type(value, weak_type=True)
 

@@ -17,7 +17,7 @@ from shardwright.plans import OptionValue, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.compiled import beginning_of, refusal
-from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, require_shardings
+from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, require_shardings, to_named_sharding
 
 if TYPE_CHECKING:
     import jax
@@ -60,8 +60,8 @@ class LoadedProgram:
         outputs: Sequence[BoundaryArray],
     ) -> None:
         self._executable = executable
-        self.argument_shardings = tuple(named_sharding(mesh, argument.sharding) for argument in arguments)
-        self.output_shardings = tuple(named_sharding(mesh, output.sharding) for output in outputs)
+        self.argument_shardings = tuple(to_named_sharding(mesh, argument.sharding) for argument in arguments)
+        self.output_shardings = tuple(to_named_sharding(mesh, output.sharding) for output in outputs)
         self._expected = [
             (sharding, argument.stored_shape, to_dtype(argument.element_type))
             for argument, sharding in zip(arguments, self.argument_shardings, strict=True)
@@ -104,7 +104,7 @@ class LoadedProgram:
 
     def hlo_text(self) -> str:
         """What each device runs."""
-        return private.compiled_hlo(self._executable)
+        return private.hlo_of_executable(self._executable)
 
 
 def load_program(
@@ -142,14 +142,14 @@ def load_program(
         raise refusal(error, compile_options) from error
     require_shardings("argument", private.parameter_shardings(executable), [a.sharding for a in arguments], mesh)
     require_shardings("output", private.output_shardings(executable), [o.sharding for o in outputs], mesh)
-    text = private.compiled_hlo(executable)
+    text = private.hlo_of_executable(executable)
     private.prepare_custom_calls(text)
     _require_donations(text, donated)
     return LoadedProgram(executable, grid, arguments, outputs)
 
 
 def _require_donations(compiled_text: str, donated: Sequence[int]) -> None:
-    missing = sorted(set(donated) - private.aliased_parameters(compiled_text))
+    missing = sorted(set(donated) - private.find_aliased_parameters(compiled_text))
     if missing:
         raise CompilationError(
             f"the program does not reuse the buffers of its donated arguments {missing}",

@@ -21,10 +21,10 @@ import psutil
 
 from shardwright.errors import ERRORS_BY_CODE, CompilationError, DeadlineError, ShardwrightError
 from shardwright.plans import Plan
+from shardwright.xla.canonical_module import CanonicalModule
 from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 from shardwright.xla.messages import Header
-from shardwright.xla.twins import Canonical
 
 _log = logging.getLogger("shardwright.xla")
 
@@ -52,7 +52,7 @@ class CompileJob:
     want_executable: bool = True
 
 
-def _compiled_as(job: CompileJob) -> Hashable:
+def _compilation_key(job: CompileJob) -> Hashable:
     """What besides a program's text decides what XLA makes of it."""
     return str(job.plan.mesh), job.want_executable, tuple(sorted(job.plan.compile_options.items()))
 
@@ -106,23 +106,23 @@ class CompileService:
         """
         if len(jobs) == 1:
             (job,) = jobs
-            with _named(job):
+            with _name_job_in_errors(job):
                 return [self.compile(job.hlo_text, job.plan, want_executable=job.want_executable)]
         devices = max((job.plan.mesh.device_count for job in jobs), default=1)
-        at_once = _fitting([len(job.hlo_text) for job in jobs], self._count)
-        emitted = self._map(lambda job: self._emitted(job, devices), jobs, at_once)
+        at_once = _count_at_once([len(job.hlo_text) for job in jobs], self._count)
+        emitted = self._map(lambda job: self._emit_job(job, devices), jobs, at_once)
         twins: dict[Hashable, int] = {}
         first_of = [
-            twins.setdefault((text.text, _compiled_as(job)), number)
+            twins.setdefault((text.text, _compilation_key(job)), number)
             for number, (job, text) in enumerate(zip(jobs, emitted, strict=True))
         ]
         distinct = sorted(twins.values(), key=lambda number: -len(emitted[number].original))  # the longest first
-        at_once = _fitting([len(emitted[number].original) for number in distinct], self._count)
-        made = self._map(lambda n: self._compiled(jobs[n], emitted[n].original, devices), distinct, at_once)
+        at_once = _count_at_once([len(emitted[number].original) for number in distinct], self._count)
+        made = self._map(lambda n: self._compile_job(jobs[n], emitted[n].original, devices), distinct, at_once)
         self._keep_one()
         compiled = dict(zip(distinct, made, strict=True))
         return [
-            compiled[number] if number == first else emitted[number].like(emitted[first], compiled[first])
+            compiled[number] if number == first else emitted[number].rename_compiled(emitted[first], compiled[first])
             for number, first in enumerate(first_of)
         ]
 
@@ -160,14 +160,14 @@ class CompileService:
         self.close()
 
     # ---- many programs -----------------------------------------------------
-    def _emitted(self, job: CompileJob, devices: int) -> Canonical:
-        with _named(job):
+    def _emit_job(self, job: CompileJob, devices: int) -> CanonicalModule:
+        with _name_job_in_errors(job):
             blobs = [job.hlo_text.encode(), job.plan.to_json().encode()]
             _, parts = self._request({"job": "emit"}, blobs, None, devices)
-            return Canonical.of(parts[0].decode())
+            return CanonicalModule.of(parts[0].decode())
 
-    def _compiled(self, job: CompileJob, stablehlo: str, devices: int) -> CompiledProgram:
-        with _named(job):
+    def _compile_job(self, job: CompileJob, stablehlo: str, devices: int) -> CompiledProgram:
+        with _name_job_in_errors(job):
             header = {"job": "compile_emitted", "want_executable": job.want_executable}
             return _program(*self._request(header, [stablehlo.encode(), job.plan.to_json().encode()], None, devices))
 
@@ -211,7 +211,7 @@ class CompileService:
         child = None
         is_well = False
         try:
-            child = self._taken(devices)
+            child = self._take_child(devices)
             yield child
             is_well = not ends_child
         finally:
@@ -227,7 +227,7 @@ class CompileService:
         if not is_well:
             child.end()
 
-    def _taken(self, devices: int) -> CompileChild:
+    def _take_child(self, devices: int) -> CompileChild:
         child = None
         with self._lock:
             if self._idle:
@@ -249,7 +249,7 @@ class CompileService:
 
 
 @contextmanager
-def _named(job: CompileJob) -> Iterator[None]:
+def _name_job_in_errors(job: CompileJob) -> Iterator[None]:
     """Errors that leave it name the job's program."""
     try:
         yield
@@ -260,7 +260,7 @@ def _named(job: CompileJob) -> Iterator[None]:
         raise type(error)(error.message, where=where, remedy=error.remedy) from None
 
 
-def _fitting(sizes: Sequence[int], most: int) -> int:
+def _count_at_once(sizes: Sequence[int], most: int) -> int:
     """How many of these programs (bytes of text) to compile at a time, at least one."""
     free = psutil.virtual_memory().available // 2
     most = min(most, sum(sizes) // _BYTES_WORTH_A_CHILD)

@@ -346,4 +346,4 @@ def _run(
         place = jax.NamedSharding(grid, jax.P(*(dims if mesh else ())))
         (shape,) = output.shape.leaves
         results.append(np.asarray(jax.make_array_from_single_device_arrays(shape.dimensions, place, pieces)))
-    return results, private.compiled_hlo(executable)
+    return results, private.hlo_of_executable(executable)

@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner import plan
@@ -116,9 +116,9 @@ def test_the_first_plan_is_told_before_any_mesh_is_searched(deadline_s: float | 
 @pytest.mark.usefixtures("just_late")
 def test_the_first_plan_fits_the_memory() -> None:
     wide, profile = lower(mlp(batch=8, width=128, hidden=512)), hardware_profile(CLUSTER.hardware)
-    limit = required_bytes(plan(wide, CLUSTER, PlanOptions(force="fsdp")).memory, profile)
+    limit = bytes_with_margin(plan(wide, CLUSTER, PlanOptions(force="fsdp")).memory, profile)
     found = plan(wide, CLUSTER, PlanOptions(deadline_s=1e-9, memory_budget=limit))
-    assert required_bytes(found.memory, profile) <= limit
+    assert bytes_with_margin(found.memory, profile) <= limit
     assert "'fully sharded (ZeRO-3)'" in found.cost.bound_scope
 
 
@@ -129,11 +129,11 @@ def test_where_no_expert_fits_the_first_plan_takes_little_whatever_else_it_takes
         Cluster.local(4),
         hardware_profile(CLUSTER.hardware),
     )
-    limit = required_bytes(plan(step, few, PlanOptions(force="fsdp")).memory, profile) * 2 // 3
+    limit = bytes_with_margin(plan(step, few, PlanOptions(force="fsdp")).memory, profile) * 2 // 3
     reports: list[PlanProgress] = []
     options = PlanOptions(deadline_s=1e-9, memory_budget=limit)
     found = plan(step, few, options, progress=reports.append)
-    assert required_bytes(found.memory, profile) <= limit
+    assert bytes_with_margin(found.memory, profile) <= limit
     assert found.recomputed
     assert "fully sharded" in found.cost.bound_scope
     told = [each for each in reports if each.incumbent_s]
@@ -143,7 +143,7 @@ def test_where_no_expert_fits_the_first_plan_takes_little_whatever_else_it_takes
 @pytest.mark.parametrize("count", [50, 1000, 4000])
 def test_it_is_no_worse_than_the_first_plan_where_memory_binds(looks: Looks, data_parallel: Plan, count: int) -> None:
     first = plan(STEP, CLUSTER, PlanOptions(force="fsdp"))
-    limit = required_bytes(data_parallel.memory, hardware_profile(CLUSTER.hardware))
+    limit = bytes_with_margin(data_parallel.memory, hardware_profile(CLUSTER.hardware))
     looks(count)
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1.0, memory_budget=limit))
     assert found.cost.step_s <= first.cost.step_s * (1 + 1e-3)
@@ -154,7 +154,7 @@ def test_it_is_no_worse_than_the_first_plan_where_memory_binds(looks: Looks, dat
 def test_where_data_parallelism_hardly_fits_the_fully_sharded_plan_comes_first(
     data_parallel: Plan, spare: float, name: str
 ) -> None:
-    limit = round(spare * required_bytes(data_parallel.memory, hardware_profile(CLUSTER.hardware)))
+    limit = round(spare * bytes_with_margin(data_parallel.memory, hardware_profile(CLUSTER.hardware)))
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1e-9, memory_budget=limit))
     assert repr(name) in found.cost.bound_scope
 
@@ -212,7 +212,7 @@ def answer(**asked: Any) -> Plan | PipelinePlan | PlanError:
 
 @pytest.fixture(scope="module")
 def sharded_bytes() -> int:
-    return required_bytes(plan(STEP, CLUSTER, PlanOptions(force="fsdp")).memory, PROFILE)
+    return bytes_with_margin(plan(STEP, CLUSTER, PlanOptions(force="fsdp")).memory, PROFILE)
 
 
 @pytest.mark.parametrize("part", [0.2, 0.6])
@@ -224,7 +224,7 @@ def test_whenever_it_ends_before_something_fits_it_says_the_least_that_was_neede
     hard_end(count)
     made = answer(memory_budget=limit)
     if isinstance(made, Plan):
-        assert required_bytes(made.memory, PROFILE) <= limit
+        assert bytes_with_margin(made.memory, PROFILE) <= limit
     else:
         assert isinstance(made, MemoryBudgetError)
         assert "the least that was found needs" in made.message
@@ -255,7 +255,7 @@ def test_whatever_is_asked_for_it_ends(hard_end: Looks, asked: dict[str, Any], c
     looks = hard_end(count)
     made = answer(memory_budget=300_000, **asked)
     if isinstance(made, Plan):
-        assert required_bytes(made.memory, PROFILE) <= 300_000
+        assert bytes_with_margin(made.memory, PROFILE) <= 300_000
     assert next(looks) <= count + 1000, "hardly looked at any more"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
@@ -178,7 +178,7 @@ def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     text = lower((step, arguments, ()))
     options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
     fastest = plan(text, Cluster.local(4), options)
-    limited = replace(options, memory_budget=required_bytes(fastest.memory, hardware_profile("cpu")) - 1)
+    limited = replace(options, memory_budget=bytes_with_margin(fastest.memory, hardware_profile("cpu")) - 1)
     solved: list[int] = []
     solve = ilp_with_memory_rows.ilp.solve
 

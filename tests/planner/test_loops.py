@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from shardwright import annotate
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
@@ -116,7 +116,7 @@ def followed() -> programs.Program:
 
 def test_a_gradient_that_a_loop_adds_up_is_reduced_once_for_those_that_read_a_part_of_it_too() -> None:
     program = followed()
-    with annotations_kept():
+    with keep_annotations():
         text = programs.lower(program)
     found = plan(text, Cluster.local(8), PlanOptions(mesh={"data": 8}))
     summed = [each for each in found.collectives if each.kind in ("all-reduce", "reduce-scatter")]

@@ -74,7 +74,7 @@ def write(folder: Any, token: str) -> None:
         machine=machine,
         host=socket.gethostname(),
         pid=pid,
-        started=_started(pid) or "",
+        started=_start_tick(pid) or "",
     )
     (folder / FILE).write_text(json.dumps(asdict(claim)))
 
@@ -110,7 +110,7 @@ def of_session(found: dict[Any, Claim], token: str) -> list[Any]:
 def require_free(directory: str, found: dict[Any, Claim], token: str, is_open: IsOpen) -> None:
     """Raises CheckpointError, which names the holder, where one of the claims is another session's and counts."""
     for folder, claim in found.items():
-        if not counts(folder, claim, token, is_open):
+        if not is_blocking(folder, claim, token, is_open):
             continue
         if _is_of_this_server(claim):
             hint = "its server closes it by itself soon after its program has ended"
@@ -123,7 +123,7 @@ def require_free(directory: str, found: dict[Any, Claim], token: str, is_open: I
         )
 
 
-def counts(folder: Any, claim: Claim, token: str, is_open: IsOpen) -> bool:
+def is_blocking(folder: Any, claim: Claim, token: str, is_open: IsOpen) -> bool:
     """Whether it keeps the session of `token` out."""
     if claim.session_id == session_of(token):
         return False
@@ -131,12 +131,12 @@ def counts(folder: Any, claim: Claim, token: str, is_open: IsOpen) -> bool:
         return False  # a copy
     if _is_of_this_server(claim):
         return is_open(claim.session_id)
-    if claim.machine == _machine() and _started(claim.pid) != claim.started:
+    if claim.machine == _machine() and _start_tick(claim.pid) != claim.started:
         return False
     return _age_s(folder) < LEASE_S
 
 
-class Keeper:
+class ClaimRenewer:
     """Renews the claims of this server's sessions until they are closed."""
 
     def __init__(self, is_open: IsOpen) -> None:
@@ -201,7 +201,7 @@ def renew(folder: Any) -> None:
 
 def _is_of_this_server(claim: Claim) -> bool:
     pid = os.getppid()
-    return (claim.machine, claim.pid, claim.started) == (_machine(), pid, _started(pid) or "")
+    return (claim.machine, claim.pid, claim.started) == (_machine(), pid, _start_tick(pid) or "")
 
 
 def _directory_of(folder: Any) -> str:
@@ -234,7 +234,7 @@ def _machine() -> str:
         return f"{uuid.getnode():x}"
 
 
-def _started(pid: int) -> str | None:
+def _start_tick(pid: int) -> str | None:
     """The tick at which a process of this machine started; None where it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -36,7 +36,7 @@ class CheckpointService(master_pb2_grpc.CheckpointsServicer):
             self._store.require(request.session_id)
             return act(request)
         except Exception as caught:
-            abort(context, wire.as_our_error(caught))
+            abort(context, wire.to_shardwright_error(caught))
             raise
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
-from shardwright.cost.moves.device_groups import Spread, spreads
-from shardwright.cost.moves.tilings import Order, along, count
+from shardwright.cost.moves.device_groups import Spread, node_spreads
+from shardwright.cost.moves.tilings import AtomOrder, along, count
 from shardwright.cost.profiles import HardwareProfile, Link
 from shardwright.errors import InternalError
 from shardwright.shardings import Mesh
@@ -69,7 +69,7 @@ class Topology:
             overlap=profile.overlap if cluster.overlap is None else cluster.overlap,
         )
 
-    def most_combined_bytes(self, kind: str, group_size: int) -> int:
+    def max_combined_bytes(self, kind: str, group_size: int) -> int:
         """The payload up to which collectives of a kind over so many devices are combined; 0 where none are.
 
         Compilers count the bytes of results; a reduce-scatter's is one part of its payload.
@@ -112,7 +112,7 @@ def collective_time_s(kind: str, payload_bytes: int, axes: tuple[str, ...], mesh
 
 
 def group_time_s(
-    kind: str, payload_bytes: int, atoms: Order, mesh: Mesh, topology: Topology, share: float = 1.0
+    kind: str, payload_bytes: int, atoms: AtomOrder, mesh: Mesh, topology: Topology, share: float = 1.0
 ) -> float:
     """The same of a collective whose groups differ in `atoms`, which may be parts of axes.
 
@@ -124,17 +124,17 @@ def group_time_s(
     kind = topology.reduce_scatter_runs_as if kind == "reduce-scatter" else kind
     return max(
         share * _latency_s(kind, n, spread, topology) + _transfer_s(kind, payload_bytes, n, spread, topology)
-        for spread in spreads(atoms, mesh, topology.devices_per_node)
+        for spread in node_spreads(atoms, mesh, topology.devices_per_node)
     )
 
 
-def latency_share(kind: str, payload_bytes: int, atoms: Order, topology: Topology, combinable_bytes: int) -> float:
+def latency_share(kind: str, payload_bytes: int, atoms: AtomOrder, topology: Topology, combinable_bytes: int) -> float:
     """The part of one latency that a collective pays where a compiler combines it with others: its part of their bytes.
 
     combinable_bytes: payload of all that may be combined with it, itself included; 0: nothing may. With a limit of L
     bytes, P bytes take P / min(L, P) latencies at least, so shares of payload / min(L, P) are a lower bound.
     """
-    most_bytes = topology.most_combined_bytes(kind, count(atoms))
+    most_bytes = topology.max_combined_bytes(kind, count(atoms))
     if not (most_bytes and combinable_bytes):
         return 1.0
     return min(1.0, payload_bytes / min(most_bytes, combinable_bytes))

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.moves.tilings import Atom, Order, along, factors
+from shardwright.cost.moves.tilings import Atom, AtomOrder, along, factors
 from shardwright.shardings import Mesh
 
 IntArray = NDArray[np.int64]
@@ -28,7 +28,7 @@ def device_groups(axes: tuple[str, ...], mesh: Mesh) -> tuple[tuple[int, ...], .
 
 
 @cache
-def groups_along(atoms: Order, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+def groups_along(atoms: AtomOrder, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Positions of devices that differ only in `atoms`, one tuple a group."""
     groups: dict[int, list[int]] = {}
     for device, group in enumerate(_group_of_devices(atoms, mesh).tolist()):
@@ -37,7 +37,7 @@ def groups_along(atoms: Order, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=1 << 14)
-def spreads(atoms: Order, mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
+def node_spreads(atoms: AtomOrder, mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
     """How the groups that differ in `atoms` lie in nodes, each way once; devices beyond the last node count as one
     more."""
     groups = _group_of_devices(atoms, mesh)
@@ -49,11 +49,11 @@ def spreads(atoms: Order, mesh: Mesh, devices_per_node: tuple[int, ...]) -> tupl
     return tuple(tuple(count for count in each if count) for each in found)
 
 
-def _group_of_devices(atoms: Order, mesh: Mesh) -> IntArray:
+def _group_of_devices(atoms: AtomOrder, mesh: Mesh) -> IntArray:
     """A number for each device, the same within a group: its digits in the atoms that the group agrees on."""
     digits = _digits(mesh)
     for atom in atoms:
-        _cut_anew(digits, atom)
+        _refine_digits(digits, atom)
     number = np.zeros(mesh.device_count, np.int64)
     for atom, digit in digits.items():
         if atom not in atoms:
@@ -68,13 +68,13 @@ def _digits(mesh: Mesh) -> dict[Atom, IntArray]:
     return dict(zip(atoms, numbers, strict=False))
 
 
-def _cut_anew(digits: dict[Atom, IntArray], wanted: Atom) -> None:
+def _refine_digits(digits: dict[Atom, IntArray], wanted: Atom) -> None:
     """Replace digits by those of the cut that `wanted` came from, unless they are there."""
     if wanted in digits or wanted.cut is None:
         return
     before, sizes = wanted.cut
     for atom in before:
-        _cut_anew(digits, atom)
+        _refine_digits(digits, atom)
     number = sum(
         digits.pop(atom) * prod(later.size for later in before[place + 1 :]) for place, atom in enumerate(before)
     )

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from shardwright.cost.moves.edges import evenly, parts_of, rows_beside, sent_rows
+from shardwright.cost.moves.halo_exchange import even_bounds, halo_permutes, part_bounds, resize_permutes
 from shardwright.cost.moves.retile import (
-    displaced,
-    handed_over,
-    joined_atoms,
-    refined,
+    atoms_to_gather,
+    find_displaced,
+    move_shards,
+    refine,
     split_dimension,
     swaps_between,
     with_dimension_shared,
@@ -26,10 +26,10 @@ from shardwright.cost.moves.retile import (
     without_dimensions,
     without_sharing,
 )
-from shardwright.cost.moves.tilings import Order, Tiling, arranged, reshaped
+from shardwright.cost.moves.tilings import AtomOrder, Tiling, make_tiling, reshape_tiling
 
 
-class Joined(NamedTuple):
+class JoinedShards(NamedTuple):
     """A shard and what neighbours sent of theirs, concatenated.
 
     elements: of both. is_minor: whether along the last dimension.
@@ -39,7 +39,7 @@ class Joined(NamedTuple):
     is_minor: bool
 
 
-class Outermost(NamedTuple):
+class OutermostDim(NamedTuple):
     """The dimension of an array that a collective takes apart or puts together, piece after piece in memory: there it
     is the outermost one.
 
@@ -51,7 +51,7 @@ class Outermost(NamedTuple):
     is_last: bool
 
 
-class Step(NamedTuple):
+class PartitionerStep(NamedTuple):
     """One collective over the devices that differ in `atoms`; elements: of its payload on one device.
 
     joined: what each device makes of its shard and the result; None where the result takes the shard's place.
@@ -59,11 +59,11 @@ class Step(NamedTuple):
     """
 
     kind: str
-    atoms: Order
+    atoms: AtomOrder
     elements: int
-    joined: Joined | None = None
-    reads: Outermost | None = None
-    writes: Outermost | None = None
+    joined: JoinedShards | None = None
+    reads: OutermostDim | None = None
+    writes: OutermostDim | None = None
 
 
 class Resharding:
@@ -73,11 +73,11 @@ class Resharding:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], steps: list[Step] | None = None, alike: frozenset[int] = frozenset()
+        self, shape: tuple[int, ...], steps: list[PartitionerStep] | None = None, alike: frozenset[int] = frozenset()
     ) -> None:
         self.shape = shape
         self.alike = alike
-        self.steps: list[Step] = [] if steps is None else steps
+        self.steps: list[PartitionerStep] = [] if steps is None else steps
 
     def run(self, have: Tiling, want: Tiling, *, may_gather_all: bool = True) -> bool:
         """Add the steps from `have` to `want`; False, and none, where all would have to be gathered but may not.
@@ -86,14 +86,14 @@ class Resharding:
         """
         if have == want or have.is_replicated:
             return True
-        for way in _WAYS:
+        for way in _METHODS:
             before = len(self.steps)
             if way(self, have, want):
                 return True
             del self.steps[before:]  # XLA drops what an attempt left behind
         if not may_gather_all:
             return False
-        self._gather(have, reshaped(have, (1,) * len(have.tiles)))
+        self._gather(have, reshape_tiling(have, (1,) * len(have.tiles)))
         return True
 
     # ---- the ways, in XLA's order ----------------------------------------------
@@ -101,8 +101,8 @@ class Resharding:
         """The same tiles on other devices."""
         if want.is_replicated or have.sizes != want.sizes:
             return False
-        if have != want and not self._is_alike(have, want):
-            self._add("collective-permute", displaced(have.order, want.order), self._local(have))
+        if have != want and not self._holds_target(have, want):
+            self._add("collective-permute", find_displaced(have.order, want.order), self._local(have))
         return True
 
     def all_to_all(self, have: Tiling, want: Tiling) -> bool:
@@ -116,7 +116,7 @@ class Resharding:
         """Every device keeps a part of a tile that it shares; free, but for a permute if other devices want it."""
         if not have.is_partial or want.is_replicated:
             return False
-        sliced = refined(have, want)
+        sliced = refine(have, want)
         if sliced is None:
             return False
         self._exchange_edges(have, sliced, have)
@@ -126,7 +126,7 @@ class Resharding:
         """All-gathers to larger tiles, after a permute if other devices share them."""
         if not want.is_partial:
             return False
-        held = refined(want, have)
+        held = refine(want, have)
         if held is None:
             return False
         self.permute(have, held)
@@ -141,12 +141,12 @@ class Resharding:
         shared, whole = (have, want) if have.is_partial else (want, have)
         if shared.tiles[0] != 1 or shared.sizes[1:] != whole.tiles or shared.order != whole.order:
             return False
-        between = reshaped(whole, (*whole.tiles[:-1], 1))
+        between = reshape_tiling(whole, (*whole.tiles[:-1], 1))
         if have.is_partial:
             return self.all_to_all(have, between) and self.run(between, want)
         return self.run(have, between) and self.all_to_all(between, want)
 
-    def in_pieces(self, have: Tiling, want: Tiling) -> bool:
+    def in_two_steps(self, have: Tiling, want: Tiling) -> bool:
         """Ways that take two reshardings."""
         if want.is_replicated:
             return False
@@ -163,7 +163,7 @@ class Resharding:
         inner_have, inner_want = without_dimensions(have, same), without_dimensions(want, same)
         kept = [have.parts[dim] for dim in same]
         if kept != [want.parts[dim] for dim in same]:
-            inner_want = reshaped(inner_have, inner_want.tiles)
+            inner_want = reshape_tiling(inner_have, inner_want.tiles)
         local = tuple(-(-n // have.tiles[dim]) if dim in same else n for dim, n in enumerate(self.shape))
         before = len(self.steps)
         Resharding(local, self.steps, self.alike).run(inner_have, inner_want)
@@ -172,7 +172,7 @@ class Resharding:
         parts = list(inner_want.parts)
         for dim, part in zip(same, kept, strict=True):
             parts[dim] = part
-        return self.run(arranged(parts[:-1], parts[-1]), want)
+        return self.run(make_tiling(parts[:-1], parts[-1]), want)
 
     # ---- what the ways are made of -----------------------------------------------
     def _swap(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> bool:
@@ -181,28 +181,40 @@ class Resharding:
         Pairs of even dimensions that do not meet go in one all-to-all, ahead of the others: out of the order in which
         each pair's first dimension is split enough.
         """
-        together = self._together(have, want, swaps)
+        together = self._choose_joint_swaps(have, want, swaps)
         if len(together) < 2:
             together = []
         rest = [pair for pair in swaps if pair not in together]
         for pairs in [together, *([pair] for pair in rest)]:
             if pairs:
-                moved: Order = ()
-                before, elements = have, self._local(have) if len(pairs) > 1 else self._padded(have, pairs[0])
+                moved: AtomOrder = ()
+                before, elements = (
+                    have,
+                    self._local(have) if len(pairs) > 1 else self._elements_with_padding(have, pairs[0]),
+                )
                 for source, target in pairs:
-                    have, atoms = handed_over(have, source, target)
+                    have, atoms = move_shards(have, source, target)
                     moved += atoms
                 for _, target in pairs:
-                    self._fit_edges(before, target, self._split(before, target), self._held(before, have, target))
+                    self._fit_edges(
+                        before,
+                        target,
+                        self._shard_length(before, target),
+                        self._length_with_padding(before, have, target),
+                    )
                 reads, writes = (max(pair[which] for pair in pairs) for which in (1, 0))
                 self._add(
                     "all-to-all", moved, elements, reads=_outermost(before, reads), writes=_outermost(have, writes)
                 )
                 for source, _ in pairs:
-                    self._fit_edges(have, source, self._held(have, before, source), self._split(have, source))
+                    self._fit_edges(
+                        have, source, self._length_with_padding(have, before, source), self._shard_length(have, source)
+                    )
         return self.permute(have, want)
 
-    def _together(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _choose_joint_swaps(
+        self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
         chosen: list[tuple[int, int]] = []
         seen: set[int] = set()
         for source, target in sorted(swaps, key=lambda pair: pair[1]):
@@ -230,7 +242,7 @@ class Resharding:
         for dim in reversed(gathered):
             local[dim] *= factors[dim]
             outermost = _outermost(have, dim, is_last=dim == len(local) - 1)
-            self._add("all-gather", joined_atoms(have, want, dim), prod(local), reads=outermost, writes=outermost)
+            self._add("all-gather", atoms_to_gather(have, want, dim), prod(local), reads=outermost, writes=outermost)
         for dim in (*gathered, *summed):
             local[dim] = whole[dim]
         self._sum(have, want, summed, local)
@@ -238,7 +250,9 @@ class Resharding:
     def _sum(self, have: Tiling, want: Tiling, dims: Sequence[int], local: Sequence[int]) -> None:
         """One sum of arrays of `local` dimensions over the devices that differ along `dims`."""
         if dims:
-            self._add("all-reduce", tuple(a for d in reversed(dims) for a in joined_atoms(have, want, d)), prod(local))
+            self._add(
+                "all-reduce", tuple(a for d in reversed(dims) for a in atoms_to_gather(have, want, d)), prod(local)
+            )
 
     def _exchange_edges(self, have: Tiling, want: Tiling, held: Tiling) -> None:
         """What neighbours exchange where padded shards of one size take the place of another's: along dimensions that
@@ -247,20 +261,20 @@ class Resharding:
         held: the one that splits them more where they are gathered, less where they are sliced; those that share a
         shard of it do the same.
         """
-        local = [self._split(held, dim) for dim in range(len(self.shape))]
+        local = [self._shard_length(held, dim) for dim in range(len(self.shape))]
         for dim, size in enumerate(local):
             coarse, fine = (have, want) if have.tiles[dim] < want.tiles[dim] else (want, have)
             few, parts = coarse.tiles[dim], fine.tiles[dim] // coarse.tiles[dim]
-            whole, padded = self._split(coarse, dim), self._held(coarse, fine, dim)
+            whole, padded = self._shard_length(coarse, dim), self._length_with_padding(coarse, fine, dim)
             if few == 1 or whole == padded:
                 continue
             row = prod(local) // size
             # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
             if coarse is have:
-                sent, edge = sent_rows(self.shape[dim], whole, evenly(padded, few)), (padded - whole) * few
+                sent, edge = halo_permutes(self.shape[dim], whole, even_bounds(padded, few)), (padded - whole) * few
                 local[dim] = padded
             else:
-                sent = sent_rows(self.shape[dim], size, parts_of(whole, size, few, parts))
+                sent = halo_permutes(self.shape[dim], size, part_bounds(whole, size, few, parts))
                 edge = (padded - whole) * (few - 1)
             self._permute_edges(held, dim, [rows * row for rows in sent], (size + edge) * row)
 
@@ -269,27 +283,27 @@ class Resharding:
         few = held.tiles[dim]
         if few == 1 or rows == wanted:
             return
-        row = self._local(held) // self._split(held, dim)
-        sent = rows_beside(self.shape[dim], rows, wanted, few)
+        row = self._local(held) // self._shard_length(held, dim)
+        sent = resize_permutes(self.shape[dim], rows, wanted, few)
         if sent is None:
             self._gather(held, with_shared(held, dim))
             return
-        size = self._split(held, dim) + abs(wanted - rows) * few
+        size = self._shard_length(held, dim) + abs(wanted - rows) * few
         self._permute_edges(held, dim, [rows * row for rows in sent], size * row)
 
     def _permute_edges(self, held: Tiling, dim: int, sent: Sequence[int], joined: int) -> None:
         """A permute for so many elements each; what devices make of their shard and all of them has `joined`."""
         for left, elements in zip(reversed(range(len(sent))), sent, strict=True):
-            made = None if left else Joined(joined, dim == len(self.shape) - 1)
+            made = None if left else JoinedShards(joined, dim == len(self.shape) - 1)
             self._add("collective-permute", held.parts[dim], elements, made)
 
-    def _split(self, tiling: Tiling, dim: int) -> int:
+    def _shard_length(self, tiling: Tiling, dim: int) -> int:
         """Elements of a shard along one dimension."""
         return -(-self.shape[dim] // tiling.tiles[dim])
 
-    def _held(self, coarse: Tiling, fine: Tiling, dim: int) -> int:
+    def _length_with_padding(self, coarse: Tiling, fine: Tiling, dim: int) -> int:
         """The same of a shard of `coarse` that is put together of padded ones of `fine`."""
-        return self._split(fine, dim) * (fine.tiles[dim] // coarse.tiles[dim])
+        return self._shard_length(fine, dim) * (fine.tiles[dim] // coarse.tiles[dim])
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
         """Reshard with dimension `dim` seen as two, and see them as one again."""
@@ -300,9 +314,9 @@ class Resharding:
             return False
         self._recut(first, lambda cut: (*cut[:dim], prod(cut[dim : dim + 2]), *cut[dim + 2 :])[: len(cut)])
         tiles = (*goal.tiles[:dim], goal.tiles[dim] * goal.tiles[dim + 1], *goal.tiles[dim + 2 :])
-        return self.run(reshaped(goal, tiles), want, may_gather_all=False)
+        return self.run(reshape_tiling(goal, tiles), want, may_gather_all=False)
 
-    def _is_alike(self, have: Tiling, want: Tiling) -> bool:
+    def _holds_target(self, have: Tiling, want: Tiling) -> bool:
         """Whether every device holds already what it wants: tiles differ along dimensions of equal elements only.
         XLA knows that of a value, not of what a collective has made of it."""
         pairs = enumerate(zip(have.parts[:-1], want.parts[:-1], strict=True))
@@ -311,7 +325,7 @@ class Resharding:
     def _local(self, tiling: Tiling) -> int:
         return prod(-(-n // tiles) for n, tiles in zip(self.shape, tiling.tiles, strict=True))
 
-    def _padded(self, have: Tiling, pair: tuple[int, int]) -> int:
+    def _elements_with_padding(self, have: Tiling, pair: tuple[int, int]) -> int:
         """Elements of one shard before an all-to-all, its target dimension padded so that it can be split."""
         source, target = pair
         local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
@@ -321,18 +335,18 @@ class Resharding:
     def _add(
         self,
         kind: str,
-        atoms: Order,
+        atoms: AtomOrder,
         elements: int,
-        joined: Joined | None = None,
-        reads: Outermost | None = None,
-        writes: Outermost | None = None,
+        joined: JoinedShards | None = None,
+        reads: OutermostDim | None = None,
+        writes: OutermostDim | None = None,
     ) -> None:
-        self.steps.append(Step(kind, atoms, elements, joined, reads, writes))
+        self.steps.append(PartitionerStep(kind, atoms, elements, joined, reads, writes))
 
     def _recut(self, first: int, cut: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
         """Say the parts that dimensions are cut into anew, of all steps from one on."""
 
-        def anew(outermost: Outermost | None) -> Outermost | None:
+        def anew(outermost: OutermostDim | None) -> OutermostDim | None:
             return outermost and outermost._replace(cut=cut(outermost.cut))
 
         self.steps[first:] = [
@@ -340,19 +354,19 @@ class Resharding:
         ]
 
 
-def _outermost(tiling: Tiling, dim: int, *, is_last: bool = False) -> Outermost | None:
+def _outermost(tiling: Tiling, dim: int, *, is_last: bool = False) -> OutermostDim | None:
     """A dimension of an array that lies so, outermost."""
-    return Outermost(tiling.tiles[:dim], is_last) if dim else None
+    return OutermostDim(tiling.tiles[:dim], is_last) if dim else None
 
 
-_Way = Callable[[Resharding, Tiling, Tiling], bool]
+_Method = Callable[[Resharding, Tiling, Tiling], bool]
 
-_WAYS: tuple[_Way, ...] = (
+_METHODS: tuple[_Method, ...] = (
     Resharding.permute,
     Resharding.all_to_all,
     Resharding.slice_of_shared,
     Resharding.gather_to_shared,
     Resharding.rotate,
-    Resharding.in_pieces,
+    Resharding.in_two_steps,
     Resharding.in_groups,
 )

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardwright.cost.moves.partitioner import Outermost
-from shardwright.cost.moves.tilings import Order, count
+from shardwright.cost.moves.partitioner import OutermostDim
+from shardwright.cost.moves.tilings import AtomOrder, count
 from shardwright.cost.opcodes import LOOPS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
@@ -35,13 +35,13 @@ _IN_ANY_ORDER = LOOPS | {"reduce", "reduce-window"}
 _ELEMENTWISE = frozenset({"all-reduce", "collective-permute"})
 
 #: All-reduces of up to so many bytes are joined with others: XLA's `kDefaultAllReduceCombineThreshold`.
-_JOINED_BYTES = 30 << 20
+_MIN_JOINED_BYTES = 30 << 20
 
 #: Kinds of collectives whose result is read in any order: what adds up partial sums comes first, or alone.
 _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 
 
-class Ends(NamedTuple):
+class MoveEnds(NamedTuple):
     """What makes the array that is moved, and what reads it then: LOOP, ROWS, PRODUCT or STORED.
 
     is_fused: whether both are part of one kernel, but for the move: it writes the array, and reads it. waits: whether
@@ -55,73 +55,79 @@ class Ends(NamedTuple):
 
 
 #: The ends of moves of which no kernel is needed.
-ANY_ORDER = Ends(LOOP, LOOP)
+ANY_ORDER = MoveEnds(LOOP, LOOP)
 
 
-class Passed(NamedTuple):
+class CollectiveAccess(NamedTuple):
     """One collective: bytes that it reads and writes on one device, and what lies outermost in both."""
 
     kind: str
     read_bytes: float
     written_bytes: float
-    reads: Outermost | None
-    writes: Outermost | None
+    reads: OutermostDim | None
+    writes: OutermostDim | None
 
 
-def passed(kind: str, payload_bytes: float, atoms: Order, reads: Outermost | None, writes: Outermost | None) -> Passed:
+def access_of(
+    kind: str, payload_bytes: float, atoms: AtomOrder, reads: OutermostDim | None, writes: OutermostDim | None
+) -> CollectiveAccess:
     """A collective as `collectives.wire_bytes` takes it."""
     read_bytes = payload_bytes / count(atoms) if kind == "all-gather" else payload_bytes
-    return Passed(kind, read_bytes, payload_bytes, reads, writes)
+    return CollectiveAccess(kind, read_bytes, payload_bytes, reads, writes)
 
 
-def relayout_s(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends, profile: HardwareProfile) -> float:
+def relayout_s(
+    moves: Sequence[CollectiveAccess], shape: tuple[int, ...], ends: MoveEnds, profile: HardwareProfile
+) -> float:
     """Seconds of the kernels that turn around what the collectives of one resharding read and write.
 
     shape: logical dimensions in elements.
     """
     bandwidth = profile.memory_bandwidth_bytes_per_s
-    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in turned_bytes(moves, shape, ends))
+    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in transpose_bytes(moves, shape, ends))
     joined = [move.read_bytes for move in moves if not ends.waits and move.kind == "all-reduce"]
     joined_s = sum(
-        2 * size / bandwidth + max(2 * size / bandwidth, profile.launch_s) for size in joined if size <= _JOINED_BYTES
+        2 * size / bandwidth + max(2 * size / bandwidth, profile.launch_s)
+        for size in joined
+        if size <= _MIN_JOINED_BYTES
     )
     return turned_s + joined_s
 
 
-def turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
+def transpose_bytes(moves: Sequence[CollectiveAccess], shape: tuple[int, ...], ends: MoveEnds) -> Iterator[float]:
     """Sizes of the arrays that are transposed before, between and behind collectives.
 
     What is stored and will be stored is gathered as it lies, and put in order then.
     """
-    lies: Outermost | None = None  # in what the collective before wrote
+    lies: OutermostDim | None = None  # in what the collective before wrote
     before = ""
     for move in moves:
-        reads = _real(move.reads, shape)
+        reads = _drop_unit_dims(move.reads, shape)
         if not before:
-            is_turned = not _takes(ends.maker, reads) and (ends.maker, ends.reader) != (STORED, STORED)
+            is_turned = not _accepts(ends.maker, reads) and (ends.maker, ends.reader) != (STORED, STORED)
         else:
-            is_turned = before not in _SUMS and _place(lies) != _place(reads)
+            is_turned = before not in _SUMS and _place_of_dim(lies) != _place_of_dim(reads)
         if is_turned and move.kind not in _ELEMENTWISE:
             yield move.read_bytes
         if move.kind not in _ELEMENTWISE:
-            lies = _real(move.writes, shape)
+            lies = _drop_unit_dims(move.writes, shape)
         before = move.kind
-    if moves and not _takes(ends.reader, lies):
+    if moves and not _accepts(ends.reader, lies):
         yield moves[-1].written_bytes
 
 
-def _real(outermost: Outermost | None, shape: tuple[int, ...]) -> Outermost | None:
+def _drop_unit_dims(outermost: OutermostDim | None, shape: tuple[int, ...]) -> OutermostDim | None:
     """None where the dimensions before it have one element: what is outermost then lies in order."""
     if outermost is None or all(-(-size // parts) == 1 for size, parts in zip(shape, outermost.cut, strict=False)):
         return None
     return outermost
 
 
-def _place(outermost: Outermost | None) -> int:
+def _place_of_dim(outermost: OutermostDim | None) -> int:
     return 0 if outermost is None else len(outermost.cut)
 
 
-def _takes(end: int, outermost: Outermost | None) -> bool:
+def _accepts(end: int, outermost: OutermostDim | None) -> bool:
     """Whether an end of a move makes or reads what lies so in its own kernel."""
     return outermost is None or end == LOOP or end == (PRODUCT if outermost.is_last else ROWS)
 

@@ -16,7 +16,7 @@ import math
 from functools import lru_cache
 
 from shardwright.cost.moves.collectives import Topology
-from shardwright.cost.moves.paths import Dims, Move, Paths, paths_on
+from shardwright.cost.moves.reshard_cache import Dims, Move, ReshardCache, reshard_cache_of
 from shardwright.cost.moves.retile import DividesByZero
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo.shapes import ELEMENT_BITS
@@ -40,13 +40,13 @@ def reshard(
     along those only (`BroadcastDimsForCreatedHlo` in its partitioner).
     Raises UnpartitionableError where XLA's partitioner ends its process instead.
     """
-    paths = paths_on(mesh)
-    have, want = paths.real(source.dims), paths.real(target.dims)
+    paths = reshard_cache_of(mesh)
+    have, want = paths.drop_unit_axes(source.dims), paths.drop_unit_axes(target.dims)
     bits = ELEMENT_BITS[element_type]
     reductions: tuple[Move, ...] = ()
-    over = _reduced_over(source, target, paths)
+    over = _axes_to_reduce(source, target, paths)
     if over:
-        have, reductions = paths.reduced(bits, shape, have, over, paths.landing(shape, have, want, over))
+        have, reductions = paths.reduce_partial(bits, shape, have, over, paths.scatter_axes(shape, have, want, over))
     try:
         return reductions + paths.moves(bits, shape, have, want, alike)
     except DividesByZero as error:
@@ -56,25 +56,32 @@ def reshard(
         ) from error
 
 
-def landing(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Dims:
+def scatter_axes(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Dims:
     """Per dimension, the axes over which a partial sum is reduce-scattered on its way from `source` to `target`, in
     order; it is all-reduced over the others that are not partial any more, and lies with those split meanwhile.
 
     shape: logical dimensions in elements.
     """
-    paths = paths_on(mesh)
-    return paths.landing(shape, paths.real(source.dims), paths.real(target.dims), _reduced_over(source, target, paths))
+    paths = reshard_cache_of(mesh)
+    return paths.scatter_axes(
+        shape,
+        paths.drop_unit_axes(source.dims),
+        paths.drop_unit_axes(target.dims),
+        _axes_to_reduce(source, target, paths),
+    )
 
 
-def scattered_by_steps(
+def reduce_scatter_steps(
     shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh
 ) -> tuple[Dims, ...]:
     """How a partial sum on its way from `source` to `target` lies behind each of its reduce-scatters."""
-    paths = paths_on(mesh)
-    return paths.scattered_by_steps(shape, paths.real(source.dims), landing(shape, source, target, mesh))
+    paths = reshard_cache_of(mesh)
+    return paths.reduce_scatter_steps(
+        shape, paths.drop_unit_axes(source.dims), scatter_axes(shape, source, target, mesh)
+    )
 
 
-def _reduced_over(source: TensorSharding, target: TensorSharding, paths: Paths) -> tuple[str, ...]:
+def _axes_to_reduce(source: TensorSharding, target: TensorSharding, paths: ReshardCache) -> tuple[str, ...]:
     return tuple(axis for axis in paths.sizes if axis in source.unreduced and axis not in target.unreduced)
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from shardwright.cost.moves.tilings import Order, Tiling, arranged, cut, reshaped
+from shardwright.cost.moves.tilings import AtomOrder, Tiling, cut, make_tiling, reshape_tiling
 
 
 class DividesByZero(ArithmeticError):
     """XLA's partitioner ends its process (SIGFPE) on this resharding."""
 
 
-def joined_atoms(have: Tiling, want: Tiling, dim: int) -> Order:
+def atoms_to_gather(have: Tiling, want: Tiling, dim: int) -> AtomOrder:
     """Those along which `have` splits a dimension, and `want` does not."""
     return have.parts[dim][len(want.parts[dim]) :]
 
 
-def displaced(before: Order, after: Order) -> Order:
+def find_displaced(before: AtomOrder, after: AtomOrder) -> AtomOrder:
     """Atoms that stand elsewhere."""
     return tuple(a for a, b in zip(before, after, strict=True) if a != b)
 
@@ -57,7 +57,7 @@ def _next_swap(tiles: Sequence[int], want: Sequence[int], recent: int) -> tuple[
     return (fitting or givers[-1:])[0], target
 
 
-def handed_over(have: Tiling, source: int, target: int) -> tuple[Tiling, Order]:
+def move_shards(have: Tiling, source: int, target: int) -> tuple[Tiling, AtomOrder]:
     """The tiling after minor shards of `source` have become minor shards of `target`, and the atoms that moved."""
     parts = list(have.parts)
     tiles = have.tiles
@@ -65,10 +65,10 @@ def handed_over(have: Tiling, source: int, target: int) -> tuple[Tiling, Order]:
         raise DividesByZero(f"{tiles[source]} shards become {tiles[target]}")
     parts[source], moved = cut(parts[source], (tiles[target], tiles[source] // tiles[target]))
     parts[target] += moved
-    return arranged(parts[:-1], parts[-1]), moved
+    return make_tiling(parts[:-1], parts[-1]), moved
 
 
-def refined(coarse: Tiling, fine: Tiling) -> Tiling | None:
+def refine(coarse: Tiling, fine: Tiling) -> Tiling | None:
     """A tiling with the counts of `fine` whose tiles lie within those of `coarse` on every device: `fine` itself
     where that is so, else what shared devices make of it; None where the counts do not divide."""
     if any(b % a for a, b in zip(coarse.tiles, fine.tiles, strict=True)):
@@ -78,7 +78,7 @@ def refined(coarse: Tiling, fine: Tiling) -> Tiling | None:
         return fine
     factors = [b // a for a, b in zip(coarse.tiles, fine.tiles, strict=True)]
     *added, shared = cut(parts[-1], (*factors, coarse.shared // prod(factors)))
-    return arranged([a + b for a, b in zip(parts[:-1], added, strict=True)], shared)
+    return make_tiling([a + b for a, b in zip(parts[:-1], added, strict=True)], shared)
 
 
 def split_dimension(shape: tuple[int, ...], have: Tiling, want: Tiling) -> tuple[Tiling, Tiling, int] | None:
@@ -86,18 +86,18 @@ def split_dimension(shape: tuple[int, ...], have: Tiling, want: Tiling) -> tuple
     seen as two, and its number."""
     if have.shared != want.shared:
         return None
-    for pair in _differing(have.tiles, want.tiles):
+    for pair in _differing_dims(have.tiles, want.tiles):
         found = _split_of(shape, have.tiles, want.tiles, *pair)
         if found is None:
             continue
         dim, outer = found
         tiles = [*have.tiles[:dim], outer, have.tiles[dim] // outer, *have.tiles[dim + 1 :]]
         goal = [*want.tiles[:dim], outer, want.tiles[dim] // outer, *want.tiles[dim + 1 :]]
-        return reshaped(have, tiles), reshaped(want, goal), dim
+        return reshape_tiling(have, tiles), reshape_tiling(want, goal), dim
     return None
 
 
-def _differing(have: Sequence[int], want: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _differing_dims(have: Sequence[int], want: Sequence[int]) -> Iterator[tuple[int, int]]:
     dims = [dim for dim, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
     return ((a, b) for i, a in enumerate(dims) for b in dims[i + 1 :])
 
@@ -136,7 +136,7 @@ def with_shared(tiling: Tiling, dim: int) -> Tiling:
     parts = list(tiling.parts)
     shared = parts[dim] + parts[-1]
     parts[dim] = ()
-    return arranged(parts[:-1], shared)
+    return make_tiling(parts[:-1], shared)
 
 
 def without_sharing(have: Tiling, want: Tiling) -> Tiling | None:
@@ -147,11 +147,11 @@ def without_sharing(have: Tiling, want: Tiling) -> Tiling | None:
         if a == 1 != b and b % have.shared == 0:
             parts = list(have.parts)
             parts[dim] = parts[-1]
-            return arranged(parts[:-1], ())
+            return make_tiling(parts[:-1], ())
     return None
 
 
 def without_dimensions(tiling: Tiling, dims: Sequence[int]) -> Tiling:
     """The tiling within one group of devices that agree on `dims`."""
     parts = tiling.parts
-    return arranged([() if dim in dims else part for dim, part in enumerate(parts[:-1])], parts[-1])
+    return make_tiling([() if dim in dims else part for dim, part in enumerate(parts[:-1])], parts[-1])

@@ -30,7 +30,7 @@ class Atom(NamedTuple):
     cut: tuple[tuple[Atom, ...], tuple[int, ...]] | None = None
 
 
-Order = tuple[Atom, ...]
+AtomOrder = tuple[Atom, ...]
 
 
 class Tiling:
@@ -42,17 +42,17 @@ class Tiling:
 
     __slots__ = ("_parts", "is_partial", "is_replicated", "order", "shared", "sizes", "tiles")
 
-    def __init__(self, tiles: tuple[int, ...], shared: int, order: Order) -> None:
+    def __init__(self, tiles: tuple[int, ...], shared: int, order: AtomOrder) -> None:
         self.tiles = tiles
         self.shared = shared
         self.order = order
         self.sizes = (*tiles, shared)
         self.is_replicated = tiles.count(1) == len(tiles)
         self.is_partial = shared > 1 and not self.is_replicated
-        self._parts: tuple[Order, ...] | None = None
+        self._parts: tuple[AtomOrder, ...] | None = None
 
     @property
-    def parts(self) -> tuple[Order, ...]:
+    def parts(self) -> tuple[AtomOrder, ...]:
         """The atoms of each dimension, and of the devices that share."""
         if self._parts is None:
             self._parts = cut(self.order, self.sizes)
@@ -68,13 +68,13 @@ class Tiling:
         return f"Tiling({self.tiles}, {self.shared}, {self.order})"
 
 
-def arranged(parts: Sequence[Order], shared: Order) -> Tiling:
+def make_tiling(parts: Sequence[AtomOrder], shared: AtomOrder) -> Tiling:
     """The tiling with these atoms per dimension; in which order devices share makes no difference to XLA."""
     atoms = [atom for part in parts for atom in part]
     return Tiling(tuple(map(count, parts)), count(shared), (*atoms, *sorted(shared)))
 
 
-def reshaped(tiling: Tiling, tiles: Sequence[int]) -> Tiling:
+def reshape_tiling(tiling: Tiling, tiles: Sequence[int]) -> Tiling:
     """The same order of devices under other tile counts; what they leave over is shared."""
     split = prod(tiles)
     shared = count(tiling.order) // split
@@ -92,12 +92,12 @@ def count(atoms: Sequence[Atom]) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def cut(atoms: Order, sizes: tuple[int, ...]) -> tuple[Order, ...]:
+def cut(atoms: AtomOrder, sizes: tuple[int, ...]) -> tuple[AtomOrder, ...]:
     """Consecutive runs of atoms that make up `sizes`, whose product is theirs.
 
     Where a cut falls between no two atoms (2·3 devices as 3·2), the ones around it become other atoms.
     """
-    parts: list[Order] = []
+    parts: list[AtomOrder] = []
     first = k = 0
     while k < len(sizes):
         run, needed, taken, last = [sizes[k]], sizes[k], 1, first
@@ -114,12 +114,12 @@ def cut(atoms: Order, sizes: tuple[int, ...]) -> tuple[Order, ...]:
     return tuple(parts)
 
 
-def _recut(atoms: Order, sizes: Sequence[int]) -> list[Order]:
+def _recut(atoms: AtomOrder, sizes: Sequence[int]) -> list[AtomOrder]:
     rest = iter(factors(atoms, tuple(sizes)))
     return [tuple(itertools.islice(rest, len(_primes(size)))) for size in sizes]
 
 
-def factors(atoms: Order, sizes: tuple[int, ...]) -> Order:
+def factors(atoms: AtomOrder, sizes: tuple[int, ...]) -> AtomOrder:
     """What a run of atoms becomes that is cut into `sizes` where these end between none of them."""
     axes = tuple(dict.fromkeys(axis for atom in atoms for axis in atom.axes))
     places = tuple(number for atom in atoms for number in atom.place)
@@ -133,16 +133,16 @@ def tiling_of(dims: tuple[tuple[str, ...], ...], mesh: Mesh) -> Tiling:
     atoms = _atoms(mesh)
     used = {axis for axes in dims for axis in axes}
     parts = [tuple(atom for axis in axes for atom in atoms[axis]) for axes in dims]
-    return arranged(parts, tuple(atom for axis in mesh.axes if axis.name not in used for atom in atoms[axis.name]))
+    return make_tiling(parts, tuple(atom for axis in mesh.axes if axis.name not in used for atom in atoms[axis.name]))
 
 
-def along(axes: Container[str], mesh: Mesh) -> Order:
+def along(axes: Container[str], mesh: Mesh) -> AtomOrder:
     """The atoms of some axes of a mesh, in its order."""
     return tuple(atom for axis in mesh.axes if axis.name in axes for atom in _atoms(mesh)[axis.name])
 
 
 @cache
-def _atoms(mesh: Mesh) -> dict[str, Order]:
+def _atoms(mesh: Mesh) -> dict[str, AtomOrder]:
     numbers = itertools.count()
     return {
         axis.name: tuple(Atom((next(numbers),), prime, (axis.name,)) for prime in _primes(axis.size))

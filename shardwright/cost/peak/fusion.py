@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, IDENTITIES, LOOPS, PRODUCTS, TUPLE_VIEWS
-from shardwright.cost.peak.columns import columns
-from shardwright.cost.peak.dots import REORDERED
-from shardwright.cost.peak.library import OUTSIDE, library_kernels
-from shardwright.cost.peak.program import Program
-from shardwright.cost.peak.tiles import is_relayout
-from shardwright.cost.peak.turned import TURNED
+from shardwright.cost.peak.device_program import DeviceProgram
+from shardwright.cost.peak.dot_decomposer import REORDERED
+from shardwright.cost.peak.gather_layouts import find_gather_layouts
+from shardwright.cost.peak.layout_assignment import TRANSPOSED
+from shardwright.cost.peak.library_fusion import OUTSIDE, library_kernels
+from shardwright.cost.peak.tile_padding import is_relayout
 from shardwright.cost.profiles import Compiler
 
 #: Instructions that read an element of an operand more than once.
@@ -42,23 +42,23 @@ class Kernels:
     is_library: nodes whose kernel is a library's that computes more than they: it writes over nothing.
     """
 
-    is_kept: list[bool]
+    is_stored: list[bool]
     is_view: list[bool]
     is_library: list[bool]
     reads: list[dict[int, bool]]
 
 
-def fuse(program: Program, compiler: Compiler) -> Kernels:
+def fuse(program: DeviceProgram, compiler: Compiler) -> Kernels:
     """Decide what `compiler` stores of a program."""
     return _Fusion(program, compiler).run()
 
 
 class _Fusion:
-    def __init__(self, program: Program, compiler: Compiler) -> None:
+    def __init__(self, program: DeviceProgram, compiler: Compiler) -> None:
         self.program = program
         self.compiler = compiler
         self.users = program.users()
-        self.columns = columns(program) if compiler.copies_gathered else frozenset[int]()
+        self.columns = find_gather_layouts(program) if compiler.copies_gathered else frozenset[int]()
         self.loops = LOOPS | {"reduce"} if compiler.reduce_takes_in == "loops" else LOOPS
         count = len(program.opcodes)
         self.is_stored = [True] * count
@@ -73,7 +73,7 @@ class _Fusion:
         ]
         self.is_relayout = [
             compiler.copies_relayouts
-            and (is_relayout(program.instructions[node], opcode) or program.marks.get(node) == TURNED)
+            and (is_relayout(program.instructions[node], opcode) or program.marks.get(node) == TRANSPOSED)
             for node, opcode in enumerate(program.opcodes)
         ]
         # What a kernel of a convolution computes.
@@ -104,35 +104,35 @@ class _Fusion:
             return
         if not self.is_loop[node]:
             return
-        takers = [user for user in users if self._takes_in(user, node)]
+        takers = [user for user in users if self._can_fuse(user, node)]
         if not takers:
             return
         if self.compiler.products_take_in and self._is_rounded_product(node):
             return
         everybody = len(takers) == len(users)
         if self._is_expensive(node):
-            home = self._home(takers[0])
-            one = everybody and home != _MANY and all(self._home(user) == home for user in takers)
+            home = self._only_kernel(takers[0])
+            one = everybody and home != _MANY and all(self._only_kernel(user) == home for user in takers)
             repeated = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
             fused = one and not repeated
         elif everybody:
-            fused = not self._is_dear_to_convolutions(node) or self._is_cheap_to_repeat(node)
+            fused = not self._is_costly_for_convolution(node) or self._is_cheap_to_repeat(node)
         else:
             fused = self.compiler.repeats_cheap and self._is_cheap_to_repeat(node) and not self._ends_product(node)
         if not fused:
             return
         self.is_taken_in[node] = True
         self.is_stored[node] = not everybody
-        homes = {self._home(user) for user in takers} | ({node} if not everybody else set())
+        homes = {self._only_kernel(user) for user in takers} | ({node} if not everybody else set())
         self.home[node] = self._one_of(homes)
         self.is_convolved[node] = any(self.is_convolved[user] for user in takers)
         self.is_repeated[node] = any(self.is_repeated[user] or self._repeats(user, node) for user in takers)
         self.is_open[node] = self.is_open[takers[0]]
 
-    def _is_dear_to_convolutions(self, node: int) -> bool:
+    def _is_costly_for_convolution(self, node: int) -> bool:
         """Whether several kernels would compute a node, and one of a convolution, for each of its window's places."""
         users = self.users[node]
-        homes = {self._home(user) for user in users}
+        homes = {self._only_kernel(user) for user in users}
         return (len(homes) > 1 or _MANY in homes) and any(self.is_convolved[user] for user in users)
 
     def _ends_product(self, node: int) -> bool:
@@ -142,7 +142,7 @@ class _Fusion:
             opcodes[operand] in PRODUCTS and self.users[operand] == [node] for operand in operands
         )
 
-    def _home(self, node: int) -> int:
+    def _only_kernel(self, node: int) -> int:
         """The kernel that alone computes a node, or _MANY."""
         home = self.home[node]
         while home in self.joined:
@@ -176,7 +176,7 @@ class _Fusion:
         """A product is part of the kernel of the elementwise instructions that read it: one in each kernel."""
         if not self._read_by_elements(node):
             return
-        home = self._one_of({self._home(user) for user in self.users[node]})
+        home = self._one_of({self._only_kernel(user) for user in self.users[node]})
         if home == _MANY:
             return
         if self.has_product[home] or not self.is_open[home]:
@@ -207,7 +207,7 @@ class _Fusion:
             return bool(products)  # a copy computes nothing: the value is stored for it beside what it is made of
         return any(inside.issuperset(self.users[product]) for product in products)
 
-    def _takes_in(self, user: int, node: int) -> bool:
+    def _can_fuse(self, user: int, node: int) -> bool:
         """Whether the kernel of `user` can compute `node`."""
         if self.library[user] != OUTSIDE:  # as decided before layouts matter
             return self.library[node] == self.library[user]
@@ -221,7 +221,7 @@ class _Fusion:
         """Whether a node is the part of an array that a product's kernel reads: it computes no more than it reads."""
         if not self.compiler.products_take_in or self.program.opcodes[node] != "dynamic-slice":
             return False
-        return all(self.has_product[self._home(user)] for user in self.users[node])
+        return all(self.has_product[self._only_kernel(user)] for user in self.users[node])
 
     def _is_copying(self, node: int) -> bool:
         """Concatenations along the last dimension move whole pieces."""
@@ -295,18 +295,18 @@ class _Fusion:
             aligned = program.opcodes[node] in ELEMENTWISE or self._keeps_shape(node)
             found: dict[int, bool] = {}
             for operand in operands:
-                if self.is_taken_in[operand] and self._takes_in(node, operand):
-                    found = _joined(found, reads[operand])
+                if self.is_taken_in[operand] and self._can_fuse(node, operand):
+                    found = _merge_reads(found, reads[operand])
                 else:
-                    found = _joined(found, {operand: True})
+                    found = _merge_reads(found, {operand: True})
             reads.append(found if aligned else dict.fromkeys(found, False))
             if program.opcodes[node] in IDENTITIES and tuple(found) == operands and not self.is_relayout[node]:
                 is_view[node] = True
         is_library = [home != OUTSIDE for home in self.library]
-        return Kernels(is_kept=self.is_stored, is_view=is_view, is_library=is_library, reads=reads)
+        return Kernels(is_stored=self.is_stored, is_view=is_view, is_library=is_library, reads=reads)
 
 
-def _joined(some: dict[int, bool], others: dict[int, bool]) -> dict[int, bool]:
+def _merge_reads(some: dict[int, bool], others: dict[int, bool]) -> dict[int, bool]:
     """What two parts of a kernel read; the larger is copied, or handed on where the other is empty."""
     if not some or not others:
         return some or others

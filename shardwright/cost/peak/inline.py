@@ -9,7 +9,7 @@ from shardwright.hlo import Computation, Instruction
 from shardwright.hlo.shapes import TupleShape
 
 #: Nodes after which calls stay calls: nested ones can double the program at each level.
-_MOST_NODES = 500_000
+_MAX_NODES = 500_000
 
 #: Attributes that name the computations an instruction runs, by opcode.
 _BODIES = {
@@ -32,11 +32,11 @@ class FlatComputation:
     root: int = -1
 
 
-def inlined(computation: Computation) -> FlatComputation:
+def inline_calls(computation: Computation) -> FlatComputation:
     """`computation` without calls and without what nobody reads; loops and conditionals keep their bodies."""
     flat = FlatComputation()
     flat.root = _expand(computation, None, flat)
-    return _without_unread(flat)
+    return _drop_unread(flat)
 
 
 def bodies(instruction: Instruction) -> list[Computation]:
@@ -50,7 +50,7 @@ def first_leaf(shape: TupleShape, index: int) -> int:
     return sum(len(element.leaves) for element in shape.elements[:index])
 
 
-def _without_unread(flat: FlatComputation) -> FlatComputation:
+def _drop_unread(flat: FlatComputation) -> FlatComputation:
     read = [False] * len(flat.instructions)
     for node in (flat.root, *flat.parameters):
         read[node] = True
@@ -84,7 +84,7 @@ def _expand(computation: Computation, arguments: Sequence[int] | None, flat: Fla
             if flat.instructions[source].opcode == "tuple":
                 made[instruction] = flat.operands[source][instruction.index]
                 continue
-        if instruction.opcode == "call" and len(flat.instructions) < _MOST_NODES:
+        if instruction.opcode == "call" and len(flat.instructions) < _MAX_NODES:
             (callee,) = instruction.called["to_apply"]
             made[instruction] = _expand(callee, operands, flat)
             continue

@@ -18,13 +18,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.peak.buffers import Buffers, buffers_of
+from shardwright.cost.peak.buffer_assignment import Buffers, assign_buffers
+from shardwright.cost.peak.copy_readers import CopyReader, reader_of
+from shardwright.cost.peak.device_program import DeviceProgram
+from shardwright.cost.peak.device_program_cache import DeviceProgramCache
 from shardwright.cost.peak.inline import bodies
-from shardwright.cost.peak.lowered import Lowering
-from shardwright.cost.peak.program import Program
-from shardwright.cost.peak.programs import Programs
-from shardwright.cost.peak.readers import Reader, reader_of
-from shardwright.cost.peak.schedule import Step
+from shardwright.cost.peak.lowering import Lowering
+from shardwright.cost.peak.schedule import ScheduleStep
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.hlo import Computation, Module
 from shardwright.shardings import Mesh
@@ -47,7 +47,7 @@ class Liveness:
     order: tuple[str, ...]
     names: tuple[str, ...]
     leaves: NDArray[np.int64]
-    readers: tuple[Reader | None, ...]
+    readers: tuple[CopyReader | None, ...]
     sizes_bytes: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -87,23 +87,23 @@ def liveness(module: Module, profile: HardwareProfile | None = None) -> Liveness
     profile: whose compiler fuses and orders; the CPU's where none is given.
     """
     profile = profile or hardware_profile("cpu")
-    return _Maker(profile).of(module.entry)
+    return _LivenessBuilder(profile).of(module.entry)
 
 
-class _Maker:
+class _LivenessBuilder:
     def __init__(self, profile: HardwareProfile) -> None:
         self._profile = profile
-        self._programs = Programs(Lowering(Mesh(axes=()), {}, profile))
+        self._programs = DeviceProgramCache(Lowering(Mesh(axes=()), {}, profile))
         self._made: dict[tuple[Computation, bool], Liveness] = {}
 
     def of(self, computation: Computation, *, is_loop: bool = False) -> Liveness:
         key = (computation, is_loop)
         if key not in self._made:
             program = self._programs.of(computation, is_loop=is_loop)
-            self._made[key] = self._liveness(program, buffers_of(program, self._profile))
+            self._made[key] = self._liveness(program, assign_buffers(program, self._profile))
         return self._made[key]
 
-    def _liveness(self, program: Program, buffers: Buffers) -> Liveness:
+    def _liveness(self, program: DeviceProgram, buffers: Buffers) -> Liveness:
         kept = [
             i
             for i, (size, start, end) in enumerate(zip(buffers.size_bytes, buffers.starts, buffers.ends, strict=True))
@@ -122,7 +122,9 @@ class _Maker:
             bodies=tuple(self._bodies(program, buffers.order)),
         )
 
-    def _bodies(self, program: Program, order: Sequence[Step]) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
+    def _bodies(
+        self, program: DeviceProgram, order: Sequence[ScheduleStep]
+    ) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
         for position, (node, *_) in enumerate(order):
             found = bodies(program.instructions[node])
             if found:

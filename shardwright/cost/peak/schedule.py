@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.fusion import Kernels
-from shardwright.cost.peak.least_memory import least_memory
-from shardwright.cost.peak.program import Program
+from shardwright.cost.peak.memory_scheduler import schedule_min_memory
 
 #: Orders by name, as hardware profiles name them.
 SCHEDULES = ("breadth-first", "breadth-first, as written", "least-memory", "program", "post-order, reductions early")
@@ -30,60 +30,62 @@ _EITHER = {"breadth-first": ("breadth-first, as written", "breadth-first")}
 _GIVEN = frozenset({"constant", "parameter"})
 
 #: Nodes that run as one.
-Step = tuple[int, ...]
+ScheduleStep = tuple[int, ...]
 
 
-def possible(name: str) -> tuple[str, ...]:
+def possible_orders(name: str) -> tuple[str, ...]:
     """The orders that a program may run in, for all that is known of a compiler with this schedule."""
     return _EITHER.get(name, (name,))
 
 
-def schedule(program: Program, kernels: Kernels, name: str, together: Sequence[Step] = ()) -> list[Step]:
+def schedule(
+    program: DeviceProgram, kernels: Kernels, name: str, together: Sequence[ScheduleStep] = ()
+) -> list[ScheduleStep]:
     """Kept nodes in the order they run.
 
     together: groups of nodes that run as one, once the last of them can; none may wait for another.
     """
-    kept = [node for node, is_kept in enumerate(kernels.is_kept) if is_kept]
+    kept = [node for node, is_kept in enumerate(kernels.is_stored) if is_kept]
     if name == "program":
         return _in_order(kernels, kept, together)
     if name == "post-order, reductions early":
         given = [node for node in kept if program.opcodes[node] in _GIVEN]
-        post_order = [node for node in program.post_order() if kernels.is_kept[node]]
+        post_order = [node for node in program.post_order() if kernels.is_stored[node]]
         reductions = [node for node in kept if program.opcodes[node] == "reduce"]
         return _in_order(kernels, [*given, *post_order], together, reductions)
     if name == "least-memory":
-        return [(node,) for node in least_memory(program, kernels)]
+        return [(node,) for node in schedule_min_memory(program, kernels)]
     visited = kept if name == "breadth-first, as written" else program.post_order()
     return _breadth_first(kernels, kept, together, visited)
 
 
 def _in_order(
-    kernels: Kernels, visited: Sequence[int], together: Sequence[Step], eager: Sequence[int] = ()
-) -> list[Step]:
+    kernels: Kernels, visited: Sequence[int], together: Sequence[ScheduleStep], eager: Sequence[int] = ()
+) -> list[ScheduleStep]:
     """Nodes as they are visited, in which what runs as one runs where the first reader of any of it does.
 
     eager: nodes that run as soon as they can.
     """
-    step_of: dict[int, Step] = {node: members for members in together for node in members}
+    step_of: dict[int, ScheduleStep] = {node: members for members in together for node in members}
     users: dict[int, list[int]] = {}
     waiting = {node: len(kernels.reads[node]) for node in eager}
     for node in eager:
         for source in kernels.reads[node]:
             users.setdefault(source, []).append(node)
-    order: dict[Step, None] = {}
+    order: dict[ScheduleStep, None] = {}
 
-    def run(step: Step) -> None:
+    def run(step: ScheduleStep) -> None:
         order[step] = None
         for user in (user for node in step for user in users.get(node, ())):
             waiting[user] -= 1
             if not waiting[user]:
                 run((user,))
 
-    def missing(step: Step) -> list[Step]:
+    def missing(step: ScheduleStep) -> list[ScheduleStep]:
         needed = (step_of.get(source, (source,)) for node in step for source in kernels.reads[node])
         return [each for each in dict.fromkeys(needed) if each not in order]
 
-    todo: list[Step] = [(node,) for node in reversed(visited) if node not in step_of]
+    todo: list[ScheduleStep] = [(node,) for node in reversed(visited) if node not in step_of]
     while todo:
         step = todo[-1]
         first = [] if step in order else missing(step)
@@ -97,9 +99,9 @@ def _in_order(
 
 
 def _breadth_first(
-    kernels: Kernels, kept: Sequence[int], together: Sequence[Step], visited: Sequence[int]
-) -> list[Step]:
-    step_of: dict[int, Step] = {node: members for members in together for node in members}
+    kernels: Kernels, kept: Sequence[int], together: Sequence[ScheduleStep], visited: Sequence[int]
+) -> list[ScheduleStep]:
+    step_of: dict[int, ScheduleStep] = {node: members for members in together for node in members}
     users: dict[int, list[int]] = {node: [] for node in kept}
     waiting = dict.fromkeys(kept, 0)
     for node in visited:
@@ -109,8 +111,8 @@ def _breadth_first(
     for readers in users.values():
         readers.sort(key=kernels.is_view.__getitem__)
     missing = {members: len(members) for members in together}
-    queue: deque[Step] = deque((node,) for node in kept if not waiting[node])
-    order: list[Step] = []
+    queue: deque[ScheduleStep] = deque((node,) for node in kept if not waiting[node])
+    order: list[ScheduleStep] = []
     while queue:
         order.append(queue.popleft())
         for node in order[-1]:

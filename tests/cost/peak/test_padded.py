@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.options import plan_options
 from shardwright.planner import plan
@@ -34,7 +34,7 @@ def lowered(columns: int) -> str:
         return jnp.einsum("blv,vd->bld", part, annotate(w, {0: "x"})), jnp.einsum("blv,bld->vd", part, x)
 
     shapes = ((ROWS, INNER, columns), (ROWS, INNER, columns), (columns, MIDDLE), (ROWS, INNER, MIDDLE))
-    with annotations_kept():
+    with keep_annotations():
         return jax.jit(step).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).as_text("hlo")
 
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError
@@ -220,7 +220,7 @@ def test_annotations_beside_constraints() -> None:
         rows = annotate(x, {0: "rows"})
         return jax.lax.with_sharding_constraint(rows @ w, NamedSharding(TWO, P("dp", "tp"))) * 2
 
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(step, ARGUMENTS[0], ARGUMENTS[2])
     assert sorted(planned_on(text, 8).mesh.sizes.items()) == [("dp", 2), ("rows", 2), ("tp", 2)]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, UnsupportedProgramError
@@ -139,7 +139,7 @@ def uneven(x: Any) -> Any:
 
 def test_inner_values_are_padded_where_their_maker_can() -> None:
     x = np.random.default_rng(0).normal(size=(15, 8)).astype(np.float32)
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(uneven, shape(15, 8))
     planned = plan(text, EIGHT, PlanOptions(mesh={"data": 8}, rewrites="none"))  # the argument itself stays as it is
     assert constraints(planned) == [(("data",), ())]
@@ -148,7 +148,7 @@ def test_inner_values_are_padded_where_their_maker_can() -> None:
 
 
 def test_inner_values_that_nobody_can_pad_are_refused() -> None:
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(lambda x: jnp.sort(annotate(jnp.sort(x, axis=0), {0: "data"}), axis=0), shape(15, 8))
     with pytest.raises(AnnotationError, match="15 elements, over 8 devices: not even, and nothing that makes or reads"):
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
@@ -177,7 +177,7 @@ def test_messages_name_the_annotated_array_and_the_dimension_that_was_given() ->
     def step(weights: Any, x: Any) -> Any:
         return annotate(x, {0: "dat"}) @ weights
 
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(step, shape(16, 8), shape(8, 16))
     with pytest.raises(AnnotationError, match="names axis 'dat', but the mesh is data=8") as caught:
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
@@ -201,7 +201,7 @@ def test_an_axis_that_is_nearly_named_like_another_is_told_of(axes: tuple[str, s
     def step(weights: Any, x: Any) -> Any:
         return annotate(annotate(x, {0: axes[0]}) @ weights, {1: axes[1]})
 
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(step, shape(16, 8), shape(8, 16))
     found = plan(text, EIGHT)
     assert set(axes) <= set(found.mesh.sizes)
@@ -259,7 +259,7 @@ def test_annotations_choose_meshes_that_have_their_axes() -> None:
     def function(x: Any) -> Any:
         return annotate(jnp.sin(x), {0: "rows", 1: "columns"})
 
-    with annotations_kept():
+    with keep_annotations():
         found = meshes(lowered(function, shape(16, 16)))
     assert all({"rows", "columns"} <= set(mesh) for mesh in found)
     assert [mesh for mesh in found if len(mesh) == 2] == [{"rows": 4, "columns": 2}, {"columns": 4, "rows": 2}]

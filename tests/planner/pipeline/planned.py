@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import Module, parse
@@ -26,7 +26,7 @@ def lowered(case: Case) -> tuple[str, Module]:
     def function(*arguments: Any) -> Any:  # new each time: JAX caches by function, annotations or not
         return step(*arguments)
 
-    with annotations_kept():
+    with keep_annotations():
         made = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments)
     text = made.as_text("hlo", debug_info=True)
     return text, inline_calls(parse(text))

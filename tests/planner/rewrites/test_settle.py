@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, memory, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile, predict_memory
 from shardwright.hlo import Module, parse
 from shardwright.planner import plan
 from shardwright.planner.plans.verify import check_plan
@@ -129,11 +129,11 @@ def test_memory_is_that_of_the_program_without_the_views() -> None:
     made = planned_in_parallel()
     assert views(made) == [True, False]
     parts = made.instructions, made.parameters, made.outputs, made.mesh, hardware_profile("cpu")
-    assert made.memory == memory(parse(made.require_hlo()), *parts)
+    assert made.memory == predict_memory(parse(made.require_hlo()), *parts)
 
 
 def test_a_view_stays_where_the_program_without_it_does_not_fit() -> None:
-    needed = required_bytes(planned_in_parallel().memory, hardware_profile("cpu"))
+    needed = bytes_with_margin(planned_in_parallel().memory, hardware_profile("cpu"))
     made = planned_in_parallel(memory_budget=needed - 1)
     assert views(made) == [True, True]
-    assert required_bytes(made.memory, hardware_profile("cpu")) < needed
+    assert bytes_with_margin(made.memory, hardware_profile("cpu")) < needed

@@ -221,7 +221,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
     )
     options = private.compile_options([device.id for device in devices], overrides=_OVERRIDES)
     executable = private.compile_and_load(stablehlo, devices, options)
-    private.prepare_custom_calls(private.compiled_hlo(executable))
+    private.prepare_custom_calls(private.hlo_of_executable(executable))
     if plan:
         arguments = [_stored(a, v.stored_shape) for a, v in zip(arguments, plan.parameters, strict=True)]
     placed = [jax.device_put(a, placement) for a, placement in zip(arguments, placements, strict=True)]
@@ -232,7 +232,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
         shape = plan.outputs[number].stored_shape if plan else pieces[0].shape
         whole = np.asarray(jax.make_array_from_single_device_arrays(shape, placement, pieces))
         results.append(whole[tuple(map(slice, plan.outputs[number].shape))] if plan else whole)
-    return results, private.compiled_hlo(executable)
+    return results, private.hlo_of_executable(executable)
 
 
 def _stored(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

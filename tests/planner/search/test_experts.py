@@ -14,7 +14,7 @@ from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import cluster_json
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import OptionError
 from shardwright.hlo import parse
 from shardwright.planner import plan
@@ -161,7 +161,7 @@ def test_where_the_search_finds_nothing_the_fastest_expert_that_fits_is_the_plan
     text, sizes = lower(gpt2()), {"data": 2, "model": 4}
     profile = hardware_profile("a100")
     forced = [plan(text, A100, PlanOptions(force=force, mesh=sizes)) for force in set(EXPERTS.values()) - {"expert"}]
-    needed = {each.origin: required_bytes(each.memory, profile) for each in forced}
+    needed = {each.origin: bytes_with_margin(each.memory, profile) for each in forced}
     fastest = min(forced, key=lambda each: each.cost.step_s)
     budget = needed[fastest.origin] - 1
     best_s = min(each.cost.step_s for each in forced if needed[each.origin] <= budget)

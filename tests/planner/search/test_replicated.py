@@ -15,7 +15,7 @@ import shardwright as sw
 from benchmarks.planner.suite import cluster_json
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.planner import plan
 from shardwright.planner.graph.source import Source
 from shardwright.planner.search.replicated import compute_replicated_step_s
@@ -160,10 +160,10 @@ def test_where_it_does_not_fit_the_memory_it_is_not_taken() -> None:
     text, cluster = text_of(training(recurrence())), CLUSTERS["8 A100"]
     profile = hardware_profile(cluster.hardware)
     whole, split = (plan(text, cluster, PlanOptions(force=force)) for force in ("replicated", "fsdp"))
-    needed = [required_bytes(each.memory, profile) for each in (split, whole)]
+    needed = [bytes_with_margin(each.memory, profile) for each in (split, whole)]
     assert needed[0] < needed[1]
     made = plan(text, cluster, PlanOptions(deadline_s=1e-9, memory_budget=needed[0]))
-    assert required_bytes(made.memory, profile) <= needed[0]
+    assert bytes_with_margin(made.memory, profile) <= needed[0]
 
 
 @pytest.mark.usefixtures("just_late")

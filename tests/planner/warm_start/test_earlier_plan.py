@@ -25,7 +25,7 @@ from shardwright.planner.strategies.expansion import AxisChoice
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
 from shardwright.planner.warm_start.replanning import COST_TOLERANCE, most_similar_mesh
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchRecord
-from shardwright.shardings import Mesh, is_turned
+from shardwright.shardings import Mesh, has_rotated_axes
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
 
@@ -85,7 +85,7 @@ def test_the_order_of_axes_is_kept() -> None:
     found = read.translate_to(tried.chain.graph, list(states))
     assert found is not None
     chosen = tried.chain.strategies(states)
-    is_out_of_order = [any(is_turned(lies, mesh) for lies in strategy.results) for strategy in chosen.values()]
+    is_out_of_order = [any(has_rotated_axes(lies, mesh) for lies in strategy.results) for strategy in chosen.values()]
     assert any(is_out_of_order)
     for variable, strategy in chosen.items():
         assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)

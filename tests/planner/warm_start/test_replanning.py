@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import shardwright as sw
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import Pin, PlanOptions
 from shardwright.hlo import parse
@@ -47,7 +47,7 @@ def text_of(pins: dict[int, Pin] | None = None, *, at: int = 0, batch: int = 64,
         return jax.tree.map(lambda a, b: a - 0.1 * b, params, gradients), value
 
     params = [{"up": jnp.ones((width, 4 * width)), "down": jnp.ones((4 * width, width))} for _ in range(LAYERS)]
-    with annotations_kept():
+    with keep_annotations():
         return str(jax.jit(step, donate_argnums=0).lower(params, jnp.ones((batch, width))).as_text("hlo"))
 
 

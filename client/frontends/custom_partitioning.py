@@ -1,0 +1,189 @@
+"""Kernels inside `jax.experimental.custom_partitioning`: what their sharding rules say goes with them.
+
+Lowered for one device, JAX writes the decorated function out. Where that is JAX code, the planner splits it as any.
+Where it is one call of a foreign function (`jax.ffi.ffi_call`), the rule that it was given is written onto the call as
+Shardy writes it (the planner reads it in `rules/declared_rules.py`). A kernel that is compiled for the sizes of its
+arrays (Pallas, Triton) stays whole, and so does what is given by callbacks alone: they run where the partitioner is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import BATCHING, SdyShardingRule, custom_partitioning
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.interpreters.mlir import dtype_to_ir_type
+
+PRIMITIVE = "custom_partitioning"
+
+#: The frontend attribute of a call that holds its rule.
+ATTRIBUTE = "xla.sdy.sharding_rule"
+
+#: Equations that only run what they hold.
+_WRAPPERS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+_SYMBOLS = "ijklmnopqrstuvwxyz"
+
+#: Per dimension, the factors that it is made of, major first.
+Dims = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignCall:
+    """The one foreign call that a function makes: of its own arguments, in any order.
+
+    arguments: which argument of the function each operand is. results: which result of the function each of the call
+    is, None of one that the function drops.
+    """
+
+    equation: JaxprEqn
+    arguments: tuple[int, ...]
+    results: tuple[int | None, ...]
+
+    @property
+    def avals(self) -> tuple[Any, ...]:
+        """The types of its results."""
+        return tuple(variable.aval for variable in self.equation.outvars)
+
+
+def foreign_call(function: ClosedJaxpr) -> ForeignCall | None:
+    """The foreign call that `function` is; None where it is anything else."""
+    jaxpr = function.jaxpr
+    while len(jaxpr.eqns) == 1 and (key := _WRAPPERS.get(jaxpr.eqns[0].primitive.name)) is not None:
+        (equation,) = jaxpr.eqns
+        inner = equation.params.get(key)
+        inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+        if not isinstance(inner, Jaxpr) or not _is_alone(jaxpr, equation):
+            return None
+        jaxpr = inner
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "ffi_call":
+        return None
+    (equation,) = jaxpr.eqns
+    place = {variable: number for number, variable in enumerate(jaxpr.invars)}
+    made = {variable: number for number, variable in enumerate(jaxpr.outvars) if not isinstance(variable, Literal)}
+    if any(isinstance(atom, Literal) or atom not in place for atom in equation.invars):
+        return None
+    if not made.keys() <= set(equation.outvars) or len(made) != len(jaxpr.outvars):
+        return None
+    return ForeignCall(
+        equation=equation,
+        arguments=tuple(place[atom] for atom in equation.invars),
+        results=tuple(made.get(variable) for variable in equation.outvars),
+    )
+
+
+def _is_alone(jaxpr: Jaxpr, equation: JaxprEqn) -> bool:
+    """Whether an equation takes just what its function takes, and makes what that returns."""
+    return list(equation.invars) == list(jaxpr.invars) and list(equation.outvars) == list(jaxpr.outvars)
+
+
+def rule_of(params: dict[str, Any], call: ForeignCall) -> str | None:
+    """The rule that a function was given, as Shardy writes it of the foreign call; None where it has none."""
+    function: ClosedJaxpr = params["call"]
+    shapes = [[aval.shape for aval in avals] for avals in (function.in_avals, function.out_avals)]
+    rule = params["sharding_rule"]
+    if rule is not None and not isinstance(rule, SdyShardingRule):
+        rule = _call_rule(rule, params["static_args"], function)
+    if rule is None:
+        return None
+    sides = (rule.operand_mappings, rule.result_mappings)
+    if [*map(len, sides)] != [*map(len, shapes)]:
+        return None
+    taken, made = ([_dims(*each) for each in zip(*pair, strict=True)] for pair in zip(sides, shapes, strict=True))
+    operands = [taken[number] for number in call.arguments]
+    whole = {*rule.reduction_factors, *rule.need_replication_factors, *rule.permutation_factors}
+    sizes = dict(rule.factor_sizes)
+    for dims, shape in zip([*taken, *made], [*shapes[0], *shapes[1]], strict=True):
+        for factors, size in zip(dims, shape, strict=True):
+            if len(factors) == 1:
+                sizes[factors[0]] = min(size, sizes.get(factors[0], size))
+    if None in call.results:
+        whole |= sizes.keys() - _leading([*operands, *(made[n] for n in call.results if n is not None)])
+    results = [
+        made[number] if number is not None else _unread_result_dims(aval.shape, index, operands, sizes)
+        for index, (aval, number) in enumerate(zip(call.avals, call.results, strict=True))
+    ]
+    return _text(operands, results, sizes, whole)
+
+
+def _call_rule(rule: Any, static_args: Sequence[Any], function: ClosedJaxpr) -> SdyShardingRule | None:
+    """What a function that makes rules makes of the types of these arrays; None where it needs the mesh for it."""
+    from shardwright.xla import private
+
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("one",))
+    with private.mlir_context():
+        kinds = private.ir().RankedTensorType
+        types = [
+            [kinds.get(each.shape, dtype_to_ir_type(each.dtype)) for each in avals]
+            for avals in (function.in_avals, function.out_avals)
+        ]
+        try:
+            made = rule(*static_args, mesh, *types)
+        except Exception:  # a user's own: they are written for a mesh that is not known here
+            return None
+    options = {}
+    if isinstance(made, tuple | list) and len(made) == 2:
+        made, options = made
+    if isinstance(made, str):
+        named = custom_partitioning(lambda: None)  # type: ignore[no-untyped-call]
+        named.def_partition(None, sharding_rule=made, **options)  # type: ignore[no-untyped-call]
+        made = named.sharding_rule
+    return made if isinstance(made, SdyShardingRule) else None
+
+
+def _dims(mapping: Sequence[Any], shape: Sequence[int]) -> Dims:
+    """The factors of each dimension of an array, leading ones written out."""
+    found: list[tuple[str, ...]] = []
+    for dim in mapping:
+        if isinstance(dim, str) and dim.startswith(BATCHING):
+            group = dim[1:] or "0"
+            found += [(f"?{group}_{number}",) for number in range(len(shape) - len(mapping) + 1)]
+        else:
+            found.append((dim,) if isinstance(dim, str) else tuple(dim))
+    return tuple(found)
+
+
+def _leading(arrays: Sequence[Dims]) -> set[str]:
+    """The factor that is the first dimension of all these arrays, if one is."""
+    first = {dims[0] if dims else () for dims in arrays}
+    return set(next(iter(first))) if len(first) == 1 and len(next(iter(first))) == 1 else set()
+
+
+def _unread_result_dims(shape: Sequence[int], index: int, operands: Sequence[Dims], sizes: dict[str, int]) -> Dims:
+    """The dimensions of a result that nobody reads: its first is the batch, if it is as large, the others are whole."""
+    batch = _leading(operands)
+    dims = []
+    for number, size in enumerate(shape):
+        if number == 0 and any(sizes[name] == size for name in batch):
+            dims.append(tuple(batch))
+        else:
+            name = f"!{index}_{number}"
+            sizes[name] = size
+            dims.append((name,))
+    return tuple(dims)
+
+
+def _text(operands: Sequence[Dims], results: Sequence[Dims], sizes: dict[str, int], whole: set[str]) -> str:
+    symbols: dict[str, str] = {}
+    for dims in (*operands, *results):
+        for name in (name for factors in dims for name in factors):
+            count = len(symbols)
+            symbol = _SYMBOLS[count] if count < len(_SYMBOLS) else f"z_{count - len(_SYMBOLS) + 1}"
+            symbols.setdefault(name, symbol)
+
+    def side(arrays: Sequence[Dims]) -> str:
+        texts = [", ".join("".join(symbols[name] for name in factors) for factors in dims) for dims in arrays]
+        return ", ".join(f"[{text}]" for text in texts)
+
+    factors = ", ".join(f"{symbol}={sizes[name]}" for name, symbol in symbols.items())
+    kept = ", ".join(symbol for name, symbol in symbols.items() if name in whole or name.startswith("!"))
+    special = f" need_replication={{{kept}}}" if kept else ""
+    return f"#sdy.op_sharding_rule<({side(operands)})->({side(results)}) {{{factors}}}{special}, custom>"
