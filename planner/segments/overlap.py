@@ -5,7 +5,7 @@ cluster file) says which part of that time a device hides (`overlap`); the rest 
 the way from batch to loss and back, where the next product waits for it.
 
 A step hides no more than it computes after its gradients are there (`readiness.py`; how the search keeps to that:
-`hiding.py`).
+`overlap_cap.py`).
 """
 
 from __future__ import annotations
